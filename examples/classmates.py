@@ -48,4 +48,4 @@ if __name__ == "__main__":
     here = Path(__file__).parent
     peer = upshot.train(here / "classmate.yaml").checkpoint
     run = upshot.train(here / "classmates.yaml", models={"peer": f"./{peer}"})
-    print(run.path, run.metrics[-1]["reward/mean"], run.metrics[-1]["part/classmate"])
+    print(run.path, run.steps[-1]["reward/mean"], run.steps[-1]["part/classmate"])

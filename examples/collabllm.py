@@ -55,4 +55,4 @@ class Shop(Task):
 
 if __name__ == "__main__":
     run = upshot.train(Path(__file__).with_suffix(".yaml"))
-    print(run.path, run.metrics[-1]["reward/mean"])
+    print(run.path, run.steps[-1]["reward/mean"])

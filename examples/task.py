@@ -51,4 +51,4 @@ class Sums(Task):
 
 if __name__ == "__main__":
     run = upshot.train(Path(__file__).with_suffix(".yaml"))
-    print(run.path, run.metrics[-1]["reward/mean"])
+    print(run.path, run.steps[-1]["reward/mean"])

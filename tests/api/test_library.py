@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -167,3 +168,44 @@ def test_the_loop_in_pieces_changes_the_weights_by_what_was_scored() -> None:
     rewards, logs = asyncio.run(loop())
     assert len(rewards[0]) == 4 and all(0 < value <= 1 for value in rewards[0] if value is not None)
     assert "loss/policy" in logs and logs["train/grad_norm"] >= 0
+
+
+def test_a_run_tells_steps_and_evaluations_apart_and_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+    run = upshot.train(THIMBLE, run_dir=str(tmp_path / "run"), train={"steps": 2}, eval={"every": 1, "rows": 2})
+    assert "reward/mean" not in run.metrics[-1]  # the last line is an evaluation's
+    assert [line["step"] for line in run.steps if line["phase"] == "rl"] == [1, 2]
+    assert run.steps[-1]["reward/mean"] is not None
+    assert [line["step"] for line in run.evals] == [0, 1, 2] and "reward/mean" in run.evals[0]
+    assert run.best is not None and run.best.parent == run.checkpoints.path
+    assert "reward/mean" in run._repr_html_() and "finished" in repr(run)
+
+
+def test_a_reply_shows_itself_in_a_notebook_and_nothing_in_it_acts() -> None:
+    reply = upshot.reward([{"role": "user", "content": "hi"}], "<script>x</script>", metrics={brief: 1}, rounds=0)
+    page = reply._repr_html_()
+    assert "&lt;script&gt;" in page and "<script>" not in page and "brief" in page
+
+
+def test_the_signature_of_train_names_every_part_of_a_recipe() -> None:
+    for function in (upshot.load, upshot.train):
+        assert set(upshot.Recipe.model_fields) <= set(inspect.signature(function).parameters)
+
+
+def test_a_run_folder_works_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path in its recipe would mean another file there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "rows.jsonl").write_text('{"question": "1+1", "answer": "#### 2"}\n')
+    recipe = upshot.load("gsm8k-smollm2", task={"file": "own/rows.jsonl"}, run_dir="runs/one")
+    folder = upshot.runs.RunFolder.create(recipe)
+    place = folder.path.absolute()
+    monkeypatch.chdir("/")
+    assert upshot.runs.read(place).recipe.task.options["file"] == str(tmp_path / "own" / "rows.jsonl")
+
+
+def test_exporting_a_run_that_never_learned_says_so(tmp_path: Path) -> None:
+    from upshot.run.export import export
+
+    folder = upshot.runs.RunFolder.create(upshot.load("quickstart", run_dir=str(tmp_path / "run")))
+    with pytest.raises(upshot.UserError, match="it never came to a step"):
+        export(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from upshot.cli import VERBS, main
-from upshot.cli.console import RichReporter
+from upshot.run.console import RichReporter
 
 TINY = [
     "quickstart", "model.tiny.hidden=16", "model.tiny.layers=1", "model.tiny.heads=2", "model.tiny.mlp=16",

@@ -94,7 +94,7 @@ def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
         async with asyncio.timeout(0.01):
             return await forever()
 
-    assert scored(By(gives_up), 3600).why == "mine: TimeoutError"
+    assert scored(By(gives_up), 3600).why.startswith("mine: TimeoutError (test_time_limit.py, line ")
 
 
 def test_what_the_user_code_raises_and_returns_passes_through() -> None:
@@ -102,7 +102,8 @@ def test_what_the_user_code_raises_and_returns_passes_through() -> None:
         await asyncio.sleep(0)
         raise KeyError("x")
 
-    assert scored(By(breaks)).reason == "error" and scored(By(breaks)).why == "mine: KeyError: 'x'"
+    assert scored(By(breaks)).reason == "error"
+    assert scored(By(breaks)).why.startswith("mine: KeyError: 'x' (test_time_limit.py, line ")
     assert scored(By(lambda: asyncio.sleep(0, 0.5))).value == 0.5
 
 

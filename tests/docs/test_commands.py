@@ -78,7 +78,17 @@ REPLAY = "tests/offline/test_replay.py::test_a_changed_reward_is_shown_beside_th
 EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
 IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_taken_as_it_is"
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
+PLAY = "tests/offline/play/test_rollout_verb.py"
+TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
 ELSEWHERE = {
+    "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
+    "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
+    "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",
+    "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval",
+    "upshot recipe diff": f"{PLAY}::test_recipes_are_compared_by_the_keys_that_differ",
+    "upshot train sft train.data=talks.jsonl": TRIAL,
+    "upshot train dpo train.data=pairs.jsonl": TRIAL,
+    "upshot train grpo task.file=qa.jsonl": TRIAL,
     "make test": "Makefile::test",
     "upshot train quickstart credit.by=reply --engine verl --dry-run": VERL,
     "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from upshot.cli import main
-from upshot.cli.console import make_reporter
 from upshot.config.load import load_recipe
 from upshot.config.recipe import TinyConfig
 from upshot.core.errors import UserError
@@ -17,6 +16,7 @@ from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.offline.demo import classmates
 from upshot.offline.demo.classmates import Readability
 from upshot.rewards.monitor import MonitorCase, MonitorPrediction
+from upshot.run.console import make_reporter
 from upshot.run.run import train
 from upshot.tasks.ciphers import Ciphers
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier

@@ -20,7 +20,7 @@ from upshot.cli.eval import add_table
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Request
-from upshot.offline.evaluate import run
+from upshot.offline.tabulate import run
 
 DATA = Path(__file__).parent / "data"
 FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.03, "stall": 0.01, "latency": 0.002, "keep_bodies": False}

@@ -13,8 +13,8 @@ import pytest
 
 from upshot.cli.eval import add_table
 from upshot.core.errors import BudgetExceeded, UserError
-from upshot.offline.evaluate import run
 from upshot.offline.table import Column, make_cells, make_columns
+from upshot.offline.tabulate import run
 
 DATA = Path(__file__).parent / "data"
 ACTORS = "scripted:collab_actors"

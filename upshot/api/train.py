@@ -2,16 +2,18 @@
 
     recipe = upshot.load("quickstart", train={"steps": 20}, reward={"metrics": ["verifier", polite]})
     run = upshot.train(recipe)
-    print(run.metrics[-1]["reward/mean"], run.checkpoint)
+    print(run.steps[-1]["reward/mean"], run.best)
 
 Functions and classes stand wherever a recipe has a name: `task=Riddles`, `metrics: [polite]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from upshot.api.reward import one_line
 from upshot.config.load import load_recipe
@@ -28,17 +30,61 @@ Data = str | Path | Iterable[Mapping[str, Any]]
 """A file, a folder, a Hub name, or the records themselves: a list of mappings, a `datasets.Dataset`."""
 DATA = "data/train.jsonl"
 """In a run folder: the records that the run was given."""
+Part = Mapping[str, Any] | str | None
+"""A section of a recipe: some of its keys, its short form, or None where it may be left out."""
 
 
-def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
+class RecipeOverrides(TypedDict, total=False):
+    """What `load` and `train` take by name: the parts of a recipe, laid over its own."""
+
+    name: str
+    seed: int
+    run_dir: str | Path
+    code: list[str]
+    model: Part
+    models: Mapping[str, Any]
+    serve: str | None
+    sandbox: str
+    undecided: str
+    call_seconds: float
+    task: Mapping[str, Any] | str | type
+    episode: Part
+    futures: Part
+    reward: Part
+    credit: Part
+    warm_start: Part
+    train: Part
+    eval: Part
+    budget: Part
+    trackers: list[str]
+    keep_rollouts: int
+
+
+def _tell_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a notebook's help and `inspect.signature` list what `**overrides` takes."""
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind)
+        for name, kind in RecipeOverrides.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+    return function
+
+
+def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Unpack[RecipeOverrides]) -> Recipe:
     """A recipe by name, by path, as a mapping or as it is, with overrides.
 
     A mapping is laid over the section of its name (`train={"steps": 20}`); a dotted key sets one value
     (`**{"train.steps": 20}`).
     """
     with one_line():
-        given = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
-        return load_recipe(given, overrides).recipe
+        return _load(recipe, overrides)
+
+
+def _load(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    given = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+    return load_recipe(given, overrides).recipe
 
 
 def train(
@@ -46,16 +92,37 @@ def train(
     data: Data | None = None,
     *,
     reporter: Reporter | None = None,
-    **overrides: Any,
+    progress: bool | None = None,
+    **overrides: Unpack[RecipeOverrides],
 ) -> RunFolder:
     """Run a recipe to its end in this process; the run, as tables.
 
     data: what to learn from, instead of what the recipe names: rows of the task, or dialogues or pairs for sft and dpo.
-    reporter: is told of phases and steps; None: nobody is. overrides: as in `load`.
+    progress: whether a bar and the latest numbers are shown; None: in a terminal and in a notebook.
+    reporter: is told of phases and steps instead. overrides: as in `load`.
     """
-    chosen = load(recipe, **overrides)
     with one_line():
-        return anywhere(lambda: _train(chosen, data, reporter))
+        chosen = _load(recipe, overrides)
+        shown = reporter or _reporter(progress)
+        try:
+            return anywhere(lambda: _train(chosen, data, shown))
+        finally:
+            if shown is not None:  # a recipe that was refused never came to its end
+                shown.close()
+
+
+_tell_names(load)
+_tell_names(train)
+
+
+def _reporter(progress: bool | None) -> Reporter | None:
+    """Who tells a person how far the run is; None where nobody watches."""
+    watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+    if not (watched if progress is None else progress):
+        return None
+    from upshot.run.console import PlainReporter, RichReporter
+
+    return RichReporter() if watched else PlainReporter()
 
 
 def _train(recipe: Recipe, data: Data | None, reporter: Reporter | None) -> RunFolder:
@@ -83,7 +150,7 @@ def _with_data(recipe: Recipe, data: Data, folder: Path) -> Recipe:
         write_jsonl(path, _records(data))
         data = path.resolve()
     key = "train.data" if recipe.train.method in ("sft", "dpo") else "task.file"
-    return load(recipe, **{key: str(data)})
+    return _load(recipe, {key: str(data)})
 
 
 def _records(data: Iterable[Any]) -> list[Mapping[str, Any]]:

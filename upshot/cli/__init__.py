@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.core.errors import user_error_in
+from upshot.core.errors import did_you_mean, user_error_in
 from upshot.core.threads import settle_threads
 from upshot.core.version import __version__
 
 VERBS = (
-    "demo", "train", "new", "recipe", "eval", "export", "view", "runs", "replay", "data", "score", "verify", "sandbox",
-    "serve", "pool", "cache",
+    "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "export", "view", "runs", "replay", "data",
+    "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
 )  # fmt: skip
 FOLDERS = {
     **dict.fromkeys(("replay", "data", "score", "verify"), "files"),
@@ -61,14 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known is None:
             raise
         print(f"upshot: {' '.join(str(known).split())}", file=sys.stderr)
+        print("".join(f"    {line}\n" for line in known.excerpt.splitlines()), end="", file=sys.stderr)
         return 2
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     """The arguments; overrides may stand behind flags, too (`train RECIPE --json train.steps=1`)."""
+    if words and not words[0].startswith("-") and words[0] not in VERBS:
+        print(f"upshot: unknown verb '{words[0]}'; {did_you_mean(words[0], VERBS)}", file=sys.stderr)
+        raise SystemExit(2)
     parser = make_parser(words[:1])
     args, rest = parser.parse_known_args(words)
     if rest:
+        if hasattr(args, "overrides") and (key := re.fullmatch(r"--(\w+(\.\w+)+)(=.*)?", rest[0])):
+            value = key[3] or "=" + next(iter(rest[1:]), "VALUE")
+            parser.error(f"{rest[0]}: keys of a recipe have no dashes; write {key[1]}{value}")
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         args.overrides = [*args.overrides, *rest]

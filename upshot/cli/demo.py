@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Play the demo."""
-    from upshot.cli.console import make_reporter
+    from upshot.run.console import make_reporter
 
     name, overrides = "quickstart", list(args.overrides)
     if overrides and "=" not in overrides[0]:

@@ -1,4 +1,4 @@
-"""`upshot eval`: models side by side on held-out goals; the judge, a monitor and a user beside what they should be."""
+"""`upshot eval`: models side by side on held-out rows; the judge, a monitor and a user beside what they should be."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "eval",
-        help="compare models on held-out goals; `eval judge`, `eval monitor`, `eval user` look at helpers",
-        description="Play whole conversations on held-out goals and print the table.",
+        help="compare models on held-out rows; `eval judge`, `eval monitor`, `eval user` look at helpers",
+        description="Play held-out rows with every model and print the table. With RECIPE (a name, a file or a run "
+        "folder): any task, played and scored as the recipe says; a run folder without --models is compared with the "
+        "model it began from. With --task: the paper's table, whole conversations on held-out goals.",
         epilog="`upshot eval judge FILE` reports how well a judge agrees with labelled rows, `upshot eval monitor "
         "RUN|FILE` how well a model that reads question and thought only predicts the verifier's score, `upshot eval "
         "user FILE` how much a simulated user is like real ones.",
@@ -31,11 +33,13 @@ def inner_parser(verb: str) -> argparse.ArgumentParser:
 def add_table(parser: argparse.ArgumentParser) -> None:
     """The options of the table."""
     add = parser.add_argument
+    add("recipe", nargs="?", help="recipe name, file or run folder; left out with --task")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="of the recipe, such as eval.samples=4")
     add("--task", metavar="NAME|FILE", help="math-hard, medium, bigcodebench, abg-coqa, or a file of goals")
     add("--models", metavar="NAME=SPEC,…", help="the rows of the table, such as base=SPEC,proactive=SPEC,trained=SPEC")
-    add("--out", metavar="DIR", help="folder of table.json, table.md and rollouts.jsonl (default: eval-TASK)")
-    add("--split", help="held-out goals: test, validation, train or all (default: test, else validation)")
-    add("--goals", type=int, metavar="N", help="at most so many goals (default: all of the split)")
+    add("--out", metavar="DIR", help="folder of table.json, table.md and rollouts.jsonl (default: eval-NAME)")
+    add("--split", help="held-out rows: test, validation, train or all (default: test, else validation)")
+    add("--goals", "--rows", type=int, metavar="N", help="at most so many goals or rows (default: all of the split)")
     add(
         "--system",
         action="append",
@@ -52,7 +56,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         metrics={"help": "metrics, the task metric first (default: the task's own)"},
         tokenizer={"help": "whose tokens token_amount counts (default: as each endpoint counts)"},
     )
-    parser.set_defaults(run=run_of("offline.evaluate"))
+    parser.set_defaults(run=run_of("offline.tabulate"), default_of=parser.get_default)
 
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +107,8 @@ def add_monitor(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("source", metavar="RUN|FILE", help="a run folder, or a file of rows with thoughts")
+    add("recipe", nargs="?", help="recipe name, file or run folder; left out with --task")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="of the recipe, such as eval.samples=4")
     add("--task", metavar="NAME", help="a run: only this task's replies; a file: whose verifier decides (data_source)")
     add("--think", nargs=2, default=list(MARKERS), metavar=("OPEN", "CLOSE"), help="a file: markers of thoughts")
     add("--out", metavar="FILE", help="every prediction, one line a reply (RUN/monitor.jsonl, FILE.monitor.jsonl)")

@@ -1,4 +1,4 @@
-"""`upshot recipe list|show|schema|reference|import`: what there is, what it resolves to, others' settings in ours."""
+"""`upshot recipe list|show|diff|schema|reference|import`: what there is, what it resolves to, others' in ours."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import argparse
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb and its parts."""
     parser = subparsers.add_parser("recipe", help="list recipes, or show one resolved", description="Look at recipes.")
-    verbs = parser.add_subparsers(metavar="list|show|schema|reference|import", required=True)
+    verbs = parser.add_subparsers(metavar="list|show|diff|schema|reference|import", required=True)
     listing = verbs.add_parser("list", help="the recipes that ship with the project")
     listing.set_defaults(run=run_list)
     show = verbs.add_parser("show", help="a recipe resolved, with the origin of each value")
     show.add_argument("recipe", help="recipe name or file")
     show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5")
     show.add_argument("--yaml", action="store_true", help="as a YAML file that `upshot train` takes")
+    show.add_argument("--changed", action="store_true", help="only what is not at its default")
     show.set_defaults(run=run_show)
+    diff = verbs.add_parser("diff", help="the keys in which two recipes or run folders differ")
+    diff.add_argument("one", help="recipe name, file or run folder")
+    diff.add_argument("two", help="another")
+    diff.set_defaults(run=run_diff)
     schema = verbs.add_parser("schema", help="the JSON schema of recipes, for editors")
     schema.set_defaults(run=run_schema)
     reference = verbs.add_parser("reference", help="the page of every key, as docs/reference.md has it")
@@ -37,8 +42,8 @@ def run_list(args: argparse.Namespace) -> int:
     """Names and first lines."""
     from rich.table import Table
 
-    from upshot.cli.console import whole_console
     from upshot.config.load import describe_recipe, find_recipe, list_recipes
+    from upshot.run.console import whole_console
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
@@ -53,10 +58,10 @@ def run_show(args: argparse.Namespace) -> int:
     """Every value and where it came from."""
     from rich.table import Table
 
-    from upshot.cli.console import whole_console
     from upshot.config.layers import DEFAULT, flatten
     from upshot.config.load import dump_recipe, load_recipe
     from upshot.rollout.check_names import check_names
+    from upshot.run.console import whole_console
 
     loaded = load_recipe(args.recipe, args.overrides)
     check_names(loaded.recipe)
@@ -66,10 +71,29 @@ def run_show(args: argparse.Namespace) -> int:
     table = Table("key", "value", "origin", box=None)
     for key, value in flatten(loaded.recipe.model_dump(mode="json")):
         origin = loaded.origin(key)
+        if args.changed and origin == DEFAULT:
+            continue
         style = "dim" if origin == DEFAULT else ""
         table.add_row(key, repr(value) if isinstance(value, str) else str(value), origin, style=style)
     whole_console().print(table)
     return 0
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """The keys that differ, side by side; 1 where there are some, as of `diff`."""
+    from rich.table import Table
+
+    from upshot.config.layers import flatten
+    from upshot.config.load import load_recipe
+    from upshot.run.console import whole_console
+
+    one, two = (dict(flatten(load_recipe(name).recipe.model_dump(mode="json"))) for name in (args.one, args.two))
+    table = Table("key", args.one, args.two, box=None)
+    differ = [key for key in {**one, **two} if one.get(key) != two.get(key)]
+    for key in differ:
+        table.add_row(key, *("–" if key not in side else str(side[key]) for side in (one, two)))
+    whole_console().print(table if differ else "they say the same")
+    return 1 if differ else 0
 
 
 def run_schema(args: argparse.Namespace) -> int:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
-    from upshot.cli.console import make_reporter
+    from upshot.run.console import make_reporter
     from upshot.run.folder import RunFolder
     from upshot.run.report.report import write_report
     from upshot.run.reporter import Reporter
@@ -124,6 +124,10 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
     from upshot.run.plan import plan
 
     findings = find(recipe, args.offline, resumed, ranks)
+    if args.dry_run and not any(finding.fatal for finding in findings):
+        from upshot.run.checks.trial import try_out
+
+        findings = [*findings, *try_out(recipe, args.offline)]
     if args.dry_run and not any(finding.fatal for finding in findings):
         print(plan(recipe, ranks))
     return _print_findings(findings, args.quiet)
@@ -167,7 +171,7 @@ def _on_verl(args: argparse.Namespace) -> int:
         env = on_cpu.ENVIRONMENT if args.local else None
         found = find(recipe, plan, args.offline, folder is not None, env)
         return 0 if _print_findings(found, args.quiet) else 2
-    from upshot.cli.console import make_reporter
+    from upshot.run.console import make_reporter
     from upshot.verl.launch import launch
 
     path = launch(recipe, theirs, lambda line: None, args.local, make_reporter(args.quiet, args.json), folder)

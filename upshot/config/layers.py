@@ -98,11 +98,29 @@ def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, ori
                 )
             node[part] = _default_list(path) if parts[position + 1] == ADD else {}
         node = node[part]
+    if isinstance(node, dict):
+        _drop_foreign_options(node, parts, value, origins)
     merged = _put_last(node, parts, value, origin)
     key = ".".join(parts)
     said = [f"{key}.{inner}" if inner else key for inner, _ in flatten(value)] if origin == CALL else [key]
     forget(origins, said, value if merged else None)
     origins.update(dict.fromkeys(said, origin))
+
+
+def _drop_foreign_options(node: dict[str, Any], parts: Sequence[str], value: Any, origins: dict[str, str]) -> None:
+    """Where a key names another thing (futures.user.name=scripted), options that files gave the old one go."""
+    section = model_at(Recipe, parts[:-1])
+    if section is None or not issubclass(section, ShortForm) or not section.own_options:
+        return
+    if section.short_key != parts[-1] or node.get(parts[-1]) in (None, value):
+        return
+    above = ".".join(parts[:-1])
+    for option in [name for name in node if name not in section.model_fields]:
+        key = f"{above}.{option}"
+        if find_origin(key, origins) not in (COMMAND_LINE, CALL):
+            del node[option]
+            for old in [k for k in origins if k == key or k.startswith(f"{key}.")]:
+                del origins[old]
 
 
 def _put_last(node: Any, parts: list[str], value: Any, origin: str) -> bool:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
 from upshot.config.recipe import Recipe
+from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.registry import look_in, path_of
 from upshot.config.renamed import RENAMED_KEYS
 from upshot.config.validation import explain_error, first_error, model_at
@@ -23,8 +24,6 @@ from upshot.core.files import read_text
 _CHECKOUT = Path(__file__).parents[2] / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
 """The recipes of the checkout, or those an installed wheel brought along."""
-OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-"""What names a thing of the user's own."""
 
 
 @dataclass
@@ -115,8 +114,10 @@ def _plain(value: Any) -> Any:
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file of a recipe: a path, or the name of one that ships with the project."""
+    """The file of a recipe: a path, a run folder, or the name of one that ships with the project."""
     path = Path(name_or_path)
+    if (path / "recipe.yaml").is_file():
+        return path / "recipe.yaml"
     if path.suffix in (".yaml", ".yml"):
         for candidate in (path, RECIPES / path.name if path.parent.name in ("", "recipes") else path):
             if candidate.is_file():
@@ -204,7 +205,22 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         return yaml.load(read_text(path, what), _Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise _yaml_error(path, error) from None
+
+
+def _yaml_error(path: Path, error: yaml.YAMLError) -> UserError:
+    """What is wrong with a YAML file, with the line and a caret under the place."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}")
+    problem = str(getattr(error, "problem", "") or "cannot be read")
+    line = read_text(path, "recipe").splitlines()[mark.line : mark.line + 1]
+    if "'\\t'" in problem or (line and line[0][: mark.column + 1].endswith("\t")):
+        problem = "a tab; YAML is indented with spaces"
+    known = UserError(f"{path.name} is not valid YAML: {problem} (line {mark.line + 1}, column {mark.column + 1})")
+    if line:  # a tab is drawn as one character, so that the caret stands below it
+        known.excerpt = f"{line[0].replace(chr(9), '→')}\n{' ' * mark.column}^"
+    return known
 
 
 def _parse(path: Path) -> Any:
@@ -218,11 +234,15 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise UserError(f"override '{text}' should read key=value, such as train.lr=1e-5")
+    put(data, origins, key, read_value(key, raw), COMMAND_LINE)
+
+
+def read_value(key: str, raw: str) -> Any:
+    """The value of an override, as YAML gives it."""
     try:
-        value = yaml.load(raw, _Loader)
+        return yaml.load(raw, _Loader)
     except yaml.YAMLError:
         raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
-    put(data, origins, key, value, COMMAND_LINE)
 
 
 def _renamed(error: ValidationError) -> list[str]:

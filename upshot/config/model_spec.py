@@ -175,7 +175,8 @@ class ModelSpec(ShortForm):
             return "served"
         if self.model == SMOLLM2 or self.model.startswith(("local:", "/", "./", "../", "~")):
             return "local"
-        if self.model and (Path(self.model) / "config.json").is_file():
+        folder = Path(self.model).expanduser()
+        if self.model and ((folder / "config.json").is_file() or (folder / "checkpoints").is_dir()):  # a run's, too
             return "local"
         if "/" in self.model.strip("/"):
             return "provider"

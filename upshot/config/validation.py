@@ -7,14 +7,15 @@ annotated parameters of its constructor (`registry.py`), and all of them are tol
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from upshot.config import bounds
-from upshot.core.errors import UserError, did_you_mean
+from upshot.config.foreign import translate_key, translate_value
+from upshot.core.errors import UserError, did_you_mean, near
 
 SHOWN = 80
 """So many characters of a wrong value are repeated."""
@@ -45,13 +46,17 @@ def explain_error(error: ValidationError, root: type[BaseModel] | None = None, p
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
         section = model_at(root, inner[:-1]) if root is not None else None
+        there = translate_key(path[-1], first["input"], keys_of(root)) if root is not None else ""
+        if there and not near(path[-1], section.model_fields if section is not None else ()):
+            return f"unknown key '{key}'; {there}"
         return unknown_key("key", path[-1], section.model_fields if section is not None else (), ".".join(path[:-1]))
     if first["type"] == "missing":
         return f"'{key}' is needed and not there"
     message = _message(first)
     if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
         return message if key in message else f"{key}: {message}"
-    return f"{key} = {_shown(first['input'])}: {message[0].lower()}{message[1:]}"
+    said = translate_value(key, first["input"])
+    return f"{key} = {_shown(first['input'])}: {f'here it is {said}' if said else message[0].lower() + message[1:]}"
 
 
 def _message(error: ErrorDetails) -> str:
@@ -85,6 +90,15 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in typing.get_args(annotation) for model in models_in(part)]
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a model and of the sections in it."""
+    for name, info in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if getattr(info.annotation, "__origin__", None) not in (dict, list):
+            for inner in models_in(info.annotation):
+                yield from keys_of(inner, f"{prefix}{name}.")
 
 
 def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:

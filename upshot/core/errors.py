@@ -11,17 +11,24 @@ from typing import Protocol
 class UserError(Exception):
     """Something in the input is wrong; the message names the thing, the value and the way out."""
 
+    excerpt: str = ""
+    """Lines of the input that are shown below the message as they stand, a caret under the place."""
+
 
 class BudgetExceeded(UserError):
     """A call, token or spend budget ran out; finished work is saved and the run can be resumed."""
 
 
+def near(word: str, known: Iterable[str]) -> str:
+    """The known word that another one is most like; empty where it is like none."""
+    return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known word, or the list of all of them."""
     known = sorted(known)
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    if found := near(word, known):
+        return f"did you mean '{found}'?"
     return f"known: {', '.join(known)}" if known else "none are known"
 
 

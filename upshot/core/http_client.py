@@ -5,7 +5,8 @@
 
 What may pass (a broken connection, a timeout, 429, 5xx, an unreadable answer) is tried again with jittered exponential
 backoff, never sooner than a Retry-After asks. What is left is an `AttemptError` whose reason is short and countable.
-What this does not do: stream, count, or decide what a failure means; those who call it do.
+Events of a stream are passed on once, without another attempt. What this does not do: count, or decide what a failure
+means; those who call it do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -214,6 +215,24 @@ class HttpClient:
                 raise
             # aiohttp's word for a session closed before the request left
             raise AttemptError("connection", "the client was closed", begun=False) from error
+
+    async def events(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The server-sent events of one POST, as they come; `AttemptError` when it is refused or breaks off."""
+        import aiohttp
+
+        data = json.dumps({**body}, separators=(",", ":"), default=dict).encode()
+        try:
+            async with self._open().post(self.url + path, data=data, headers=headers) as response:
+                if response.status != 200:
+                    raise HttpAnswer(response.status, response.headers, await response.read()).failure()
+                async for line in response.content:
+                    event = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                    if event and event != b"[DONE]" and isinstance(found := json.loads(event), dict):
+                        yield found
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise AttemptError("connection", str(error) or type(error).__name__) from error
 
     def _open(self) -> aiohttp.ClientSession:
         import aiohttp

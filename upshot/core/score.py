@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+_OURS = f"{Path(__file__).parents[1]}/"
+_LIBRARIES = ("/site-packages/", f"/lib/python{sys.version_info.major}.{sys.version_info.minor}/")
+"""Folders of code that is not the user's own."""
 WHY_CHARACTERS = 300
 """So much of an exception's text goes into the detail."""
 
@@ -130,7 +135,8 @@ class Score:
         reason = Reason.read(word, Reason.ERROR)
         first = next(iter(_text(error).splitlines()), "")
         text = first if reason is not Reason.ERROR and first else f"{type(error).__name__}: {first}".removesuffix(": ")
-        return cls.missing(reason, f"{who}: {text}"[:WHY_CHARACTERS], **detail)
+        place = place_of(error) if reason is Reason.ERROR else ""
+        return cls.missing(reason, f"{who}: {text}"[: WHY_CHARACTERS - len(place)] + place, **detail)
 
     @classmethod
     def of(cls, given: object, who: str) -> Score:
@@ -200,6 +206,18 @@ def tell_missing(scores: Iterable[Score]) -> list[str]:
     counts = Counter(str(score.reason) for score in absent)
     example = {str(score.reason): score.why for score in reversed(absent)}
     return [f"{count} x {reason}: {example[reason]}".removesuffix(": ") for reason, count in counts.most_common()]
+
+
+def place_of(error: BaseException) -> str:
+    """Where the user's own code raised: ' (rules.py, line 12)', of the innermost frame that is theirs; else nothing."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.endswith(".py") and not file.startswith(_OURS) and not any(part in file for part in _LIBRARIES):
+            found = f" ({Path(file).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
 
 
 def _text(error: BaseException) -> str:

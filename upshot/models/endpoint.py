@@ -1,6 +1,6 @@
 """Any OpenAI-compatible endpoint over HTTP: chat completions for messages, completions for token ids.
 
-About half a millisecond of CPU a call (`core/http_client.py`); it does not stream.
+About half a millisecond of CPU a call (`core/http_client.py`). Training does not stream; `upshot chat` does (`stream`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, Unpack
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy, error_detail
-from upshot.models.base import Abilities, ModelCallError, Request
+from upshot.models.base import Abilities, Completion, ModelCallError, Request
 from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
+    GrowingAnswer,
     MissingScores,
     RefusedAnswer,
     chat_body,
@@ -143,6 +144,17 @@ class EndpointModel(GuardedModel):
             raise refusal.failure from None
         self.abilities = replace(self.abilities, schema=False)
         return answer
+
+    async def stream(self, request: Request, hear: Callable[[str], None]) -> Completion:
+        """One completion of a chat, heard as it comes; tried once. A thought that the server tells apart is marked."""
+        if self._client is None:
+            raise ModelCallError("closed", f"model '{self.name}' is not started")
+        request = replace(request, sampling=self.spec.sampling(request.sampling))
+        asked = chat_body(request, 1, request.sampling.seed, False, False) | {"stream": True}
+        growing = GrowingAnswer(hear)
+        async for event in self._client.events("/chat/completions", self._complete_body(asked), self.headers):
+            growing.add(event)
+        return growing.completion()
 
     async def _score(self, request: Request) -> ApiAnswer:
         """Ask once for the log-probabilities of given ids."""

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Unpack
 
+from upshot.config.load import list_recipes
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.config.phases import order
 from upshot.core.errors import UserError
@@ -61,11 +62,28 @@ def local_path(name: str) -> str:
         if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise UserError(f"the folder '{name}' has no config.json: it is not a model in Hugging Face's format")
         return str(folder)
-    if name.startswith((".", "/", "~")):
-        raise UserError(f"there is no folder '{name}'")
+    above = Path(name).parts[:-1]
+    if name.startswith((".", "/", "~")) or (above and Path(above[0]).is_dir()):  # runs/X, and there is a folder runs
+        raise UserError(f"there is no folder '{name}'{_how_to_make(folder)}")
     if "/" not in name and get_close_matches(name.lower(), [SMOLLM2], cutoff=0.8):
         raise UserError(f"there is no model '{name}'; did you mean '{SMOLLM2}'?")
     return name
+
+
+def describe_choice(name: str) -> str:
+    """Which of its checkpoints a run folder stands for, in words; empty for anything that is no run folder."""
+    run = Path(name.removeprefix("local:")).expanduser()
+    if not (run / "checkpoints").is_dir() or (run / "config.json").is_file():
+        return ""
+    chosen = _checkpoint_of(run)
+    kind = "best" if (run / "checkpoints" / "best.json").is_file() else "newest"
+    return f"{run}: its {kind} checkpoint, {chosen.name}"
+
+
+def _how_to_make(folder: Path) -> str:
+    """What makes a folder that is not there: where it would be a run of a recipe of ours, that recipe."""
+    made = next((part for part in folder.parts[:-1] if part in list_recipes()), folder.name)
+    return f"; train it first: upshot train {made}" if made in list_recipes() else ""
 
 
 def _checkpoint_of(run: Path) -> Path:
@@ -113,6 +131,9 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     import_frameworks()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # whoever loads has a bar of its own, or none
 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
@@ -277,9 +298,9 @@ class LocalModel(BorrowedModel):
     def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
         if self._seat is None:
-            return load_local(self.spec.model, self.spec.dtype, self.spec.device)
+            return load_whole(self.spec.model, self.spec.dtype, self.spec.device)
         kind = pick_dtype(self.spec.dtype, str(self._seat.arena.device))
-        return load_local(self.spec.model, str(kind).removeprefix("torch."), "cpu")
+        return load_whole(self.spec.model, str(kind).removeprefix("torch."), "cpu")
 
     def _engine(self, module: Any, end_ids: set[int]) -> Any:
         """An engine that samples at the same time as the policy."""

@@ -1,14 +1,15 @@
 """OpenAI's API format, both ways: requests to bodies, answers to completions; and single tokens as log-probabilities
-name them. No I/O; streams are the server's (`serving/openai`)."""
+name them. No I/O; streams that we send are the server's (`serving/openai`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from upshot.core.thought import MARKERS
 from upshot.models.base import Completion, Request
 
 
@@ -32,6 +33,36 @@ class ApiAnswer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
+
+
+class GrowingAnswer:
+    """A streamed chat answer as it comes; a thought that stands in a field of its own is put between markers."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self.hear = hear
+        self.text = ""
+        self.finish = "stop"
+        self._thinking = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take an event of the stream."""
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                self._say(thought if self._thinking else MARKERS[0] + thought)
+                self._thinking = True
+            if words := delta.get("content"):
+                self._say(MARKERS[1] + words if self._thinking else words)
+                self._thinking = False
+            self.finish = choice.get("finish_reason") or self.finish
+
+    def completion(self) -> Completion:
+        """What was said in all."""
+        return Completion(self.text, self.finish)
+
+    def _say(self, text: str) -> None:
+        self.text += text
+        self.hear(text)
 
 
 def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any]:

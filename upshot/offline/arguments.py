@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from upshot.config.recipe import Named
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.client.budget import Budget
+from upshot.models.local import describe_choice, local_path
 from upshot.rewards.build import metric_configs
 from upshot.rollout.services import Services, Spec, assemble
 from upshot.tasks.base import Task, tasks
@@ -59,20 +61,15 @@ def read_mapping(text: str, what: str) -> dict[str, Any]:
 def read_model(spec: Spec) -> Spec:
     """A model as the command line names it.
 
-    A name; a YAML mapping with options ('{url: …, timeout_s: 5}'); or a run folder, which means its newest checkpoint.
+    A name; a YAML mapping with options ('{url: …, timeout_s: 5}'); or a run folder, which means its best checkpoint.
     """
     if not isinstance(spec, str):
         return spec
     if spec.lstrip().startswith("{"):
         return read_mapping(spec, "a model")
-    run = Path(spec).expanduser()
-    if (run / "checkpoints").is_dir():
-        from upshot.run.folder import RunFolder
-
-        newest = RunFolder(run).latest()
-        if newest is None:
-            raise UserError(f"the run folder '{spec}' has no checkpoint yet")
-        return f"local:{newest[0]}"
+    if chosen := describe_choice(spec):
+        print(chosen, file=sys.stderr)
+        return f"local:{local_path(spec)}"
     return spec
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from upshot.config.sampling import Sampling
@@ -28,8 +26,8 @@ from upshot.offline.arguments import (
     rows_of,
     task_metrics,
 )
-from upshot.offline.job import Job, Journal
-from upshot.offline.table import Line, make_cells, make_columns, markdown, print_table, table_to_dict
+from upshot.offline.job import Job
+from upshot.offline.table import Line
 from upshot.rewards.reward import combine
 from upshot.rollout.episode import play_whole
 from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
@@ -44,44 +42,23 @@ WHO = ("task", "file", "split", "user", "judge", "tokenizer")
 HOW = ("max_messages", "max_tokens", "temperature", "seed")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
-    evaluation = Evaluation(args)
-    task, models, metrics = evaluation.task, list(evaluation.models), list(evaluation.metrics)
-    out = Path(args.out or f"eval-{task.name}")
-    with (
-        Journal(out / "openings.log", evaluation.settings()) as openings,
-        Journal(out / "rollouts.jsonl", keep=lambda line: line["missing"] is None) as rollouts,
-    ):
-        evaluation.take_up(openings.lines, rollouts.lines)
-        stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
-    columns = make_columns(metrics, evaluation.lines, task.table_group)
-    cells = make_cells(evaluation.lines, models, columns)
-    title = f"{task.name}: {len(evaluation.rows)} held-out goals"
-    content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings()}
-    content |= {"models": evaluation.models, "stats": stats}
-    (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-    (out / "table.md").write_text(markdown(columns, cells), encoding="utf-8")
-    if args.json:
-        print(json.dumps(content, ensure_ascii=False))
-    else:
-        print_table(title, columns, cells, f"saved in {out}; read the transcripts with: upshot view {out}")
-    return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
-
-
 class Evaluation:
     """Plays and scores every goal with every model."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Check the arguments, before any model is started."""
         if not args.task or not args.models:
-            raise UserError("eval needs --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC")
+            raise UserError(
+                "eval needs a RECIPE, or --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC"
+            )
         self.args = args
         self.models = {name: read_model(spec) for name, spec in parse_models(args.models).items()}
         """Spec by row of the table."""
         self.systems = parse_systems(args.system, list(self.models))
         """System prompt by row of the table: plain, proactive, none or a file."""
         self.task = open_task(args.task, args.file)
+        self.name = self.task.name
+        self.table_group: str | None = self.task.table_group
         self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
         self.metrics = task_metrics(args.metrics, self.task)
         self.lines: list[Line] = []
@@ -102,12 +79,7 @@ class Evaluation:
         self._opened = {line["row"]: line for line in openings if "row" in line}
         goals = {row.id for row in self.rows}
         self.lines = [line for line in rollouts if line["row"] in goals and line["model"] in self.models]
-        for line in self.lines:
-            if line["speaker"] != self.speaker(line["model"]):
-                raise UserError(
-                    f"'{line['model']}' was another model or prompt in the earlier run ({line['speaker']}); "
-                    f"give the row another name, or use another --out"
-                )
+        check_speakers(self.lines, self.speaker)
 
     async def play(self, job: Job) -> dict[str, float]:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
@@ -180,6 +152,16 @@ class Evaluation:
             "metrics": dict(conversation.session.get("metrics", {})),
             "groups": {"model": name, **groups_of(self.task, row)},
         }
+
+
+def check_speakers(lines: Sequence[Line], speaker: Callable[[str], str]) -> None:
+    """Refuse to go on with rows of a table that were another model."""
+    for line in lines:
+        if line["speaker"] != speaker(line["model"]):
+            raise UserError(
+                f"'{line['model']}' was another model or prompt in the earlier run ({line['speaker']}); "
+                f"give the row another name, or use another --out"
+            )
 
 
 def key_of(row: Row, model: str) -> str:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from upshot.core.errors import UserError, user_error_in
 from upshot.core.files import dump_json_line, filter_jsonl, fsync_all, read_jsonl, repair_jsonl
 from upshot.core.time_limit import call_seconds
 from upshot.models.client.budget import Budget
+from upshot.run.console import duration
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RECENT = 20
 """How many of the latest pieces of work are looked at for an outage."""
+MINUTE = 60.0
 TOO_MANY = 0.5
 """The share of failures among them from which a run stops."""
 
@@ -203,11 +206,34 @@ def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
     return Journal(log, settings)
 
 
+class _Pace:
+    """Says how long the rest will take: after the first piece, and then at most once a minute."""
+
+    def __init__(self, what: str, total: int, done: int) -> None:
+        self.what, self.total, self.done = what, total, done
+        self._before = done
+        self._began = self._said = time.monotonic()
+
+    def advance(self) -> None:
+        """One more is finished."""
+        self.done += 1
+        now = time.monotonic()
+        first = self.done == self._before + 1
+        if (not first and now - self._said < MINUTE) or self.done >= self.total:
+            return
+        self._said = now
+        left = (now - self._began) / (self.done - self._before) * (self.total - self.done)
+        print(f"{self.what}: {self.done} of {self.total}, about {duration(left)} left", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress(what: str, total: int, done: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, silent when nobody watches; call what it yields for every further finished piece."""
-    if quiet or not sys.stderr.isatty():
+    """A bar on stderr, lines now and then where that is no terminal; call what it yields for every finished piece."""
+    if quiet:
         yield lambda: None
+        return
+    if not sys.stderr.isatty():
+        yield _Pace(what, total, done).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -114,6 +114,41 @@ def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEV
     return Estimate(float(both(said, true)), float(low), float(high), len(true))
 
 
+def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """The mean and Student's interval of it, for a handful of runs; a single value has no interval of its own."""
+    if not values:
+        return None
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Estimate(mean, mean, mean, 1)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = student_quantile((1 + level) / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, len(values))
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """The quantile of Student's t above one half, found by halving an interval on its distribution function."""
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_below(middle, freedom) < share else (low, middle)
+    return (low + high) / 2
+
+
+def _student_below(t: float, freedom: int) -> float:
+    """P(T < t) for t > 0 and whole degrees of freedom, by the finite sum that holds for them (A&S 26.7.3, 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    square = math.cos(angle) ** 2
+    odd = freedom % 2
+    term, total = 1.0, 1.0 if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= square * (k - 1) / k
+        total += term
+    if odd:
+        return 0.5 + (angle + math.sin(angle) * math.cos(angle) * total) / math.pi
+    return 0.5 + math.sin(angle) * total / 2
+
+
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], seed: int = 0) -> Difference | None:
     """Our values minus theirs, over the goals that both have; None when they share none."""
     shared = sorted(ours.keys() & theirs.keys())

@@ -5,6 +5,7 @@ Pure functions. Missing scores are counted, never numbers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from upshot.rewards.build import ARROW
 
 Line = Mapping[str, Any]
 SCALES = {"token_amount": 1e-3, **dict.fromkeys(("accuracy", "bleu", "pass_rate", "interactivity"), 100.0)}
-SCALES["action_accuracy"] = 100.0
+SCALES |= {"action_accuracy": 100.0, "verifier": 100.0}
 """The paper prints thousands of tokens and hundredths; other metrics are printed as they are."""
 TITLES = {"token_amount": "k-tokens", "bleu": "BLEU", "pass_rate": "pass rate", "action_accuracy": "action accuracy"}
 NOTE = (
@@ -81,6 +82,8 @@ Cells = Mapping[str, Sequence[Cell]]
 
 
 def _short(value: float) -> str:
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -116,8 +119,8 @@ def make_cells(lines: Sequence[Line], models: Sequence[str], columns: Sequence[C
 
 
 def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str, float], dict[str, int]]:
-    """(goal → value, reason → how many are missing) of one model and column."""
-    present: dict[str, float] = {}
+    """(goal → value, reason → how many are missing) of one model and column; several tries of a goal are its mean."""
+    present: dict[str, list[float]] = {}
     absent: Counter[str] = Counter()
     for line in lines:
         if line["model"] != model:
@@ -126,10 +129,10 @@ def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str
             continue
         score = line["scores"].get(column.metric, {"missing": "not scored"})
         if score.get("value") is not None:
-            present[line["row"]] = float(score["value"])
+            present.setdefault(line["row"], []).append(float(score["value"]))
         else:
             absent[str(score.get("missing"))] += 1
-    return present, dict(absent)
+    return {row: math.fsum(values) / len(values) for row, values in present.items()}, dict(absent)
 
 
 def missing_lines(columns: Sequence[Column], cells: Cells) -> list[str]:

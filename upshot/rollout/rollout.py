@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upshot.core.conversation import Conversation, Sample, Turn
+from upshot.core.html import html_details, html_table, html_turns, short
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
@@ -119,6 +120,21 @@ class Rollout:
             for path in self.other_paths
         ]
         return {"other_paths": told} if told else {}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the conversation, the reward by metric, and each future at a click."""
+        rows = [(name, score.value, str(score.reason or "")) for name, score in self.reward.means.items()]
+        total = self.reward.total
+        futures = [
+            html_details(
+                f"future {number}: " + ", ".join(f"{name} {short(score.value)}" for name, score in one.scores.items()),
+                html_turns((t.message.role, t.message.content) for t in one.conversation.turns[one.shared :]),
+            )
+            for number, one in enumerate(self.futures, 1)
+        ]
+        said = html_turns((turn.message.role, turn.message.content) for turn in self.conversation.turns)
+        table = html_table([("reward", total.value, str(total.reason or "")), *rows], ("", "value", "missing"))
+        return said + table + "".join(futures)
 
     def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
         spans = self.credit.spans if self.credit else ()

@@ -218,8 +218,12 @@ def build_services(
     tokenizer: Any = None,
     renderer: Renderer | None = None,
     pool: Any = None,
+    budget: Budget | None = None,
 ) -> Services:
-    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`)."""
+    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`).
+
+    budget: what the helpers may cost, instead of the recipe's own limits.
+    """
     limits = recipe.budget
     named = recipe.futures.user
     user = named if named is not None else task.user()
@@ -236,7 +240,7 @@ def build_services(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
         )
-    futures, models = recipe.futures, dict(recipe.models)
+    futures, models = recipe.futures, recipe.needed_models
     if futures.map_file is not None:
         served, classmates = read_map(futures.map_file)
         models = {**served, **models}  # a recipe may say more of a model that the map names
@@ -250,7 +254,7 @@ def build_services(
         manager=recipe.reward.manager,
         sandbox=recipe.sandbox,
         undecided=recipe.undecided,
-        budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
+        budget=budget or Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
         policy=policy,
         tokenizer=tokenizer,
         pool=pool,

@@ -71,7 +71,12 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
     """A checkpoint by its step or name, 'best' or 'last'; '': the best one where one was kept, else the last."""
     saved = folder.checkpoints.saved()
     if not saved:
-        raise UserError(f"'{folder.path}' has no checkpoint yet")
+        state = folder.status.get("state", "not begun")
+        learned = f"it finished {len(folder.steps)} steps" if folder.steps else "it never came to a step"
+        raise UserError(
+            f"'{folder.path}' has no checkpoint to export: the run is {state} and {learned}; "
+            f"let it go on with `upshot train --resume {folder.path}` (train.save.every saves on the way)"
+        )
     best = folder.checkpoints.best()
     if wanted == "best" and best is None:
         raise UserError(f"'{folder.path}' kept no best checkpoint; set train.save.best, or choose a step")

@@ -11,7 +11,8 @@ samples/        a file a step: token ids, their text and log-probabilities, of t
 It is also `upshot.runs`: a run as tables, lists of flat mappings that `pandas.DataFrame(run.metrics)` takes.
 
     run = upshot.runs.read("runs/quickstart-…")
-    run.metrics[-1]["reward/mean"]            # a line a step
+    run.steps[-1]["reward/mean"]              # a line a step; run.evals: a line an evaluation; run.metrics: all lines
+    run.best                                  # the best checkpoint, else the newest
     [r for r in run.replies if r["reward"] is None]
     run.futures[0]["verifier"]
 """
@@ -29,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl, filter_jsonl, parse_json_line, read_jsonl, write_atomic, write_json
+from upshot.core.html import html_table
 from upshot.core.version import __version__
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
@@ -45,11 +48,16 @@ from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
 from upshot.run.samples import Pieces
+from upshot.training.metrics.best import evaluated_step, is_evaluation
 
 Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
 RECIPE, VERSIONS, STATUS, SPENT = "recipe.yaml", "versions.json", "status.json", "spent.json"
 METRICS, ROLLOUTS, TABLE, REPORT = "metrics.jsonl", "rollouts.jsonl", "table.json", "report.html"
+HEADLINES = ("reward/mean", "reward/missing", "metric/", "loss/", "dpo/", "part/")
+"""Metrics that a notebook shows of a run."""
+LONGEST_PATH = 1024
+"""Longer texts of a recipe are prompts and templates."""
 SHOWN = (METRICS, ROLLOUTS, RECIPE, VERSIONS, STATUS, TABLE)
 """A folder with any of these holds something of a run that can be looked at."""
 VERL = ("verl.txt", "verl.json", "verl.log")
@@ -147,6 +155,21 @@ class RunFolder:
         return self._table("metrics", METRICS, lambda: read_jsonl(self.path / METRICS))
 
     @property
+    def steps(self) -> Table:
+        """The lines of metrics.jsonl that are steps; not those of nothing but an evaluation."""
+        return [line for line in self.metrics if not is_evaluation(line)]
+
+    @property
+    def evals(self) -> Table:
+        """A line an evaluation: phase, the step whose model was evaluated, and every number without its `eval/`."""
+        return [
+            {"phase": line["phase"], "step": evaluated_step(line)}
+            | {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
+            for line in self.metrics
+            if any(name.startswith("eval/") for name in line)
+        ]
+
+    @property
     def rollouts(self) -> Table:
         """A reply each, as it was written: messages, futures, reward, credit."""
         return self._table("rollouts", ROLLOUTS, lambda: read_jsonl(self.path / ROLLOUTS))
@@ -166,6 +189,12 @@ class RunFolder:
         """The newest checkpoint, a Hugging Face folder; None before the first."""
         latest = self.latest()
         return None if latest is None else latest.path
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that was the best when evaluated, else the newest; None before the first."""
+        name = self.checkpoints.best()
+        return self.checkpoint if name is None else self.checkpoints.path / name
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint with its phase and step."""
@@ -203,12 +232,24 @@ class RunFolder:
             self._tables[key] = stamp, make()
         return self._tables[key][1]
 
+    def _repr_html_(self) -> str:
+        """For notebooks: how the run stands, and its numbers at the first and the last step."""
+        status, steps = self.status, self.steps
+        last = [line for line in steps if line["phase"] == steps[-1]["phase"]]
+        names = [name for name in (last[-1] if last else {}) if name.startswith(HEADLINES)]
+        rows: list[tuple[Any, ...]] = [(name, last[0].get(name), last[-1].get(name)) for name in names]
+        head = f"{self.path}: {status.get('state', 'not begun')}, {len(steps)} steps; best checkpoint: {self.best}"
+        return f"<p>{escape(head)}</p>" + (html_table(rows, ("", "first", "last")) if rows else "")
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r}, {self.status.get('state', 'not begun')})"
+
     # What is written.
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
         if not self.read_only:
-            write_atomic(self.path / RECIPE, dump_recipe(recipe).encode())
+            write_atomic(self.path / RECIPE, dump_recipe(with_whole_paths(recipe)).encode())
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -316,6 +357,24 @@ def place_of(recipe: Recipe) -> Path:
     """The folder that a recipe is run in."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"{recipe.name}-{stamp}"
+
+
+def with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with the whole path of every file and folder that it names, so that it works from any folder."""
+
+    def whole(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: whole(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [whole(item) for item in value]
+        if not isinstance(value, str) or key in ("name", "run_dir") or len(value) > LONGEST_PATH or "\n" in value:
+            return value
+        kind, place = ("local:", value[6:]) if value.startswith("local:") else ("", value)
+        # A word alone is a name, whatever lies in the current folder; what looks like a path and is there, is one.
+        is_path = ("/" in place or Path(place).suffix) and Path(place).exists()
+        return f"{kind}{Path(place).absolute()}" if is_path else value
+
+    return recipe.model_validate(whole(recipe.model_dump(mode="json")))
 
 
 def cannot_write(path: Path, why: str) -> str:

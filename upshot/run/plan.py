@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from upshot.config.recipe import Recipe
+from upshot.config.registry import parameters_of
 from upshot.core.errors import UserError
+from upshot.models.local import describe_choice
+from upshot.rewards.build import ARROW
+from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.records import read_dialogues, read_preferences
@@ -14,9 +18,10 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
+    policy = recipe.model.path and (describe_choice(recipe.model.path) or recipe.model.path)
     adapters = ", LoRA" if recipe.model.lora else ""
     engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
-    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{adapters}{engine}")
+    lines.append(f"policy     {policy or 'a new tiny model'}{adapters}{engine}")
     examples = count_examples(recipe, task)
     if config.samples:
         lines += _rollouts(recipe, examples)
@@ -27,11 +32,54 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     lines.append(
         f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule.name})"
     )
+    if config.samples:
+        lines += estimate(recipe, steps)
     if ranks > 1:
         lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.label if spec.url else spec.model}")
     return "\n".join([*lines, memory(recipe, task, ranks)])
+
+
+PROMPT_TOKENS = 600
+"""About what the template of a user or judge has by itself."""
+ANSWER_TOKENS = 200
+"""About what a user or judge says."""
+
+
+def estimate(recipe: Recipe, steps: int) -> list[str]:
+    """About how many tokens a run samples, and what its helpers cost, replies taken as half as long as they may be."""
+    config, futures, episode = recipe.train, recipe.futures, recipe.episode
+    replies = steps * config.prompts_per_step * config.group_size
+    talks = replies * (futures.leaves if futures.rounds else 1)
+    spoken = replies * episode.max_turns + talks * futures.rounds
+    length = episode.max_tokens // 2
+    lines = [
+        f"tokens     about {_amount(spoken * length)} sampled in {steps} steps, at most {_amount(2 * spoken * length)}"
+    ]
+    heard = PROMPT_TOKENS + (1 + futures.rounds) * length
+    judged = sum(
+        "judge" in parameters_of(metrics.get(m.name.split(ARROW)[-1].strip()))[0] for m in recipe.reward.metrics
+    )
+    calls = {"user": talks * futures.rounds, "judge": talks * judged}
+    for role, spec in recipe.needed_models.items():
+        if not (count := calls.get(role, 0)) or spec.kind not in ("endpoint", "replicas", "provider"):
+            continue
+        said = f"about {_amount(count)} calls, {_amount(count * heard)} tokens in, {_amount(count * ANSWER_TOKENS)} out"
+        if spec.price_in is not None and spec.price_out is not None:
+            dollars = count * (heard * spec.price_in + ANSWER_TOKENS * spec.price_out) / 1e6
+            said += f", ${dollars:,.2f}"
+        elif not spec.on_this_machine:
+            said += f"; what they cost is known with models.{role}.price_in and price_out ($ per million tokens)"
+        lines.append(f"cost       {role}: {said}")
+    return lines
+
+
+def _amount(number: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
 
 
 def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
@@ -70,7 +118,7 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     config, futures = recipe.train, recipe.futures
     replies = config.prompts_per_step * config.group_size
     played = futures.leaves if futures.rounds else 1
-    metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
+    weighed = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
     classmates = classmate_names(futures)
     answers = replies * futures.samples * len(classmates)
     asked = [f"classmates {', '.join(classmates)}: {futures.samples} answers each to a thought = {answers} a step"]
@@ -81,5 +129,5 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
         f"futures    {played} per reply, {futures.rounds} rounds: up to {replies * played * futures.rounds} user turns "
         f"and as many policy turns a step",
         *(asked if classmates else []),
-        f"reward     {metrics}: {replies * played * len(recipe.reward.metrics)} scores a step",
+        f"reward     {weighed}: {replies * played * len(recipe.reward.metrics)} scores a step",
     ]

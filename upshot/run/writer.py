@@ -23,6 +23,8 @@ from upshot.training.metrics.task import task_metrics
 Logs = dict[str, float]
 STEPS = 20
 """The time left is reckoned by so many last steps."""
+SAMPLES = 8
+"""So many replies of a phase are shown."""
 STATUS_SECONDS = 1.0
 """Most often that status.json is written."""
 
@@ -74,10 +76,24 @@ class Writer:
         replies = [reply for group in groups for reply in group]
         if not replies:
             return {}
+        self._show_reply(step, replies)
         kept = replies[: self.keep_rollouts or None]
         self.folder.write_samples(step, kept, self.pieces)
         self.folder.append_rollouts(self._transcripts(step, kept))
         return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
+
+    def _show_reply(self, step: int, replies: Sequence[Rollout]) -> None:
+        """One of the step's replies for whoever watches: at the first step, and so many times in the phase."""
+        every = max(1, self._now.get("steps", 0) // SAMPLES)
+        if step != 1 and step % every:
+            return
+        reply = replies[step % len(replies)]
+        turns, total = reply.conversation.turns, reply.reward.total
+        place = next((n for n, turn in enumerate(turns) if turn.sample is not None), None)
+        if place is not None:
+            heard = turns[place - 1].message.content if place else ""
+            told = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
+            self.reporter.show_reply(step, heard, turns[place].message.content, told)
 
     def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
         """Write the line of a step, or of an evaluation after it."""

@@ -16,7 +16,7 @@ from typing import Any
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
 from upshot.core.files import fill_folder, place_folder
-from upshot.models.local import adapter_config, load_whole
+from upshot.models.local import adapter_config, describe_choice, load_whole
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -33,6 +33,8 @@ class StartingPoint:
 
 def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> StartingPoint:
     """What `model.path` means for this recipe."""
+    if config.path and (chosen := describe_choice(config.path)):
+        say(f"model.path {chosen}")
     found = adapter_config(config.path) if config.path else None
     if found is None:
         return StartingPoint(config.path)

@@ -32,9 +32,6 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
     path = path or config.path
     device = pick_device(config.device)
     if path:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()  # the run has its own
         if config.quantize == "4bit":
             module, tokenizer = load_4bit(path, config.dtype, device)
         else:

@@ -330,3 +330,19 @@ def test_the_command_prints_its_summary_as_json_and_as_a_table(
     assert rows_of(tmp_path / "rl_train.parquet")[0]["data_source"] == "math-hard"
     assert run_prepare(parser.parse_args(command)) == 0
     assert "dropped: same prompt and goal" in capsys.readouterr().out
+
+
+def test_goals_alone_are_rows_for_rl(tmp_path: Path) -> None:
+    """The simulated user opens them; there is nothing in them to imitate."""
+    from upshot.core.errors import UserError
+    from upshot.tasks.base import tasks
+
+    file = tmp_path / "goals.jsonl"
+    file.write_text("".join(f'{{"goal": "Plan trip {n}", "reference": "plan {n}"}}\n' for n in range(6)))
+    prepare(str(file), tmp_path / "out", PrepareSettings("rl", source="collabllm"))
+    task = tasks.create("collabllm", {"train_file": str(tmp_path / "out" / "rl_train.parquet")})
+    rows = task.rows("train")
+    assert len(rows) == 5 and all(row.goal.startswith("Plan trip") for row in rows)
+    assert not any(message.role == "user" for row in rows for message in row.messages)
+    with pytest.raises(UserError, match="no row for sft"):
+        prepare(str(file), tmp_path / "sft", PrepareSettings("sft"))

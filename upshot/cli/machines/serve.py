@@ -25,7 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "names (docs/serving.md), see how they stand (status) and stop them (stop).",
     )
     parser.add_argument(
-        "model", metavar="MODEL|FILE.yaml|status|stop", help="a Hugging Face folder or hub name, or smollm2-135m"
+        "model",
+        metavar="MODEL|FILE.yaml|status|stop",
+        help="a Hugging Face folder or hub name, a run folder (its best checkpoint), or smollm2-135m",
     )
     parser.add_argument("file", nargs="?", metavar="FILE.yaml", help="of status and stop; left out: those up here")
     parser.add_argument("--map", default="", metavar="FILE", help="of a FILE.yaml: write the classmate map there")
@@ -88,16 +90,18 @@ def _run_model(args: argparse.Namespace) -> int:
     from upshot.core.http_listener import listen, serve_app
     from upshot.engine.engine import Engine, EngineSettings
     from upshot.models.engine_model import EngineModel
-    from upshot.models.local import load_local, pick_device
+    from upshot.models.local import describe_choice, load_whole, pick_device
     from upshot.serving.openai.allowance import Allowance
     from upshot.serving.openai.server import OpenAIServer
 
     allowance = Allowance.hold(args.memory, pick_device(args.device)) if args.memory else None
-    module, tokenizer = load_local(args.model, args.dtype, args.device)
+    module, tokenizer = load_whole(args.model, args.dtype, args.device)
     kv_bytes = allowance.kv_bytes() if allowance else int(args.kv_gib * 2**30)
     settings = EngineSettings(kv_bytes=kv_bytes, max_running=args.max_running, max_waiting=args.max_waiting)
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
     server = OpenAIServer(model, key, args.max_tokens, args.any_name, args.tool_parser)
+    if chosen := describe_choice(args.model):
+        print(chosen, flush=True)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     with listen(args.host, args.port) as listener:
         asyncio.run(serve_app(server.app, listener, drain_s=5))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +14,9 @@ from upshot.config.recipe.policy import PolicyConfig
 from upshot.config.recipe.reward import RewardConfig
 from upshot.config.recipe.rollout import CreditConfig, EpisodeConfig, FuturesConfig
 from upshot.config.recipe.train import TrainConfig
+
+OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""What names a thing of the user's own."""
 
 
 class WarmStartConfig(Section):
@@ -116,6 +121,19 @@ class Recipe(Section):
     keep_rollouts: int = Field(64, ge=0)
     """Replies a step that go to rollouts.jsonl; 0 keeps all."""
 
+    @property
+    def needed_models(self) -> dict[str, ModelSpec]:
+        """Helper models that something of the recipe asks: a twin without futures need not load their classmates.
+
+        Those with a name that is a default (user, judge) are taken for asked, and all are where code of the user's own
+        may ask for any of them.
+        """
+        asked = self.model_dump(mode="json", exclude={"models", "model", "name", "run_dir", "serve", "sandbox", "code"})
+        words = {"user", "judge", *_texts(asked)}
+        if any(OWN_CODE.fullmatch(word) for word in words):
+            return dict(self.models)
+        return {name: spec for name, spec in self.models.items() if name in words}
+
     @model_validator(mode="after")
     def _weigh_another_engine(self) -> Recipe:
         """vLLM's log-probabilities are not quite the learner's: unless the recipe says otherwise, they are weighed."""
@@ -143,3 +161,15 @@ class Recipe(Section):
                 f"off-policy; {way_out}, or train.importance=truncate, or train.async_steps=0"
             )
         return self
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in plain data: values, and the keys of what recipes map."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from (str(key), *_texts(item))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import copy
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     rows = rows_of(task, args.split)[: args.conversations]
     metrics = task_metrics(args.metrics, task)
     out = Path(args.out)
+    if not args.quiet and not args.json:
+        print(tell_size(args, len(rows), args.max_messages or task.max_messages, len(metrics)), file=sys.stderr)
     with Journal(out / JOURNAL, settings_of(args, task, metrics)) as journal:
         lines = [line for line in journal.lines if "conv" in line]
         job = Job("turns", args, journal)
@@ -66,6 +69,18 @@ def run(args: argparse.Namespace) -> int:
     summary = summarise(rows, lines)
     _print({**summary, "spent": job.budget.state(), "file": str(path)}, stats, args.json)
     return 1 if summary["failed"] and not summary["finished"] else 0
+
+
+def tell_size(args: argparse.Namespace, conversations: int, messages: int, metrics: int) -> str:
+    """How much a build is at most, in calls and tokens: a small local model may take hours for it."""
+    turns = conversations * (messages // 2)
+    replies = turns * args.candidates
+    calls = replies + (spoken := replies * args.samples * args.rounds)
+    return (
+        f"at most {turns:,} turns x {args.candidates} candidates: {calls:,} replies of up to {args.max_tokens} tokens "
+        f"({calls * args.max_tokens / 1e6:.3g} M tokens), {spoken + turns:,} user turns, "
+        f"{replies * args.samples * metrics:,} scores; how long that takes is told after the first turn"
+    )
 
 
 def check_arguments(args: argparse.Namespace) -> None:

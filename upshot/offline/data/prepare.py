@@ -139,18 +139,21 @@ def split_tables(
     tables: Mapping[str, Sequence[Record]], settings: PrepareSettings, dropped: Counter[str]
 ) -> dict[str, list[Candidate]]:
     """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
-    parsed = {split: merge_duplicates(_parse_all(records, dropped), dropped) for split, records in tables.items()}
+    goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
+    parsed = {
+        split: merge_duplicates(_parse_all(records, dropped, goals), dropped) for split, records in tables.items()
+    }
     train, validation, leaked = split_in_two(parsed, goal_groups, settings.validation, settings.seed)
     if leaked:
         dropped["goal also in validation"] += leaked
     return {"train": train, "validation": validation}
 
 
-def _parse_all(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
+def _parse_all(records: Sequence[Record], dropped: Counter[str], goals: bool = False) -> list[Candidate]:
     candidates = []
     for record in records:
         try:
-            candidates.append(candidate_of(record))
+            candidates.append(candidate_of(record, goals))
         except BadRow as why:
             dropped[str(why)] += 1
     return candidates

@@ -84,9 +84,13 @@ def is_here(name: str, what: str, offline: bool) -> bool:
     if Path(path).is_dir():
         return True
     from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    if any(isinstance(try_to_load_from_cache(path, file), str) for file in SMALL_FILES):
-        return True
+    try:
+        if any(isinstance(try_to_load_from_cache(path, file), str) for file in SMALL_FILES):
+            return True
+    except HFValidationError:
+        raise UserError(f"{what} '{path}' is no folder here, and no name that the hub could have") from None
     if offline:
         return False
     host = urlsplit(constants.ENDPOINT)

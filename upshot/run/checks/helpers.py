@@ -71,7 +71,7 @@ def _with_servers(recipe: Recipe) -> tuple[Recipe, set[str]]:
 def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:
     """The helper models by name, those of a map of classmates among them."""
     served = read_map(recipe.futures.map_file)[0] if recipe.futures.map_file is not None else {}
-    specs = {**served, **recipe.models}
+    specs = {**served, **recipe.needed_models}
     return {name: ModelSpec.parse(given, f"models.{name}") for name, given in specs.items()}
 
 

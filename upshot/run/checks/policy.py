@@ -8,6 +8,7 @@ from pathlib import Path
 
 from upshot.models.local import NO_BITSANDBYTES, local_path, pick_device
 from upshot.run.checks.context import CheckContext, Finding
+from upshot.training.setup import find_context
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
@@ -28,4 +29,12 @@ def check(context: CheckContext) -> Iterator[Finding]:
             return
         if here.is_dir() and not any(file for kind in WEIGHTS for file in here.glob(kind)):
             yield Finding(f"model.path '{config.path}' has no weights ({', '.join(WEIGHTS)})")
+    if (
+        config.max_context
+        and 0 < (room := find_context(config.model_copy(update={"max_context": 0}))) < config.max_context
+    ):
+        yield Finding(
+            f"model.max_context is {config.max_context}, and the model has {room} positions"
+            f"{' (model.tiny.context)' if not config.path else ''}; set it to {room} or less"
+        )
     context.renderer.check()

@@ -100,20 +100,23 @@ def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
     return [root(candidate.goal_key) for candidate in candidates]
 
 
-def candidate_of(record: Mapping[str, Any]) -> Candidate:
+def candidate_of(record: Mapping[str, Any], goal_alone: bool = False) -> Candidate:
     """A candidate from a record; `BadRow` with the reason when it cannot be one.
 
+    goal_alone: a record with a goal and nothing said is one, too: the simulated user opens it, and no reply was tried.
     verl's RL parquet keeps what a published set has beside the prompt in `extra_info`, the goal one level deeper.
     """
     extra = facts(record.get("extra_info"))
     record = {**facts(extra.get("interaction_kwargs")), **extra, **record}
-    said, completion = _history_and_reply(record)
+    goal = _text(first(record, GOAL))
+    unsaid = goal_alone and goal and not any(record.get(name) for name in ("prompt", "messages"))
+    said, completion = ((), "") if unsaid else _history_and_reply(record)
     if any(m.tool_calls or m.role == "tool" for m in said):
         raise BadRow("tool calls, which these formats do not hold")
     history = tuple(m for m in said if m.role != "system")
-    if not history or history[-1].role != "user":
+    if not unsaid and (not history or history[-1].role != "user"):
         raise BadRow("prompt does not end with the user")
-    if not completion.strip():
+    if not unsaid and not completion.strip():
         raise BadRow("empty completion")
     conv_id = record.get("conv_id")
     return Candidate(
@@ -121,7 +124,7 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
         completion=completion,
         conv_id="" if conv_id is None else str(conv_id),
         score=_number(record.get("score")),
-        goal=_text(first(record, GOAL)),
+        goal=goal,
         reference=_text(first(record, REFERENCE)),
         metadata=facts(record.get("single_turn_metadata")),
         system="\n".join(m.content for m in said if m.role == "system"),

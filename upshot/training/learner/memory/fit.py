@@ -133,8 +133,8 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
 
 
 def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
-    """Helper models by name: those of `models`, and copies of the policy that classmates are."""
-    return dict(recipe.models) | {
+    """Helper models by name: those of `models` that are asked, and copies of the policy that classmates are."""
+    return recipe.needed_models | {
         name: ModelSpec(model=name) for name in classmate_names(recipe.futures) if name.startswith("policy@")
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upshot.cli.console import PlainReporter, step_line
+from upshot.run.console import PlainReporter, step_line
 
 LINE = {
     "time/step": 1.93,
@@ -32,11 +32,14 @@ def test_one_line_tells_where_the_time_tokens_memory_and_money_of_a_step_went() 
     assert step_line({"eval/reward/mean": 0.5}) == "", "a line of nothing but an evaluation"
 
 
-def test_a_log_has_the_numbers_of_a_step_and_its_times_below_them(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = PlainReporter(every_s=0.0)
-    reporter.phase("rl", 2)
+def test_a_log_has_one_line_a_step_with_its_times_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = PlainReporter()
+    reporter.phase("rl", 101)
     reporter.step("rl", 1, {"reward/mean": 0.5, **LINE})
-    reporter.step("rl", 2, {"eval/reward/mean": 0.5})
+    reporter.show_reply(1, "which\nsize?", "a\x1b[31m big one", "reward 0.5")
+    reporter.step("rl", 101, {"eval/reward/mean": 0.5})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("rl 1/2  reward/mean=0.5") and lines[2].startswith("    1.93 s (sample")
-    assert lines[3:] == ["rl 2/2  eval/reward/mean=0.5"]
+    assert lines[1].startswith("rl 1/101  reward/mean=0.5") and "1.93 s (sample" in lines[1]
+    assert lines[1].endswith("ETA 3 min")
+    assert lines[2] == "    step 1, reward 0.5: 'which size?' → 'a [31m big one'"
+    assert lines[3:] == ["rl 101/101  eval/reward/mean=0.5"]

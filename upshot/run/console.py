@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,29 +61,34 @@ class JsonReporter(Reporter):
 
 
 class PlainReporter(Reporter):
-    """A line every few seconds, for logs."""
+    """A line a step, for logs: its numbers, its times, and the time left."""
 
-    def __init__(self, every_s: float = 5.0) -> None:
-        self.every_s = every_s
+    def __init__(self) -> None:
         self._total = 0
-        self._last = 0.0
+        self._seconds: deque[float] = deque(maxlen=20)
+        """That the last steps took."""
 
     def phase(self, name: str, total: int, done: int = 0) -> None:
         """Announce the phase."""
         self._total = total
+        self._seconds.clear()
         print(f"{name}: {total} steps" + (f", going on after {done}" if done else ""), flush=True)
 
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the step when the last line is old enough, and always the last one."""
-        if step < self._total and time.monotonic() - self._last < self.every_s:
-            return
-        self._last = time.monotonic()
+        """Print the step."""
+        if "time/step" in metrics:
+            self._seconds.append(metrics["time/step"] + metrics.get("time/save", 0.0))
+        left = (self._total - step) * statistics.fmean(self._seconds or [0.0])
         kept = [
             f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
             for key, value in shown_metrics(metrics)
         ]
-        times = step_line(metrics)
-        print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]) + (f"\n    {times}" if times else ""), flush=True)
+        said = [f"{phase} {step}/{self._total}", *kept[:8], step_line(metrics), f"ETA {duration(left)}" if left else ""]
+        print("  ".join(part for part in said if part), flush=True)
+
+    def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
+        """A reply in one line."""
+        print(f"    step {step}, {reward}: {one_line(heard, 60)!r} → {one_line(said, 160)!r}", flush=True)
 
     def say(self, text: str) -> None:
         """Print the line."""
@@ -126,6 +132,14 @@ class RichReporter(Reporter):
         self._progress.update(self._task, completed=step, note="")
         self._live.update(Group(self._progress, metrics_table(shown_metrics(metrics)), Text(step_line(metrics), "dim")))
 
+    def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
+        """A reply above the bar."""
+        from rich.text import Text
+
+        self._console.print(Text(f"step {step}, {reward}", "bold"))
+        for who, text in (("heard", heard), ("said", said)):
+            self._console.print(Text.assemble((f"  {who}: ", "dim"), one_line(text, 300)))
+
     def show_progress(self, done: int, total: int) -> None:
         """Replies of the running step."""
         self._progress.update(self._task, note=f"[dim]reply {done}/{total}")
@@ -144,6 +158,20 @@ class RichReporter(Reporter):
         import pdb
 
         pdb.Pdb().set_trace(sys._getframe(1))
+
+
+def one_line(text: str, most: int) -> str:
+    """A text on one line without what could act on a terminal, its end left out where it is long."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else f"{shown[:most]}…"
+
+
+def duration(seconds: float) -> str:
+    """A time left, as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def metrics_table(rows: list[tuple[str, float]]) -> Any:

@@ -1,0 +1,128 @@
+"""`upshot chat`, driven through a real terminal: typed lines, streamed replies, forks with their rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.patience import wait_until
+from upshot.cli import main
+from upshot.core.conversation import Message
+from upshot.models.base import Request
+from upshot.models.connect import connect
+from upshot.models.endpoint import EndpointModel
+from upshot.offline.play.trees import clean
+from upshot.serving.openai.server import OpenAIServer
+
+
+class Tmux:
+    """A terminal of 80 columns with a program in it."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.socket = str(folder / "tmux")
+        self("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "60", "-c", str(folder), command)
+
+    def __call__(self, *words: str) -> str:
+        return subprocess.run(["tmux", "-S", self.socket, *words], capture_output=True, text=True).stdout
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p", "-S", "-200")
+
+    def type(self, line: str) -> None:
+        self("send-keys", "-l", line)
+        self("send-keys", "Enter")
+
+    def wait_for(self, text: str, times: int = 1) -> str:
+        wait_until(lambda: self.screen().count(text) >= times, 60)
+        return self.screen()
+
+
+@pytest.fixture
+def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Tmux]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed, and the chat is driven through a terminal")
+    words = f"env OMP_NUM_THREADS=1 TERM=screen {sys.executable} -m upshot.cli chat {run_folder}; cat"
+    own = Tmux(words, tmp_path)
+    yield own
+    own("kill-server")
+
+
+def test_a_chat_in_a_terminal(terminal: Tmux, tmp_path: Path) -> None:
+    assert "its best checkpoint" in terminal.wait_for("you>")
+    terminal.type("hello there")
+    terminal.wait_for("tokens")
+    terminal.type("/fork 2")
+    tree = terminal.wait_for("/take K")
+    assert tree.count("reward ") == 2 and "future 2" in tree and "verifier" in tree
+    terminal.type("/take 2")
+    terminal.type("/score")
+    terminal.wait_for("token_amount", times=4)
+    terminal.type("/think")
+    terminal.wait_for("thoughts are shown")
+    terminal.type("/new")
+    terminal.type("/user")
+    heard = terminal.wait_for("user>")
+    assert "goal (the model does not see it)" in heard
+    terminal.type("/nope")
+    terminal.wait_for("unknown command '/nope'")
+    terminal.type("/save talk.jsonl")
+    terminal.wait_for("saved to talk.jsonl")
+    saved = json.loads((tmp_path / "talk.jsonl").read_text())
+    assert saved["messages"][0]["role"] == "user" and "goal" in saved
+    terminal.type("/quit")
+
+
+def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = run_folder / "checkpoints" / "rl-000002"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/user\n/fork 2\n/score\n"))
+    assert main(["chat", str(model), "--max-tokens", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "there is no simulated user here" in told and "reply 2" in told and "token_amount" in told
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["chat", str(run_folder), "--checkpoint", "last"]) == 0
+    assert "its checkpoint rl-000002" in capsys.readouterr().out
+    assert main(["chat", str(model), "train.lr=1"]) == 2
+    assert "overrides a recipe, and there is none" in capsys.readouterr().err
+
+
+def test_what_a_model_writes_cannot_act_on_the_terminal() -> None:
+    assert clean("a\x1b[31mred\x07\u202e b\n\tc") == "a[31mred b\n\tc"
+
+
+def test_a_reply_from_an_endpoint_comes_in_pieces(run_folder: Path) -> None:
+    """Our own server streams it; what was heard is what came."""
+    from upshot.core.http_listener import listen, serve_app
+    from upshot.engine.engine import Engine
+    from upshot.models.engine_model import EngineModel
+    from upshot.models.local import load_whole
+
+    async def talk() -> tuple[list[str], str]:
+        module, tokenizer = load_whole(str(run_folder))
+        server = OpenAIServer(EngineModel(Engine(module), tokenizer, "thimble"))
+        with listen("127.0.0.1", 0) as listener:
+            port = listener.getsockname()[1]
+            serving = asyncio.create_task(serve_app(server.app, listener, drain_s=0))
+            heard: list[str] = []
+            async with connect(f"http://127.0.0.1:{port}/v1#thimble") as model:
+                assert isinstance(model, EndpointModel)
+                said = await model.stream(Request([Message("user", "hello")]), heard.append)
+            serving.cancel()
+        return heard, said.text
+
+    heard, said = asyncio.run(talk())
+    assert "".join(heard) == said and len(heard) > 1
+
+
+def test_options_that_a_recipe_says_are_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(run_folder), "--user", "scripted:echo"]) == 2
+    assert "--user: the recipe says it" in capsys.readouterr().err

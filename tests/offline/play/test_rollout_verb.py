@@ -1,0 +1,136 @@
+"""`upshot rollout`, `eval RECIPE` and `sweep` on a thimble: what is printed, saved and gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.offline.play.conftest import THIMBLE
+from upshot.cli import main
+from upshot.cli.completion import complete
+from upshot.offline.play.rollout import Stepper
+from upshot.offline.statistics import student_quantile
+from upshot.offline.sweep import cell_text, plan_runs
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    file = tmp_path / "thimble.yaml"
+    file.write_text(yaml.safe_dump(THIMBLE))
+    return str(file)
+
+
+def test_a_rollout_prints_trees_with_rewards_and_trains_nothing(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["rollout", recipe, "--n", "2", "--replies", "3"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("prompt slots/train/") == 2 and told.count("reply 3") == 2 and "future 2" in told
+    assert max(map(len, told.splitlines())) <= 80 and "6 replies, reward" in told
+    assert not (tmp_path / "runs").exists()
+    assert main(["rollout", recipe, "--n", "1", "--json", "--seed", "3"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 2 and "total" in lines[0]["reward"]
+
+
+def test_the_checkpoint_of_a_run_speaks(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", str(run_folder), "--n", "1"]) == 0
+    assert "its best checkpoint" in capsys.readouterr().err
+
+
+def test_stepping_stops_before_each_call_until_told_to_go_on() -> None:
+    import asyncio
+
+    asked: list[str] = []
+    answers = iter(["", "c"])
+
+    class Speaker:
+        async def observe(self, given: Any) -> list[Any]:
+            return []
+
+    def ask(text: str) -> str:
+        asked.append(text)
+        return next(answers)
+
+    async def play() -> None:
+        speaker, stepper = Speaker(), Stepper(ask)
+        stepper.watch(speaker, "observe", "user")
+        for _ in range(4):
+            await speaker.observe([])
+
+    asyncio.run(play())
+    assert len(asked) == 2 and asked[0].startswith("user ← ")
+
+
+def test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = f"old={run_folder}/checkpoints/rl-000001"
+    assert main(["eval", str(run_folder), "--models", first, "--rows", "3", "--json", "--quiet"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["columns"][1:] == ["reward", "k-tokens", "verifier"]
+    assert table["cells"]["old"]["reward"]["n"] == 3 and "low" in table["cells"]["old"]["reward"]
+    both = f"{first},new={run_folder}/checkpoints/rl-000002"
+    assert main(["eval", str(run_folder), "--models", both, "--rows", "3", "--json", "--quiet"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert "difference" in table["cells"]["new"]["reward"]
+    lines = (tmp_path / "eval-thimble" / "rollouts.jsonl").read_text().splitlines()
+    assert len(lines) == 6  # the three of the first run were not played again
+    assert main(["eval", str(run_folder), "--models", both, "--judge", "scripted:ok"]) == 2
+    assert "models.judge=…" in capsys.readouterr().err
+
+
+def test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", recipe, "train.steps=1", "eval.every=0", "train.lr=[1e-3,1e-2]", "--seeds", "2", "--json"]
+    assert main([*words, "--metric", "reward/mean"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [row["setting"] for row in table["rows"]] == ["train.lr=0.001", "train.lr=0.01"]
+    cell = table["rows"][0]["metrics"]["reward/mean"]
+    assert len(cell["values"]) == 2 and cell["low"] <= cell["mean"] <= cell["high"]
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/metrics.jsonl")}
+    assert len(written) == 4
+    assert main([*words, "--metric", "reward/mean"]) == 0  # all are finished: nothing is trained again
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    assert json.loads(capsys.readouterr().out)["rows"] == table["rows"]
+
+
+def test_what_a_sweep_would_train_is_known_before_it_does(recipe: str) -> None:
+    settings = plan_runs(recipe, ["train.lr=[1e-3,1e-2]", "futures.samples=[[2],[2,2]]", "seed=5"], seeds=2)
+    assert len(settings) == 4 and [run.seed for run, _ in settings[0].runs] == [5, 6]
+    assert len({path for setting in settings for _, path in setting.runs}) == 8
+    assert settings[1].runs[0][0].futures.samples == [2, 2]
+
+
+def test_students_quantiles_are_those_of_the_tables() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}
+    assert all(abs(student_quantile(0.975, freedom) - t) < 1e-3 for freedom, t in table.items())
+    assert cell_text({"values": [1.0], "missing": 0, "mean": 1.0, "low": 1.0, "high": 1.0}) == "1 (1)"
+
+
+def test_tab_completes_verbs_recipes_keys_and_values() -> None:
+    assert complete(["tra"]) == ["train"]
+    assert "quickstart" in complete(["train", "quick"])
+    assert complete(["train", "quickstart", "train.met"]) == ["train.method="]
+    assert complete(["train", "quickstart", "train.method=r"]) == ["train.method=rl"]
+    assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"]
+    assert complete(["recipe", "sh"]) == ["show"] and "--step" in complete(["rollout", "--s"])
+
+
+def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "diff", "classmate-mini", "classmate-mini"]) == 0
+    assert main(["recipe", "diff", "collabllm-grpo", "collabllm-ppo"]) == 1
+    told = capsys.readouterr().out
+    assert "train.method" in told and "train.optimizer.betas" not in told
+    assert main(["recipe", "show", "quickstart", "--changed"]) == 0
+    shown = capsys.readouterr().out
+    assert "task.name" in shown and "model.exact" not in shown

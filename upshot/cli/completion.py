@@ -1,0 +1,124 @@
+"""`upshot completion bash|zsh|fish`: a script that completes verbs, recipes, keys and their values with Tab."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+BASH = """\
+_upshot() {
+    local IFS=$'\\n'
+    COMPREPLY=($(upshot completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+}
+complete -o default -F _upshot upshot
+"""
+SCRIPTS = {
+    "bash": BASH,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
+    "fish": 'complete -c upshot -a "(upshot completion words -- (commandline -opc)[2..-1] (commandline -ct))"\n',
+}
+WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")
+"""Words after which a recipe is named, and then its keys."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="a script for your shell: Tab completes verbs, recipes and keys",
+        description='Print a completion script. bash: eval "$(upshot completion bash)" in ~/.bashrc; zsh: the same '
+        "with zsh in ~/.zshrc; fish: upshot completion fish > ~/.config/fish/completions/upshot.fish",
+    )
+    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help="your shell; words: what the script asks for")
+    parser.add_argument("line", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script, or what may stand in the place of the last word of a line."""
+    if args.shell == "words":
+        print("\n".join(complete(args.line or [""])))
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
+    return 0
+
+
+def complete(line: Sequence[str]) -> list[str]:
+    """What the last word of a command line may become."""
+    *before, word = line
+    return sorted({found for found in _candidates(before, word) if found.startswith(word)})
+
+
+def _candidates(before: Sequence[str], word: str) -> list[str]:
+    from upshot.cli import VERBS, make_parser
+
+    if not before:
+        return list(VERBS)
+    if before[-1] == "=" and len(before) > 1:  # bash takes `key=value` for three words
+        return _values(before[-2])
+    if word == "=":
+        return []
+    if word.startswith("-"):
+        return _options(make_parser(before[:1]), before)
+    inner = _verbs_inside(make_parser(before[:1]), before)
+    if inner:
+        return inner
+    named = next((place for place, part in enumerate(before) if part in WITH_RECIPE), None)
+    if named is None:
+        return []
+    if "=" in word:
+        key = word.partition("=")[0]
+        return [f"{key}={value}" for value in _values(key)]
+    return _recipes() if len(before) == named + 1 else [f"{key}=" for key in _keys()]
+
+
+def _recipes() -> list[str]:
+    from upshot.config.load import list_recipes
+
+    return list_recipes()
+
+
+def _keys() -> list[str]:
+    from upshot.config.recipe import Recipe
+    from upshot.config.validation import keys_of
+
+    return list(keys_of(Recipe))
+
+
+def _values(key: str) -> list[str]:
+    """The texts that a key may have, where the recipe lists them."""
+    import typing
+
+    from upshot.config.recipe import Recipe
+    from upshot.config.validation import model_at
+
+    above, _, last = key.rpartition(".")
+    section = model_at(Recipe, above.split(".")) if above else Recipe
+    info = section.model_fields.get(last) if section is not None else None
+    if info is None:
+        return []
+    if info.annotation is bool:
+        return ["true", "false"]
+    return [str(value) for value in typing.get_args(info.annotation) if isinstance(value, str)]
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
+def _deepest(parser: argparse.ArgumentParser, before: Sequence[str]) -> argparse.ArgumentParser:
+    for word in before:
+        parser = _subparsers(parser).get(word, parser)
+    return parser
+
+
+def _verbs_inside(parser: argparse.ArgumentParser, before: Sequence[str]) -> list[str]:
+    return list(_subparsers(_deepest(parser, before)))
+
+
+def _options(parser: argparse.ArgumentParser, before: Sequence[str]) -> list[str]:
+    actions = _deepest(parser, before)._actions
+    return [flag for action in actions if action.help != argparse.SUPPRESS for flag in action.option_strings]

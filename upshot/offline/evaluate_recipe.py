@@ -1,0 +1,153 @@
+"""`upshot eval RECIPE --models a=…,b=…`: held-out rows of any task, played and scored as the recipe says.
+
+The table has the reward and every metric of the recipe. All models meet the same rows with the same seeds; where the
+simulated user opens, they hear the same words. One model is loaded at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from upshot.config.load import load_recipe
+from upshot.core.conversation import Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.offline.arguments import read_model
+from upshot.offline.evaluate import check_speakers, parse_models
+from upshot.offline.job import Job
+from upshot.offline.play.stage import Stage, held_out, open_stage, recipe_of_run
+from upshot.offline.table import Line
+from upshot.rollout.check_names import check_names
+from upshot.rollout.play import Opening, open_row, play_reply
+from upshot.rollout.services import Spec, build_held_out
+from upshot.tasks.base import groups_of, tasks
+
+OF_THE_TASK = {
+    "task": "task.name=…",
+    "file": "task.file=…",
+    "system": "episode.system=…",
+    "user": "models.user=…",
+    "judge": "models.judge=…",
+    "metrics": "reward.metrics=…",
+    "tokenizer": "",
+    "max_messages": "episode.max_turns=… or futures.rounds=…",
+    "max_tokens": "episode.max_tokens=…",
+    "temperature": "eval.temperature=…",
+}
+"""Options of the paper's table → what a recipe says instead."""
+REWARD = "reward"
+
+
+class RecipeEvaluation:
+    """Plays and scores every held-out row with every model."""
+
+    table_group: str | None = None
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Check everything that can be checked before a model is loaded."""
+        for option, instead in OF_THE_TASK.items():
+            if getattr(args, option) != args.default_of(option):
+                flag, how = f"--{option.replace('_', '-')}", f": {instead}" if instead else ""
+                raise UserError(f"{flag} is for the table of --task; a recipe says it itself{how}")
+        self.args = args
+        self.recipe = load_recipe(args.recipe, args.overrides).recipe
+        check_names(self.recipe)
+        if not self.recipe.train.samples:
+            raise UserError(
+                f"train.method '{self.recipe.train.method}' plays no rows; give a recipe of the task that is to be "
+                "played (train.method=rl), and the trained run as one of --models"
+            )
+        self.name = self.recipe.name
+        self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
+        self.models: dict[str, Spec] = {name: read_model(spec) for name, spec in self._named_models().items()}
+        self.rows: list[Row] = self._held_out_rows()
+        self.metrics: dict[str, Any] = {REWARD: 1.0} | {
+            metric.name: metric.weight for metric in self.recipe.reward.metrics
+        }
+        self.lines: list[Line] = []
+        self._openings: dict[str, Opening] = {}
+
+    def _named_models(self) -> Mapping[str, Spec]:
+        if self.args.models:
+            return parse_models(self.args.models)
+        if not recipe_of_run(self.args.recipe):
+            raise UserError("which models? --models base=SPEC,trained=RUN names the rows of the table")
+        start = self.recipe.model.path
+        return ({"start": start} if start else {}) | {"trained": self.args.recipe}
+
+    def _held_out_rows(self) -> list[Row]:
+        if self.args.split == "all":
+            rows = [row for split in ("train", "validation", "test") for row in self.task.rows(split)]
+            return rows[: self.args.goals]
+        return held_out(self.task, self.args.split, self.args.goals)
+
+    def settings(self) -> dict[str, Any]:
+        """The recipe as it is resolved, the split and the seed."""
+        whole = self.recipe.model_dump(mode="json", exclude={"run_dir", "train", "trackers", "budget", "code"})
+        return {"recipe": whole, "split": self.args.split, "seed": self.args.seed}
+
+    def speaker(self, name: str) -> str:
+        """Who a row of the table is."""
+        return str(self.models[name])
+
+    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
+        """Go on behind what an earlier run has played."""
+        rows = {row.id for row in self.rows}
+        self.lines = [line for line in rollouts if line["row"] in rows and line["model"] in self.models]
+        check_speakers(self.lines, self.speaker)
+
+    async def play(self, job: Job) -> dict[str, float]:
+        """All rows with one model after the other."""
+        done = {line["key"] for line in self.lines}
+        stats: dict[str, float] = {}
+        for name, spec in self.models.items():
+            todo = [
+                (row, number)
+                for row in self.rows
+                for number in range(self.recipe.eval.samples)
+                if key_of(row, name, number) not in done
+            ]
+            if not todo:
+                continue
+            async with open_stage(self.recipe, spec, job.budget) as opened:
+                stage = replace(opened, context=build_held_out(self.recipe, opened.services, opened.context))
+
+                async def one(piece: tuple[Row, int], name: str = name, stage: Stage = stage) -> None:
+                    line = await self._line(stage, name, *piece)
+                    self.lines.append(line)
+                    job.write(line, failure=line["missing"])
+
+                await job.run(todo, one, len(self.rows) * self.recipe.eval.samples - len(todo), shown=name)
+                stats |= {f"{name}/{key}": value for key, value in stage.services.stats().items()}
+        return stats
+
+    async def _line(self, stage: Stage, name: str, row: Row, number: int) -> dict[str, Any]:
+        """One reply and its scores, as a line of `rollouts.jsonl`."""
+        seed = derive_seed(self.args.seed, "eval")
+        if row.id not in self._openings or self._openings[row.id].failure is not None:
+            self._openings[row.id] = await open_row(stage.context, row, seed, 0)
+        opening = self._openings[row.id]
+        talk = opening.conversation(row, seed, 0, number, number)
+        reply = await play_reply(stage.context, talk, 0, opening.failure)
+        total = reply.reward.total
+        means = {metric: reply.reward.means.get(metric, total) for metric in self.metrics if metric != REWARD}
+        return reply.to_dict(0) | {
+            "key": key_of(row, name, number),
+            "model": name,
+            "speaker": self.speaker(name),
+            "missing": None if total.value is not None or not reply_failed(reply) else str(total.reason),
+            "scores": {REWARD: total.to_dict()} | {metric: score.to_dict() for metric, score in means.items()},
+            "groups": {"model": name, **groups_of(stage.task, row)},
+        }
+
+
+def reply_failed(reply: Any) -> bool:
+    """Whether a reply could not be played, so that the same command should play it again."""
+    return not reply.futures and not reply.reward.means
+
+
+def key_of(row: Row, model: str, number: int) -> str:
+    """The name of one of a model's replies to a row."""
+    return f"{row.id}@{model}" + (f"#{number}" if number else "")

@@ -1,0 +1,181 @@
+"""A chat with a model as its training plays it: your words or the simulated user's, replies forked and scored.
+
+The commands of a session, and no terminal: `terminal.py` reads and prints. Everything is played by the same context as
+a training step, so that what `/fork` says of a reply is what training would say of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from upshot.core.conversation import Conversation, Message, Row, Turn
+from upshot.core.errors import UserError
+from upshot.core.files import append_jsonl
+from upshot.core.score import Score
+from upshot.core.time_limit import limit_call
+from upshot.rewards.metric import Metric
+from upshot.rollout.context import RolloutContext
+from upshot.rollout.play import play_reply, score_conversation
+from upshot.rollout.rollout import Rollout
+from upshot.tasks.participants.base import Participant, count
+
+NO_GOAL = (
+    "the simulated user needs a goal: give one with /goal TEXT, or chat with a run or --recipe, whose rows have some"
+)
+
+
+@dataclass
+class ChatSettings:
+    """Who and what a chat has besides its policy."""
+
+    context: RolloutContext
+    metrics: Mapping[str, Metric]
+    user: Participant | None = None
+    rows: Sequence[Row] = ()
+    """Rows whose goals the simulated user may have, taken in turn."""
+    system: str = ""
+    seed: int = 0
+
+
+class Chat:
+    """One conversation after another; each command returns what there is to show."""
+
+    def __init__(self, settings: ChatSettings) -> None:
+        self.settings = settings
+        self.forks: list[Rollout] = []
+        """The replies of the last /fork."""
+        self._begun = 0
+        self._rows = 0
+        self.conversation = self._new(Row("chat", ()))
+
+    def _new(self, row: Row) -> Conversation:
+        self._begun += 1
+        self.forks = []
+        system = self.settings.system
+        if system and not any(message.role == "system" for message in row.messages):
+            row = replace(row, messages=(Message("system", system), *row.messages))
+        self.conversation = Conversation(row, self.settings.seed + self._begun, f"chat#{self._begun}")
+        return self.conversation
+
+    def restart(self, row: Row | None = None) -> None:
+        """A new conversation, with the facts of a row or with none."""
+        self._new(row or Row("chat", ()))
+
+    def set_fact(self, name: str, value: str) -> None:
+        """Goal or reference of the conversation as it goes on."""
+        self.conversation.row = replace(self.conversation.row, **{name: value})  # type: ignore[arg-type]
+
+    def say(self, text: str) -> None:
+        """Your words."""
+        self.conversation.say(Message("user", text))
+
+    async def hear_user(self) -> list[Message]:
+        """What the simulated user says instead of you; where it leaves, the conversation has ended."""
+        user = self.settings.user
+        if user is None:
+            raise UserError("there is no simulated user here: name the model that plays it with --user, or --recipe")
+        if self.conversation.row.goal is None and not self.conversation.row.meta.get("script"):
+            opening = self._take_row()
+            if any(message.role == "user" for message in opening):
+                return opening
+        talk, before = self.conversation, len(self.conversation.turns)
+        if any(turn.message.role == "user" for turn in talk.turns):
+            observation = await limit_call(user, user.observe, talk)
+            count(talk, observation.metrics)
+            for message in observation.messages:
+                talk.say(message, note=observation.note)
+            if observation.done:
+                talk.ended = observation.reason
+        else:
+            await limit_call(user, user.start, talk)
+        heard = [turn.message for turn in self.conversation.turns[before:]]
+        if not heard and talk.ended is None:
+            talk.ended = "nothing said"
+        return heard
+
+    def _take_row(self) -> list[Message]:
+        """The next goal that the task's rows have; what its row opens with, where the conversation begins with it."""
+        if not self.settings.rows:
+            raise UserError(NO_GOAL)
+        row = self.settings.rows[self._rows % len(self.settings.rows)]
+        self._rows += 1
+        if any(turn.message.role == "user" for turn in self.conversation.turns):
+            own = self.conversation.row.messages
+            self.conversation.row = replace(row, messages=own)
+            return []
+        self.restart(row)
+        return [turn.message for turn in self.conversation.turns if turn.message.role != "system"]
+
+    async def fork(self, n: int) -> list[Rollout]:
+        """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
+        before = self._before_reply()
+        if not any(turn.message.role == "user" for turn in before.turns):
+            raise UserError("nothing was said yet that could be replied to")
+        one_reply = replace(self.settings.context, max_turns=1, environment=None)
+        twins = [before.fork("fork", self._begun, index) for index in range(n)]
+        self.forks = list(await asyncio.gather(*(play_reply(one_reply, twin) for twin in twins)))
+        return self.forks
+
+    def take(self, number: int) -> Turn:
+        """Go on with one of the forked replies."""
+        if not 1 <= number <= len(self.forks):
+            raise UserError(f"there is no reply {number}: /fork N makes some, and they count from 1")
+        chosen = self.forks[number - 1].conversation
+        self.conversation.turns = chosen.turns
+        self.conversation.ended = None
+        return chosen.turns[-1]
+
+    async def score(self) -> dict[str, Score]:
+        """Every metric of the conversation as it stands."""
+        if self.last_reply() is None:
+            raise UserError("there is no reply to score yet")
+        if not self.settings.metrics:
+            raise UserError("there are no metrics here: give --metrics, or chat with a run or --recipe")
+        return await score_conversation(self.settings.metrics, self.conversation)
+
+    def save(self, path: Path) -> None:
+        """Append the conversation to a JSONL file that `upshot score` and `upshot data prepare` read."""
+        row = self.conversation.row
+        facts = {name: value for name, value in (("goal", row.goal), ("reference", row.reference)) if value is not None}
+        said = [turn.message.to_dict() for turn in self.conversation.turns]
+        append_jsonl(path, [json.loads(json.dumps({"messages": said, **facts}, default=str))])
+
+    def last_reply(self) -> Turn | None:
+        """The model's last turn."""
+        spoken = [turn for turn in self.conversation.turns if turn.message.role == "assistant"]
+        return spoken[-1] if spoken else None
+
+    def thought(self) -> str:
+        """The thought of the last reply; empty where it had none."""
+        turn = self.last_reply()
+        return "" if turn is None else str(turn.note.get("thought", ""))
+
+    def drop_half(self, turns: tuple[Turn, ...]) -> None:
+        """Go back to earlier turns, when a reply was broken off."""
+        self.conversation.turns = turns
+
+    def _before_reply(self) -> Conversation:
+        twin = self.conversation.fork("again", len(self.conversation.turns))
+        while twin.turns and twin.turns[-1].message.role != "user":
+            twin.turns = twin.turns[:-1]
+        twin.ended = None
+        return twin
+
+    async def reply(self) -> Turn:
+        """The model's reply to what was said last."""
+        turn = await self.settings.context.policy.reply(self.conversation)
+        if turn is None:
+            raise UserError("the conversation fills the model's context; begin another one with /new")
+        return turn
+
+
+def reply_facts(turn: Turn) -> dict[str, Any]:
+    """Tokens and how it ended, for the line below a reply."""
+    if turn.sample is not None:
+        return {"tokens": len(turn.sample.ids), "finish": turn.sample.finish}
+    return {"tokens": turn.note.get("tokens"), "finish": turn.note.get("finish")}

@@ -1,0 +1,170 @@
+"""The stage of a recipe, opened without training: a model as the policy, and everybody that the recipe names.
+
+Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; what is played here is what training plays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.config.load import find_recipe
+from upshot.config.recipe import Recipe
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.time_limit import call_seconds
+from upshot.models.base import Completion, Model, Request
+from upshot.models.client.budget import Budget
+from upshot.models.connect import connect
+from upshot.models.endpoint import EndpointModel
+from upshot.models.engine_model import EngineModel
+from upshot.models.rendering import Renderer
+from upshot.offline.arguments import read_model
+from upshot.rollout.context import RolloutContext
+from upshot.rollout.policy import Policy
+from upshot.rollout.services import Services, Spec, build_context, build_services
+from upshot.serving.openai.stream import GrowingText
+from upshot.tasks.base import Task, tasks
+
+Hear = Callable[[str], None]
+"""Is told pieces of what the policy says, as they come."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everything that a recipe's conversations are played with, started."""
+
+    recipe: Recipe
+    task: Task
+    services: Services
+    context: RolloutContext
+
+
+class StandingPolicy(Model):
+    """A policy that does not learn: its copies at any time are itself. What it says can be heard as it comes."""
+
+    def __init__(self, inner: Model) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.abilities = inner.abilities
+        self.tokenizer = inner.tokenizer
+        self.hear: Hear | None = None
+        """Of calls that name the role 'policy'; None: nobody listens."""
+
+    def copy_at(self, when: str) -> Model:
+        """Itself: it stays as it is."""
+        return self
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the model behind this one; told piece by piece where that can be, and else when it is whole."""
+        hear = self.hear if request.role == "policy" and request.n == 1 else None
+        if hear is None:
+            return await self.inner.generate(request)
+        engine = getattr(self.inner, "inner", self.inner)  # of a model in this process, what samples it
+        if isinstance(engine, EngineModel):
+            return await _stream_engine(engine, request, hear)
+        if isinstance(self.inner, EndpointModel) and not request.by_ids:
+            return [await self.inner.stream(request, hear)]
+        completions = await self.inner.generate(request)
+        hear(completions[0].text)
+        return completions
+
+    def stats(self) -> dict[str, float]:
+        """Those of the model behind this one."""
+        return self.inner.stats()
+
+    async def aclose(self) -> None:
+        """Release the model behind this one."""
+        await self.inner.aclose()
+
+
+async def _stream_engine(engine: EngineModel, request: Request, hear: Hear) -> list[Completion]:
+    growing = GrowingText(engine.tokenizer, request.sampling.stop)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_token(_: Any, token: int, __: float) -> None:
+        if token not in engine.end_ids:
+            hear(growing.add(token))
+
+    def on_done(_: Any) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    [running] = engine.submit(request, on_token=on_token, on_done=on_done)
+    try:
+        await done
+    except asyncio.CancelledError:
+        engine.engine.abort(running)
+        raise
+    return [engine.completion(running, request.sampling)]
+
+
+async def start_policy(
+    recipe: Recipe, task: Task, spec: Spec | None, budget: Budget | None = None
+) -> tuple[StandingPolicy, Renderer | None]:
+    """The policy to play with: the model of a spec, else the recipe's own as it is before any training."""
+    if spec is not None:
+        budget = budget or Budget(max_dollars=recipe.budget.max_dollars)
+        model = connect(read_model(spec), role="policy", budget=budget)
+        await model.start()
+        renderer = Renderer(model.tokenizer, recipe.model.template_options) if model.tokenizer is not None else None
+        return StandingPolicy(model), renderer
+    from upshot.engine.engine import Engine
+    from upshot.training.setup import load_policy
+
+    module, tokenizer = load_policy(recipe.model, task, derive_seed(recipe.seed, "weights"))
+    renderer = Renderer(tokenizer, recipe.model.template_options)
+    return StandingPolicy(EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)), renderer
+
+
+@asynccontextmanager
+async def open_stage(recipe: Recipe, spec: Spec | None = None, budget: Budget | None = None) -> AsyncIterator[Stage]:
+    """Load and start everybody; closed again at the end.
+
+    spec: who is the policy; None: the recipe's own model, before any training. budget: instead of the recipe's.
+    """
+    call_seconds.set(recipe.call_seconds)
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    policy, renderer = await start_policy(recipe, task, spec, budget)
+    try:
+        services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
+        speaker = _speaker(recipe, task, policy, renderer)
+        async with services:
+            yield Stage(
+                recipe,
+                task,
+                services,
+                build_context(recipe, services, speaker),
+            )
+    finally:
+        await policy.aclose()
+
+
+def _speaker(recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Renderer | None) -> Policy:
+    episode = recipe.episode
+    sampling = Sampling(episode.max_tokens, episode.temperature, episode.top_p, episode.top_k)
+    engine = getattr(policy.inner, "inner", policy.inner)
+    room = recipe.model.max_context or (engine.engine.shape.max_length if isinstance(engine, EngineModel) else 0)
+    return Policy(policy, renderer, sampling, room, episode.system, task.tools(), episode.think)
+
+
+def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
+    """Rows that were not trained on: of the split that is named, else test, else validation."""
+    for name in [split] if split else ["test", "validation"]:
+        if rows := list(task.rows(name))[:most]:
+            return rows
+    raise UserError(
+        f"task '{task.name}' has no rows in its split {split or 'test or validation'}; choose another --split"
+    )
+
+
+def recipe_of_run(name: str) -> bool:
+    """Whether a recipe's name is a run folder, whose own recipe is meant, and its best checkpoint."""
+    try:
+        return find_recipe(name).parent.joinpath("checkpoints").is_dir()
+    except UserError:
+        return False

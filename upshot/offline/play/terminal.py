@@ -1,0 +1,268 @@
+"""`upshot chat MODEL|RUN|URL`: reads lines, prints what comes, streams replies; the commands are `chat.py`'s."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from upshot.api.reward import open_scorer
+from upshot.config.load import load_recipe
+from upshot.core.errors import UserError, did_you_mean, user_error_in
+from upshot.core.thought import GrowingThought
+from upshot.models.base import ModelCallError
+from upshot.models.connect import connect
+from upshot.offline.arguments import SCRIPT, read_metrics, read_model
+from upshot.offline.play.chat import Chat, ChatSettings, reply_facts
+from upshot.offline.play.stage import StandingPolicy, open_stage, recipe_of_run
+from upshot.offline.play.trees import clean, group_tree, tell_scores
+from upshot.rollout.futures.talk import Talk
+from upshot.tasks.participants.base import users
+
+HELP = """\
+/user [N]     the simulated user talks instead of you, N rounds (1)
+/fork [N]     N replies (3) to the last words, each with its futures and its reward
+/take K       go on with reply K of the fork
+/score        every metric of the conversation as it stands
+/think        show thoughts, or hide them again
+/goal TEXT    what the simulated user wants    /reference TEXT   the right answer
+/save [FILE]  append the conversation to a JSONL file (chat.jsonl)
+/new          begin another conversation       /quit   leave (Ctrl-D)
+"""
+RunNow = Callable[[Coroutine[Any, Any, Any]], Any]
+COMMANDS = ("user", "fork", "take", "score", "think", "goal", "reference", "save", "new", "quit", "help")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open everybody, then read lines until the end."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            settings = runner.run(stack.enter_async_context(open_chat(args)))
+            model = settings.context.policy.model
+            assert isinstance(model, StandingPolicy)
+            Terminal(Chat(settings), model, runner.run, args.think).read()
+        finally:
+            runner.run(stack.aclose())
+    return 0
+
+
+@asynccontextmanager
+async def open_chat(args: argparse.Namespace) -> AsyncIterator[ChatSettings]:
+    """The model, and whoever else the run, the recipe or the options name."""
+    own = recipe_of_run(args.model)
+    if args.recipe or own:
+        for option in ("user", "judge", "metrics"):
+            if getattr(args, option):
+                raise UserError(f"--{option}: the recipe says it; override it: models.{option}=… or reward.metrics=…")
+        recipe = load_recipe(args.recipe or args.model, args.overrides).recipe
+        changes = {name: value for name, value in _sampling(args).items() if value is not None}
+        recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=changes)})
+        async with open_stage(recipe, _spec(args)) as stage:
+            rows = next((rows for split in ("test", "validation", "train") if (rows := stage.task.rows(split))), ())
+            yield ChatSettings(
+                stage.context, stage.services.metrics, stage.services.user, list(rows[:1000]), args.system, args.seed
+            )
+        return
+    if args.overrides:
+        raise UserError(
+            f"'{args.overrides[0]}' overrides a recipe, and there is none; give --recipe NAME, or a run folder"
+        )
+    async with _without_recipe(args) as settings:
+        yield settings
+
+
+@asynccontextmanager
+async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[ChatSettings]:
+    async with connect(_spec(args), role="policy") as model:
+        policy = StandingPolicy(model)
+        user = users.create("scripted", {}, "--user") if args.user == SCRIPT else args.user and read_model(args.user)
+        metrics = read_metrics([args.metrics]) if args.metrics else {}
+        options: dict[str, Any] = {
+            "metrics": metrics or {"token_amount": 0.0} if model.tokenizer is not None else metrics,
+            "judge": args.judge and read_model(args.judge),
+            **{name: value for name, value in _sampling(args).items() if value is not None},
+        }
+        talks = user is not None
+        async with open_scorer(
+            policy=policy, user=user or policy, samples=args.samples, rounds=args.rounds if talks else 0, **options
+        ) as scorer:
+            context, futures = scorer.context, scorer.context.futures
+            assert isinstance(futures, Talk)
+            if model.tokenizer is not None:
+                from upshot.models.rendering import Renderer
+
+                context.policy.renderer = Renderer(model.tokenizer)
+            yield ChatSettings(
+                replace(context, user=futures.user), futures.metrics, futures.user, (), args.system, args.seed
+            )
+
+
+def _spec(args: argparse.Namespace) -> Any:
+    """The model that speaks, said aloud where a run folder stands for one of its checkpoints."""
+    name = args.model
+    if args.checkpoint:
+        from upshot.run.export import find_checkpoint
+        from upshot.run.folder import RunFolder
+
+        found = find_checkpoint(RunFolder.open(Path(name)), args.checkpoint)
+        print(f"{name}: its checkpoint {found.path.name}")
+        return f"local:{found.path}"
+    return read_model(name)
+
+
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    return {"max_tokens": args.max_tokens, "temperature": args.temperature}
+
+
+class Terminal:
+    """Reads lines and prints what comes of them."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        policy: StandingPolicy,
+        run_now: Callable[[Coroutine[Any, Any, Any]], Any],
+        think: bool = False,
+    ) -> None:
+        from rich.console import Console
+
+        self.chat = chat
+        self.policy = policy
+        self.run_now = run_now
+        self.think = think
+        self.console = Console(markup=False, highlight=False)
+
+    def read(self) -> None:
+        """Until Ctrl-D, /quit or the end of a pipe."""
+        with suppress(ImportError):
+            import readline  # line editing and history, where the platform has it
+
+            assert readline
+        self.console.print("talk to it; /help lists the commands, Ctrl-D leaves", style="dim")
+        while True:
+            try:
+                line = input("you> " if sys.stdin.isatty() else "").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+            if line in ("/quit", "/q", "/exit"):
+                return
+            if line:
+                self.obey(line)
+
+    def obey(self, line: str) -> None:
+        """One line: words for the model, or a command; what goes wrong is a line, and the chat goes on."""
+        before = self.chat.conversation.turns
+        try:
+            if line.startswith("/"):
+                self._command(*line[1:].partition(" ")[::2])
+            else:
+                self.chat.say(line)
+                self._speak()
+        except KeyboardInterrupt:
+            self.chat.drop_half(before)
+            self.console.print("\n(broken off)", style="dim")
+        except (UserError, ModelCallError, ExceptionGroup, OSError) as error:
+            self.chat.drop_half(before)
+            self.console.print(clean(str(user_error_in(error) or error)), style="yellow")
+
+    def _command(self, name: str, rest: str) -> None:
+        commands: dict[str, Callable[[str], None]] = {
+            "user": self._user, "fork": self._fork, "take": self._take, "score": self._score, "think": self._think,
+            "save": self._save, "goal": self._fact("goal"), "reference": self._fact("reference"),
+            "new": lambda _: self.chat.restart(), "help": lambda _: self.console.print(HELP, end=""),
+        }  # fmt: skip
+        if name not in commands:
+            raise UserError(f"unknown command '/{name}'; {did_you_mean(name, COMMANDS)}")
+        commands[name](rest.strip())
+
+    def _speak(self) -> None:
+        """The reply, streamed; thoughts only where they are wanted."""
+        growing = GrowingThought(opened=False)
+
+        def show(parts: tuple[str, str]) -> None:
+            thought, answer = parts
+            if self.think and thought:
+                self._put(thought, "dim italic")
+            if answer:
+                self._put(answer)
+
+        self.policy.hear = lambda text: show(growing.feed(clean(text)))
+        self.console.print("model> ", style="bold cyan", end="")
+        try:
+            self.run_now(self.chat.reply())
+        finally:
+            self.policy.hear = None
+        show(growing.finish())
+        turn = self.chat.last_reply()
+        facts = reply_facts(turn) if turn is not None else {}
+        length = f"{facts['tokens']} tokens" if facts.get("tokens") else ""
+        end = "cut at the limit" if facts.get("finish") == "length" else ""
+        hidden = "a thought (/think)" if self.chat.thought() and not self.think else ""
+        self.console.print()
+        if said := ", ".join(part for part in (length, end, hidden) if part):
+            self.console.print(f"  {said}", style="dim")
+
+    def _put(self, text: str, style: str = "") -> None:
+        self.console.print(text, style=style, end="", soft_wrap=True)
+
+    def _user(self, rest: str) -> None:
+        for _ in range(_number(rest, 1)):
+            if self.chat.conversation.ended is not None:
+                raise UserError(f"the conversation has ended ({self.chat.conversation.ended}); /new begins another")
+            goal = self.chat.conversation.row.goal
+            heard = self.run_now(self.chat.hear_user())
+            row = self.chat.conversation.row
+            if row.goal is not None and row.goal != goal:
+                self.console.print(f"goal (the model does not see it): {clean(str(row.goal))}", style="dim")
+            for message in heard:
+                self.console.print(f"user> {clean(message.content)}", style="green")
+            if self.chat.conversation.ended is not None:
+                self.console.print(f"(the user has left: {self.chat.conversation.ended})", style="dim")
+                return
+            self._speak()
+
+    def _fork(self, rest: str) -> None:
+        replies = self.run_now(self.chat.fork(_number(rest, 3)))
+        self.console.print(group_tree(replies, "what comes of each reply", self.think))
+        self.console.print("go on with one of them: /take K", style="dim")
+
+    def _take(self, rest: str) -> None:
+        turn = self.chat.take(_number(rest, 0))
+        self.console.print(f"model> {clean(turn.message.content)}", style="cyan")
+
+    def _score(self, rest: str) -> None:
+        self.console.print(tell_scores(self.run_now(self.chat.score())))
+
+    def _think(self, rest: str) -> None:
+        self.think = not self.think
+        self.console.print(f"thoughts are {'shown' if self.think else 'hidden'}", style="dim")
+        if self.think and (thought := self.chat.thought()):
+            self._put(clean(thought) + "\n", "dim italic")
+
+    def _save(self, rest: str) -> None:
+        path = Path(rest or "chat.jsonl")
+        self.chat.save(path)
+        self.console.print(f"saved to {path}", style="dim")
+
+    def _fact(self, name: str) -> Callable[[str], None]:
+        def put(rest: str) -> None:
+            if not rest:
+                raise UserError(f"/{name} TEXT: which one?")
+            self.chat.set_fact(name, rest)
+
+        return put
+
+
+def _number(text: str, otherwise: int) -> int:
+    if not text:
+        return otherwise
+    if not text.isdecimal() or not 0 < int(text) <= 64:
+        raise UserError(f"'{text}' is no number from 1 to 64")
+    return int(text)

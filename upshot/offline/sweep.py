@@ -1,0 +1,191 @@
+"""`upshot sweep`: a recipe with every combination of some values and several seeds, and what came of each.
+
+Runs are trained one after another in this process, each in its own folder; a finished one is not trained again, one
+that was broken off goes on. What a setting is worth is the mean over its seeds, with Student's interval: a handful of
+seeds is too few to resample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upshot.config.load import load_recipe, read_value
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.core.files import write_json
+from upshot.offline.statistics import Estimate, student
+from upshot.rollout.check_names import check_names
+from upshot.run import checks
+from upshot.run.console import make_reporter, whole_console
+from upshot.run.folder import RunFolder
+from upshot.run.reporter import Reporter
+from upshot.training.metrics.best import BestTracker
+
+TABLE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One combination of values, and its runs."""
+
+    words: tuple[str, ...]
+    """As overrides."""
+    runs: tuple[tuple[Recipe, Path], ...]
+    """One a seed."""
+
+    @property
+    def name(self) -> str:
+        """As a row of the table."""
+        return " ".join(self.words) or "as it is"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check all recipes, train what is not trained yet, print the table."""
+    settings = plan_runs(args.recipe, args.overrides, args.seeds, Path(args.out) if args.out else None)
+    for setting in settings:
+        check_names(setting.runs[0][0])
+    checks.refuse(checks.find(settings[0].runs[0][0], resumed=True))
+    out = settings[0].runs[0][1].parent
+    if args.dry_run:
+        for setting in settings:
+            print(f"{setting.name}: {', '.join(path.name for _, path in setting.runs)}")
+        print(f"{sum(len(setting.runs) for setting in settings)} runs in {out}")
+        return 0
+    for setting in settings:
+        for recipe, path in setting.runs:
+            if not (args.quiet or args.json):
+                print(f"— {setting.name}, seed {recipe.seed}", flush=True)
+            train_one(recipe, path, make_reporter(args.quiet or args.json))
+    metrics = args.metric or default_metrics(settings[0])
+    table = make_table(settings, metrics)
+    write_json(out / TABLE, table)
+    if args.json:
+        print(json.dumps(table, ensure_ascii=False))
+    else:
+        print_table(table, f"saved in {out}; look at the runs with: upshot view {out}")
+    return 0
+
+
+def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = None) -> list[Combination]:
+    """All combinations, each with its seeds and folders; recipes are checked, nothing is made."""
+    plain, varied = [], []
+    for word in words:
+        key, equals, text = word.partition("=")
+        value = read_value(key, text) if equals else None
+        if isinstance(value, list):
+            if not value:
+                raise UserError(f"{key}=[] leaves nothing to try; give at least one value")
+            varied.append([f"{key}={json.dumps(one)}" for one in value])
+        else:
+            plain.append(word)
+    base = load_recipe(recipe, plain).recipe
+    place = out or Path("runs") / f"sweep-{base.name}"
+    settings = []
+    for combination in itertools.product(*varied):
+        runs = []
+        for seed in range(base.seed, base.seed + seeds):
+            name = "-".join([*(_slug(word) for word in combination), f"seed-{seed}"])
+            path = place / name
+            own = [*plain, *combination, f"seed={seed}", f"run_dir={json.dumps(str(path))}"]
+            runs.append((load_recipe(recipe, own).recipe, path))
+        settings.append(Combination(tuple(word.replace('"', "") for word in combination), tuple(runs)))
+    return settings
+
+
+def _slug(word: str) -> str:
+    key, _, value = word.partition("=")
+    return re.sub(r"[^\w.]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-")[:60]
+
+
+def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:
+    """The run in its folder: finished before, gone on with, or new."""
+    from upshot.run.run import train
+
+    folder = RunFolder(path)
+    if not folder.begun:
+        return train(recipe, None, reporter)
+    other = _differences(folder.recipe, recipe)
+    if other:
+        raise UserError(f"'{path}' holds a run with another {other}; remove it, or choose another --out")
+    return folder if folder.status.get("state") == "finished" else train(folder.recipe, folder, reporter)
+
+
+def _differences(one: Recipe, two: Recipe) -> str:
+    from upshot.config.layers import flatten
+    from upshot.run.folder import with_whole_paths
+
+    old, new = (dict(flatten(with_whole_paths(recipe).model_dump(mode="json"))) for recipe in (one, two))
+    return next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
+
+
+def default_metrics(setting: Combination) -> list[str]:
+    """The columns where none is named: what was evaluated, else the reward or the loss of the last steps."""
+    recipe, path = setting.runs[0]
+    folder = RunFolder(path)
+    own = BestTracker.from_lines(recipe, ()).metric
+    if any(own in line for line in folder.metrics):
+        return [own, f"best {own}"]
+    last = folder.steps[-1] if folder.steps else {}
+    names = [name for name in last if name.startswith(("reward/mean", "loss/", "metric/"))]
+    return names[:3] or ["reward/mean"]
+
+
+def value_of(folder: RunFolder, recipe: Recipe, metric: str) -> float | None:
+    """What a run came to: an evaluation's last (or `best …`) value; of a step's metric the mean of the last tenth."""
+    best, name = metric.startswith("best "), metric.removeprefix("best ")
+    values = [line[name] for line in folder.metrics if line.get(name) is not None]
+    if not values:
+        return None
+    if best:
+        tracker = BestTracker(name)
+        return float((min if tracker.smallest else max)(values))
+    return float(values[-1]) if name.startswith("eval/") else statistics.fmean(values[-max(1, len(values) // 10) :])
+
+
+def make_table(settings: Sequence[Combination], metrics: Sequence[str]) -> dict[str, Any]:
+    """Rows of settings, columns of metrics: every value, their mean and interval; what is missing is counted."""
+    rows = []
+    for setting in settings:
+        cells: dict[str, Any] = {}
+        for metric in metrics:
+            found = [value_of(RunFolder(path), recipe, metric) for recipe, path in setting.runs]
+            values = [value for value in found if value is not None]
+            told = student(values)
+            cells[metric] = {"values": found, "missing": len(found) - len(values), **_numbers(told)}
+        rows.append({"setting": setting.name, "runs": [str(path) for _, path in setting.runs], "metrics": cells})
+    return {"metrics": list(metrics), "rows": rows}
+
+
+def _numbers(told: Estimate | None) -> dict[str, float]:
+    return {} if told is None else {"mean": told.mean, "low": told.low, "high": told.high}
+
+
+def print_table(table: Mapping[str, Any], last: str) -> None:
+    """The table on a terminal."""
+    from rich.table import Table
+
+    shown = Table("", *table["metrics"])
+    for row in table["rows"]:
+        shown.add_row(row["setting"], *(cell_text(row["metrics"][metric]) for metric in table["metrics"]))
+    console = whole_console()
+    console.print(shown)
+    console.print("mean ± half of the 95 % interval over seeds (Student's t); one seed has none", style="dim")
+    console.print(last, highlight=False, soft_wrap=True)
+
+
+def cell_text(cell: Mapping[str, Any]) -> str:
+    """'0.812 ± 0.041 (3)'."""
+    absent = f" ({cell['missing']} missing)" if cell["missing"] else ""
+    if "mean" not in cell:
+        return f"–{absent}"
+    n = len(cell["values"]) - cell["missing"]
+    half = f" ± {(cell['high'] - cell['low']) / 2:.2g}" if n > 1 else ""
+    return f"{cell['mean']:.4g}{half} ({n}){absent}"

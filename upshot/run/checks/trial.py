@@ -1,0 +1,83 @@
+"""A trial of what is the user's to get right: one row, a reply put into the policy's mouth, and every metric once.
+
+Only `--dry-run` makes it: it calls the judge and the user once. No weights are loaded; where a helper is a model in
+this process, or nobody may be called (--offline), what needs it is not tried, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from upshot.config.recipe import Recipe
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError
+from upshot.core.event_loop import run_anywhere
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import call_seconds, limit_call
+from upshot.models.scripted import AbsentPolicy
+from upshot.rollout.play import catch_failure, has_opening, score_conversation
+from upshot.rollout.services import Services, build_services
+from upshot.run.checks.context import CheckContext, Finding
+
+OWN_FAULTS = (Reason.ERROR, Reason.NOT_A_SCORE)
+"""Reasons that are the fault of a metric's, a user's or a verifier's code."""
+
+
+def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
+    """What a played row shows to be wrong; what could not be tried is said."""
+    context = CheckContext(recipe, offline)
+    if not context.sampled:
+        return
+    kinds = {name: spec.kind for name, spec in recipe.needed_models.items()}
+    asked = [
+        name
+        for name, kind in kinds.items()
+        if kind in ("local", "policy", "served") or (offline and kind != "scripted")
+    ]
+    if asked:
+        yield Finding(
+            f"the metrics were not tried on a row: they may ask {', '.join(asked)}, which is not up yet", False
+        )
+        return
+    try:
+        found = run_anywhere(_play(context))
+    except UserError as error:
+        yield Finding(str(error))
+        return
+    for name, score in found.items():
+        if score.reason in OWN_FAULTS:
+            yield Finding(f"{name} fails on a trial row: {score.why or score.reason}")
+        elif score.is_missing:
+            yield Finding(
+                f"{name} gave no score on a trial row ({score.reason}: {score.why or 'no more is known'})", False
+            )
+
+
+async def _play(context: CheckContext) -> dict[str, Score]:
+    call_seconds.set(context.recipe.call_seconds)
+    tokenizer = context.tokenizer if context.model_here else None
+    services = build_services(context.recipe, context.task, AbsentPolicy(), tokenizer)
+    async with services:
+        row = context.task.rows("train")[0]
+        conversation = Conversation(row, context.recipe.seed, "trial")
+        failure = await _open(services, conversation)
+        if failure is not None:
+            return {"the user": failure}
+        words = row.reference if isinstance(row.reference, str) and row.reference else "OK."
+        conversation.say(Message("assistant", words), note={"finish": "stop"})
+        found = {
+            f"metric '{name}'": score
+            for name, score in (await score_conversation(services.metrics, conversation)).items()
+        }
+        if services.user is not None and context.recipe.futures.rounds:
+            user = services.user
+            said = await catch_failure(limit_call(user, user.observe, conversation), "user")
+            found |= {"the user": said} if said is not None else {}
+        return found
+
+
+async def _open(services: Services, conversation: Conversation) -> Score | None:
+    user = services.user
+    if user is None or has_opening(conversation.row):
+        return None
+    return await catch_failure(limit_call(user, user.start, conversation), "user")
