@@ -87,8 +87,8 @@ format: setup  ## reformat
 	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_*.py docs/notebooks; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_*.py docs/notebooks
 
 docs: setup  ## the documentation as a site, in build/site; needs no network once .venv is there
-	@$(BIN)/python -m mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html    (with search: $(BIN)/python -m http.server --directory build/site)"
 
 collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
 	@$(BIN)/python -m tests.collabllm.smoke

@@ -18,7 +18,7 @@ LOOP = (
     ("reply", "the policy answers", "“For what time?”"),
     ("fork", "several futures of it", "2 futures"),
     ("continue", "a user, a classmate,", "an environment go on"),
-    ("score", "where each future ends", "1 and 0"),
+    ("score", "where futures end", "1 and 0"),
     ("credit", "which tokens earn it", "+0.25 for the reply"),
     ("learn", "one optimizer step", "on the ids sampled"),
 )

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Classmates from zero
 #
-# A thought is worth what it makes *other* models answer. Here a tiny policy can think in plain steps or in a private code,
-# and answers well either way. A classmate knows plain steps only. Rewarded by the classmate's answer as well, the policy
-# learns to think in the open.
+# A thought is worth what it makes *other* models answer. Here a tiny policy can think in plain steps or in a
+# private code, and answers well either way. A classmate knows plain steps only. Rewarded by the classmate's
+# answer as well, the policy learns to think in the open.
 
 # %%
 import upshot
@@ -32,8 +32,8 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## Two twins
 #
-# Same start, same rows, same steps. One is rewarded by its own answer alone (`futures=none`), one also by the classmate's
-# answer, which is credited to the tokens of the thought.
+# Same start, same rows, same steps. One is rewarded by its own answer alone (`futures=none`), one also by the
+# classmate's answer, which is credited to the tokens of the thought.
 
 # %%
 shared = {
@@ -50,8 +50,8 @@ together = upshot.train("classmate-mini", run_dir="runs/together", **shared)
 # %% [markdown]
 # ## What changed
 #
-# The monitor is a script that follows plain steps and trusts nothing that it cannot read. Its F1 says how well question and
-# thought alone foretell whether the answer is right.
+# The monitor is a script that follows plain steps and trusts nothing that it cannot read. Its F1 says how well
+# question and thought alone foretell whether the answer is right.
 
 
 # %%
@@ -61,16 +61,15 @@ def last(run: upshot.runs.RunFolder, key: str) -> float | None:
 
 
 for name, run in {"alone": alone, "with a classmate": together}.items():
-    right, classmate, f1 = (last(run, f"eval/{key}") for key in ("metric/verifier", "classmate/score", "monitor/f1"))
-    print(f"{name:17} right {right:.2f}", f"classmate {classmate:.2f}" if classmate is not None else "", f"monitor F1 {f1}")
+    found = {key: last(run, f"eval/{key}") for key in ("metric/verifier", "monitor/f1", "classmate/score")}
+    print(f"{name:17}", {key: round(value, 2) for key, value in found.items() if value is not None})
 
 # %% [markdown]
 # A thought before and after, from the runs' replies:
 
 # %%
 for run in (alone, together):
-    said = run.rollouts[-1]["messages"][-1]
-    print(run.path.name, "|", said.get("thought") or said.get("note", {}).get("thought") or said["content"])
+    print(run.path.name, "|", run.rollouts[-1]["messages"][-1])
 
 # %% [markdown]
 # One seed and a few steps; the measured table with three seeds, its caveats and all options are in

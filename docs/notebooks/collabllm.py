@@ -1,9 +1,9 @@
 # %% [markdown]
 # # CollabLLM from zero
 #
-# CollabLLM scores a reply by the conversation that comes of it. Here the whole way is walked with a tiny model on a CPU:
-# a warm start, the worth of single replies, training by two rewards, a comparison. The last section has the commands
-# for real models.
+# CollabLLM scores a reply by the conversation that comes of it. Here the whole way is walked with a tiny model on
+# a CPU: a warm start, the worth of single replies, training by two rewards, a comparison. The last section has
+# the commands for real models.
 
 # %%
 import upshot
@@ -14,8 +14,8 @@ WARM_STEPS, STEPS, ROWS = 120, 60, 200
 # %% [markdown]
 # ## A customer with a hidden goal
 #
-# The task `slots` is a shop. The customer wants three things and opens with all, some or none of them. Goal and reference
-# are never shown to the policy.
+# The task `slots` is a shop. The customer wants three things and opens with all, some or none of them. Goal and
+# reference are never shown to the policy.
 
 # %%
 task = SlotsTask()
@@ -35,8 +35,9 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## What is a reply worth?
 #
-# As it stands (0 rounds) a question earns nothing. By its futures (2 rounds) it earns what the conversation comes to: the
-# customer answers, the model goes on. `upshot.reward` plays that for any candidates, any policy and any user.
+# As it stands (0 rounds) a question earns nothing. By its futures (2 rounds) it earns what the conversation comes
+# to: the customer answers, the model goes on. `upshot.reward` plays that for any candidates, any policy and any
+# user.
 
 # %%
 candidates = ["which size and colour and thing ?", "here is a small red lamp"]
@@ -59,8 +60,8 @@ for message in replies[0].futures[0].conversation.messages:
 # %% [markdown]
 # ## Two rewards, two models
 #
-# From the same warm start, with the same budget: once every reply is scored as it stands, once by two futures of up to two
-# rounds, with credit along the tree.
+# From the same warm start, with the same budget: once every reply is scored as it stands, once by two futures of
+# up to two rounds, with credit along the tree.
 
 # %%
 shared = {
@@ -88,26 +89,26 @@ def played(run: upshot.runs.RunFolder) -> list[dict]:
 for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
     asks = [reply["reply"].startswith("which") for reply in played(run)]
     tokens = held_out(run, "eval/rollout/reply_tokens")
-    print(f"{name:16} asks in {sum(asks) / len(asks):.0%} of the last step's replies; {tokens:.1f} tokens a reply, held out")
+    print(f"{name:16} asks in {sum(asks) / len(asks):.0%} of its last replies; held out {tokens:.1f} tokens a reply")
 
 # %% [markdown]
 # ## What was measured
 #
-# This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table, and what
-# happens to a real model, are in [results](../results.md). Why the second model trains the futures' turns as well:
-# [why the tree](../why/tree.md).
+# This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table,
+# and what happens to a real model, are in [results](../results.md). Why the second model trains the futures'
+# turns as well: [why the tree](../why/tree.md).
 #
 # ## The same with real models
 #
-# The published settings are recipes. They need a GPU, a hub or data, a user model and a judge; none of these lines was run
-# here at 8B ([what was](../results.md)):
+# The published settings are recipes. They need a GPU, a hub or data, a user model and a judge; none of these
+# lines was run here at 8B ([what was](../results.md)):
 #
 #     upshot data build --task math-hard --policy SPEC --user SPEC --judge SPEC --out data/built          # (key, hub)
 #     upshot data prepare --dataset data/built --for sft --out data/math-hard                             # (GPU)
 #     upshot data prepare --dataset data/built --for rl --out data/math-hard                              # (GPU)
 #     upshot train collabllm-sft model.path=MODEL                                                         # (GPU)
 #     upshot train collabllm-grpo model.path=CHECKPOINT models.user=SPEC models.judge=SPEC                # (GPU, key)
-#     upshot eval --task math-hard --models base=MODEL,trained=runs/… --user SPEC --judge SPEC --out eval # (GPU, key, hub)
+#     upshot eval --task math-hard --models base=MODEL,trained=runs/… --user SPEC --judge SPEC  # (GPU, key, hub)
 #
 # `make collabllm-smoke` walks that way end to end on tiny models. Details: [CollabLLM](../collabllm.md),
 # [data](../data.md), [evaluation](../evaluation.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A task in a notebook
 #
-# Rows, an environment, a verifier and a metric, defined in cells, trained with `upshot.train`. The kiosk of
-# [your own task](../own-task.md), cut down: a clerk may look a price up instead of guessing it.
+# Rows, an environment, a verifier and a metric, defined in cells, trained with `upshot.train`. The kiosk of [your
+# own task](../own-task.md), cut down: a clerk may look a price up instead of guessing it.
 
 # %%
 import random
@@ -74,7 +74,7 @@ class Kiosk(Task):
 
     def vocabulary(self) -> list[str]:
         """The words of the tiny model; a real one needs none."""
-        return sorted({*THINGS, *PRICES, *"how much is ? look".split()})
+        return sorted({*THINGS, *PRICES, "how", "much", "is", "?", "look"})
 
 
 # %% [markdown]
@@ -105,13 +105,13 @@ for line in (steps[0], steps[len(steps) // 2], steps[-1]):
     print(f"step {line['step']:3}  right {line['reward/mean']:.2f}  turns {line['rollout/turns']:.2f}")
 
 # %% [markdown]
-# Guessing is right once in five times; looking costs a turn and tells the price. An unscored reply would have the reward
-# `None` here:
+# Guessing is right once in five times; looking costs a turn and tells the price. An unscored reply would have the
+# reward `None` here:
 
 # %%
 for reply in run.replies[-3:]:
     print(reply["reward"], reply["reply"])
 
 # %% [markdown]
-# `upshot view runs/kiosk` writes the page of the run. The same task as files, with tests, a simulated user and a metric:
-# `upshot new task kiosk` and [your own task](../own-task.md).
+# `upshot view runs/kiosk` writes the page of the run. The same task as files, with tests, a simulated user and a
+# metric: `upshot new task kiosk` and [your own task](../own-task.md).
