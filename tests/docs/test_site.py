@@ -96,6 +96,9 @@ def test_the_site_builds_strictly_and_asks_nobody(tmp_path: Path) -> None:
     pages = sorted((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(SITE_PAGES) - 1
     assert {page.name: loaded.findall(page.read_text()) for page in pages if loaded.search(page.read_text())} == {}
+    spilled = re.compile(r"<(p|li)>(?:(?!</\1>).)*?\n(?:- |\d+\. |\| )", re.DOTALL)
+    torn = [page.name for page in pages if spilled.search(page.read_text())]
+    assert torn == [], "lists or tables there come out as plain text: the site indents by four spaces"
 
 
 def test_nothing_says_that_upshot_is_installed_by_its_name() -> None:
