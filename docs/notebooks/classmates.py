@@ -72,7 +72,8 @@ for run in (alone, together):
     print(run.path.name, "|", run.rollouts[-1]["messages"][-1])
 
 # %% [markdown]
-# One seed and a few steps; the measured table with three seeds, its caveats and all options are in
+# One seed, a few steps, and evaluations at temperature 0: each model shows its likeliest way to think, so the
+# numbers are extreme. The measured table, with three seeds at temperature 1, its caveats and all options are in
 # [classmates](../classmates.md). With real models (not run here: their data and models come from a hub):
 #
 #     upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k
