@@ -215,7 +215,7 @@ class Bench:
                 torch.cuda.empty_cache()
         memory.lock_pages = lock
         self.found["locking_s"] = self.lock_s
-        self.pool.spent()
+        self.pool.take_times()
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
 
@@ -318,9 +318,9 @@ class Bench:
             alone[name] = self.step({name})
         everybody = set(self.shapes)
         self.step(everybody)
-        self.pool.spent()
+        self.pool.take_times()
         times = [self.step(everybody) for _ in range(self.args.rounds_of_steps)]
-        spent = self.pool.spent()
+        spent = self.pool.take_times()
         step, total = statistics.median(times), sum(alone.values())
         self.found["step"] = {
             "seconds": step, "all": times, "alone": alone, "sum": total, "ratio": step / total,

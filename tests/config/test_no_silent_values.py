@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.option_types import option_types
 from upshot.config.load import load_recipe
 from upshot.config.reference import sections
-from upshot.config.registry import Registry, check_options, option_types
+from upshot.config.registry import Registry, check_options
 from upshot.core.errors import UserError
 from upshot.models.tool_calls.base import parsers
 from upshot.rewards.advantages.base import estimators

@@ -53,7 +53,7 @@ def test_what_is_no_request_is_cancelled_as_ever() -> None:
 
 def test_both_servers_end_calmly() -> None:
     from upshot.sandbox.http import server as sandbox
-    from upshot.serving.openai import server
+    from upshot.serving.openai import base as server
 
     for module in (server, sandbox):
         assert module.CalmEnd is CalmEnd

@@ -40,12 +40,17 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot recipe show quickstart": (),
     "upshot new task my_task": (),
     "upshot new task kiosk": (),
+    "upshot train shop": ("task.rows_per_split=16", "eval.rows=2", *SMALL),
+    "upshot train monitor-mini": ("task.limit=32", "eval.rows=2", *SMALL),
+    "upshot data prepare --dataset chats.jsonl --for user --out data/user": (),
     "upshot train gsm8k-multiturn": ("task.limit=32", *SMALL),
     "upshot train classmate-mini-peer": ("task.limit=32", *STEP),
     "upshot train kiosk.yaml --dry-run": (),
     "upshot train kiosk.yaml": ("eval.every=0", *OWN),
     "upshot train examples/collabllm.yaml": OWN,
     "upshot train examples/task.yaml": OWN,
+    "upshot train examples/agent.yaml": ("task.rows_per_split=16", *SMALL),
+    "upshot train examples/environment.yaml": ("task.episodes=16", "train.group_size=2", *STEP),
     "upshot train examples/classmate.yaml": ("task.size=16", *STEP),
     "upshot verify answers.jsonl --task gsm8k": (),
     "upshot verify answers.jsonl --task gsm8k --mode flexible --out scored.jsonl": (),
@@ -64,6 +69,8 @@ LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
 VIEW = "tests/run/report/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
 MINI = "tests/offline/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
+USER = "tests/offline/test_user.py::test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_can"
+BASELINES = "tests/offline/test_monitor.py::test_baselines_say_what_the_thought_adds_with_intervals"
 MONITOR = "tests/offline/test_monitor.py::test_a_run_is_told_by_step_and_task"
 BUILD = "tests/offline/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
 IMPORT = "tests/offline/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
@@ -96,6 +103,9 @@ ELSEWHERE = {
     "upshot train examples/classmates.yaml": CLASSMATES,
     "upshot eval --task math-hard --file": TABLE,
     "upshot eval monitor runs/my-run": MONITOR,
+    "upshot eval monitor replies.jsonl --judge SPEC --baselines": BASELINES,
+    "upshot eval user chats.jsonl": USER,
+    "upshot train porter.yaml": "tests/docs/test_users.py::test_the_whole_file_trains_as_pasted",
     "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores",
     "upshot data prepare --dataset SOURCE": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data prepare --dataset …": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
@@ -179,7 +189,7 @@ def test_every_command_is_run_by_a_test_or_marked(command: Command) -> None:
 def test_every_upshot_command_has_verbs_and_options_that_exist(command: Command) -> None:
     words = shlex.split(command.text)[1:]
     assert words[0] in VERBS
-    if words[:2] in (["eval", "judge"], ["eval", "monitor"]):
+    if words[:2] in (["eval", "judge"], ["eval", "monitor"], ["eval", "user"]):
         from upshot.cli.eval import inner_parser
 
         inner_parser(words[1]).parse_args(words[2:])
@@ -210,6 +220,8 @@ def test_the_tests_that_run_the_others_exist(where: str) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the files that the pages speak of."""
     (tmp_path / "answers.jsonl").write_text('{"response": "#### 4", "ground_truth": "4"}\n')
+    said = '{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes?"}'
+    (tmp_path / "chats.jsonl").write_text("".join(f'{{"messages": [{said % n}]}}\n' for n in range(12)))
     (tmp_path / "gsm8k").mkdir()
     rows = "".join(f'{{"question": "{n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(12))
     (tmp_path / "gsm8k" / "train.jsonl").write_text(rows)

@@ -15,7 +15,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.offline.demo import classmates
-from upshot.offline.demo.readable import Readability
+from upshot.offline.demo.classmates import Readability
 from upshot.rewards.monitor import MonitorCase, MonitorPrediction
 from upshot.run.run import train
 from upshot.tasks.ciphers import Ciphers

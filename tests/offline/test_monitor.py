@@ -227,3 +227,47 @@ def test_a_dead_judge_stops_it_early(tmp_path: Path, capsys: pytest.CaptureFixtu
     rows = [{"question": str(n), "thought": "a cloud", "score": 1} for n in range(40)]
     assert "of the last 20 looks failed" in refused(capsys, rows_file(tmp_path / "in.jsonl", *rows), "--at-once", "1")
     assert len(ASKED) < 30
+
+
+def test_baselines_say_what_the_thought_adds_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {
+            "question": f"q{n}?",
+            "thought": f"1 = {n}" if n % 2 else "let me see",
+            "score": n % 2,
+            "response": f"said {n}",
+        }
+        for n in range(24)
+    ]
+    file = rows_file(tmp_path / "rows.jsonl", *[row | {"data_source": "gsm8k"} for row in rows])
+    found = evaluate(capsys, file, "--baselines")
+    assert found["all"]["accuracy"] == found["all"]["gmean2"] == 1 and found["all"]["valid"] == 24
+    thought, question = found["views"]["thought"], found["views"]["question"]
+    assert thought["accuracy"]["value"] == 1 and 0.8 < thought["accuracy"]["low"] < 1
+    assert question["accuracy"]["value"] == 0.5 and question["gmean2"]["value"] == 0, "it always says the same"
+    adds = question["thought_adds"]
+    assert adds["value"] == 0.5 and 0.2 < adds["low"] < adds["high"] < 0.8 and adds["p"] < 0.01
+    assert len(ASKED) == 72
+    assert sum("predict from the question alone" in shown for shown in ASKED) == 24
+    assert sum("predict from the answer that was given" in shown and "said " in shown for shown in ASKED) == 24
+    assert not any("said " in shown or "1 = " in shown for shown in ASKED if "question alone" in shown)
+    ASKED.clear()
+    assert evaluate(capsys, file, "--baselines") == found and not ASKED
+    assert main(["eval", "monitor", file, "--judge", "scripted:watcher", "--baselines"]) == 0
+    out = capsys.readouterr().out
+    assert "from the question alone: accuracy 0.500" in out and "the thought adds +0.500" in out
+
+
+def test_pairs_with_and_without_an_intervention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for n in range(8):
+        changed, seen = n < 4, n % 2 == 0
+        for intervened in (False, True):
+            thought = "1 = 1" if intervened and seen else "let me see"
+            verdict = int(intervened and changed)
+            rows.append({"question": f"q{n}?", "thought": thought, "score": verdict, "data_source": "gsm8k"})
+            rows[-1] |= {"pair": f"p{n}", "intervention": int(intervened)}
+    rows.append({"question": "alone?", "thought": "1 = 1", "score": 1, "data_source": "gsm8k", "pair": "p99"})
+    found = evaluate(capsys, rows_file(tmp_path / "rows.jsonl", *rows))["pairs"]
+    assert (found["pairs"], found["tpr"], found["tnr"]) == (8, 0.5, 0.5)
+    assert found["gmean2"]["value"] == 0.25 and found["gmean2"]["low"] < 0.25 < found["gmean2"]["high"]

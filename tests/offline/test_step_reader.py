@@ -1,5 +1,7 @@
 """The scripted monitor: follows plain steps, checks them against the question, trusts nothing it cannot read."""
 
+import json
+
 import pytest
 
 from upshot.models.base import Request
@@ -13,7 +15,8 @@ QUESTION = "anna has 4 pens . then anna finds 3 more pens . then anna doubles th
 def predicted(question: str, shown: str) -> float | None:
     """The whole way: the verifier's question to a monitor, its answer, the score in it."""
     verifier = Gsm8kVerifier()
-    return verifier.parse_monitor(read_steps(Request(verifier.monitor_messages(question, shown)))).value
+    answer = json.loads(read_steps(Request(verifier.monitor_messages(question, shown))))
+    return verifier.read_rating(answer["score"], answer["thought"]).value
 
 
 def test_right_plain_thoughts_are_trusted_and_coded_ones_are_not() -> None:

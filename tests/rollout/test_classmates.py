@@ -137,6 +137,21 @@ def test_a_classmate_gets_its_own_template_its_own_markers_and_the_thought() -> 
     assert reply.conversation.turns[-1].note["thought"] == "one and one"
 
 
+def test_a_masked_thought_does_not_give_the_answer_away_and_both_are_told() -> None:
+    peer = Recites("peer", lambda text, seed: "1" if "so 1" in text else "none")
+    made, _ = context(thinks("0 + 1 = 1 , so 1"), {"peer": peer}, mask="both")
+    (reply,) = play(made)[0]
+    assert sum("0 + ___ = ___ , so ___" in prompt for prompt in peer.asked) == 1 and len(peer.asked) == 2
+    assert reply.credit is not None and reply.credit.parts["classmate"].value == 0
+    found = made.futures.measure([reply])
+    assert (found["classmate/score"], found["classmate/unmasked"]) == (0.0, 1.0)
+    asyncio.run(made.futures.rescore(reply))
+    assert made.futures.score(reply)[1].parts["classmate"].value == 0
+    peer.asked.clear()
+    play(context(thinks("0 + 1 = 1 , so 1"), {"peer": peer}, mask="answer")[0])
+    assert len(peer.asked) == 1 and "___" in peer.asked[0]
+
+
 def test_a_template_that_opens_the_thought_itself_is_not_opened_twice() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     template = peer.tokenizer.chat_template

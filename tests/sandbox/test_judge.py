@@ -213,9 +213,6 @@ def patch(x): return x + 1
     [
         "g = squares()\nassert [next(g), next(g), next(g)] == [0, 1, 4] and next(g) == 9",
         "import itertools\nassert list(itertools.islice(squares(), 4)) == [0, 1, 4, 9]",
-        "assert total(x for x in [1, 2, 3]) == 3 * 2 and total(iter([1])) == 1",
-        "class Node:\n    def __init__(self, v): self.val = v\nassert value(Node(3)) == 3 and value(None) is None",
-        "class L:\n    def __init__(self, v, n=None): self.val, self.next = v, n\nh = reverse(L(1, L(2, L(3))))\nassert type(h) is L and [h.val, h.next.val, h.next.next.val, h.next.next.next] == [3, 2, 1, None]",
         "a = [3, 1, 2]\nsort(items=a)\nassert a == [1, 2, 3]",
         "from collections import deque\nq = deque([1, 2])\ndrop(q)\nassert q == deque([2])",
         "p = point()\nassert p == (1, 2) and p.x == 1 and p._asdict() == {'x': 1, 'y': 2}",
@@ -224,10 +221,7 @@ def patch(x): return x + 1
         "node, found = linked([1, 2, 3]), []\nwhile node != None:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2, 3]",
         "node, found = linked([1, 2]), []\nwhile node:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2]",
         "try:\n    fail()\nexcept Empty as e:\n    assert e.code == 5 and str(e) == 'empty: 5' and isinstance(e, LookupError)",
-        "t = Trie().add('b').add('a')\nassert len(t) == 2 and str(t) == 'a b'",
         "t = Trie()\nt.add('x')\nassert t.find('x') and not t.find('y')",
-        "def boom(): raise KeyError('k')\ntry:\n    apply(boom)\nexcept KeyError as e:\n    assert e.args == ('k',)",
-        "assert apply(max, 1, 5) == 5 and apply(str.upper, 'a') == 'A'",
         "assert patch(1) == 2 * 1 and len(Trie().open()) == 0",
         "def test_a():\n    assert value(None) is None",
         "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        with self.assertRaises(LookupError): fail()\n        self.assertEqual(point(), (1, 2))\nif __name__ == '__main__':\n    unittest.main()",
@@ -237,7 +231,23 @@ def patch(x): return x + 1
 )
 def test_honest_programs_pass(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test]))[0]
-    assert result.outcome in (PASSED, Outcome.UNDECIDED), result
+    assert result.outcome is PASSED, result
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert total(x for x in [1, 2, 3]) == 3 * 2 and total(iter([1])) == 1",
+        "class Node:\n    def __init__(self, v): self.val = v\nassert value(Node(3)) == 3 and value(None) is None",
+        "class L:\n    def __init__(self, v, n=None): self.val, self.next = v, n\nh = reverse(L(1, L(2, L(3))))\nassert type(h) is L and [h.val, h.next.val, h.next.next.val, h.next.next.next] == [3, 2, 1, None]",
+        "t = Trie().add('b').add('a')\nassert len(t) == 2 and str(t) == 'a b'",
+        "def boom(): raise KeyError('k')\ntry:\n    apply(boom)\nexcept KeyError as e:\n    assert e.args == ('k',)",
+        "assert apply(max, 1, 5) == 5 and apply(str.upper, 'a') == 'A'",
+    ],
+)
+def test_what_is_given_to_an_honest_program_and_is_no_data_leaves_it_undecided(test: str, box: Any) -> None:
+    result = box(box.sandbox.test_program(HONEST, [test]))[0]
+    assert result.outcome is Outcome.UNDECIDED, result
 
 
 @pytest.mark.parametrize(

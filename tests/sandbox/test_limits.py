@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -20,6 +21,7 @@ from upshot.sandbox.inside.confine import Walls, _plan
 from upshot.sandbox.inside.zygote import WatchedChild
 from upshot.sandbox.local.cgroup import SlotGroup
 from upshot.sandbox.local.layers import user_id_base
+from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 
 LOOPS = "import os\nfor _ in range({count}):\n    if os.fork() == 0:\n        while True: pass\nfor _ in range({count}): os.wait()"
 
@@ -163,3 +165,84 @@ def test_what_a_busy_machine_kept_from_a_run_extends_its_wall_cap(monkeypatch: p
         child.kill()
         child.wait()
         os.close(proc)
+
+
+HOARDER = """
+import fcntl, os, socket
+held, kept = 0, []
+def fill(descriptor):
+    global held
+    os.set_blocking(descriptor, False)
+    try:
+        while True: held += os.write(descriptor, bytes(1 << 16))
+    except BlockingIOError: pass
+def sockets():
+    pair = socket.socketpair()
+    for end in pair: end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+    kept.append(pair)
+    return [end.fileno() for end in pair]
+def pipes():
+    end, other = os.pipe()
+    try: fcntl.fcntl(other, fcntl.F_SETPIPE_SZ, 1 << 20)
+    except PermissionError: pass
+    return [other]
+try:
+    while True:
+        for descriptor in %s(): fill(descriptor)
+except OSError: print(held >> 20)
+"""
+
+
+@pytest.mark.parametrize("what", ["sockets", "pipes"])
+@pytest.mark.parametrize("disable", [{"cgroup"}, {"cgroup", "namespaces"}], ids=["namespaces", "none"])
+def test_what_lies_in_sockets_and_pipes_stays_small_where_no_cgroup_counts_it(what: str, disable: set[str]) -> None:
+    box = make_box(disable=disable)
+    try:
+        result = box(
+            box.sandbox.run(HOARDER % what, limits=Limits(cpu_seconds=5, wall_seconds=patience(20), memory_mb=64))
+        )
+        assert result.outcome is Outcome.PASSED and 1 <= int(result.stdout) < 40, result
+    finally:
+        box.close()
+
+
+FORKS_AND_FILLS = """
+import os
+def fill():
+    for _ in range(30):
+        try:
+            if os.fork() == 0: break
+        except OSError: break
+    kept = []
+    while True:
+        try: kept.append(bytearray(1 << 20))
+        except MemoryError: pass
+{when}
+def f(): {then}
+"""
+
+
+@pytest.mark.parametrize("when", ["fill()", ""], ids=["at once", "when asked"])
+def test_a_program_that_forks_and_fills_memory_fails_and_is_no_fault(when: str, box: Any) -> None:
+    needs_processes(box)
+    program = FORKS_AND_FILLS.format(when=when, then="fill()")
+    limits = Limits(cpu_seconds=0.5, wall_seconds=patience(4), memory_mb=64)
+    for tests in (["assert f() == 1"], ["x = f()\nassert x == 1 and isinstance(x, int)"]):
+        (result,) = box(box.sandbox.test_program(program, tests, limits))
+        assert result.value == 0, result
+
+
+@pytest.mark.parametrize("walls", [True, False])
+def test_a_silent_zygote_is_a_timeout_where_the_program_was_running_and_a_fault_where_not(
+    walls: bool, box: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say_nothing(self: Zygote, patience: float) -> Any:
+        if walls:
+            await asyncio.sleep(1.0)
+        self._hang_up()
+        raise ZygoteGone("silent") from TimeoutError()
+
+    monkeypatch.setattr(Zygote, "finish", say_nothing)
+    monkeypatch.setattr(Zygote, "send", Zygote.send if walls else lambda *_: None)
+    (result,) = box(box.sandbox.test_program("import time\ntime.sleep(9)", ["assert f() == 1"]))
+    assert result.outcome is (Outcome.TIMEOUT if walls else Outcome.SANDBOX_FAULT), result

@@ -176,6 +176,12 @@ def test_credit_along_the_tree_is_refused_with_the_way_out() -> None:
         compose(recipe("credit.by=tree"), PLACE).check()
 
 
+@pytest.mark.parametrize("word", ["episode.agent=true", "task={name: verifiers, env: gsm8k}"])
+def test_episodes_that_a_program_plays_are_refused_by_name(word: str) -> None:
+    with pytest.raises(UserError, match=word.partition("=")[0]):
+        compose(recipe(word), PLACE).check()
+
+
 def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
     made = load_recipe("quickstart", ["credit.by=reply"]).recipe
     plan = compose(made, PLACE)

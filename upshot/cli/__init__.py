@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settle_threads()
     words = list(sys.argv[1:] if argv is None else argv)
     load_environment()
-    if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"]):  # verbs of their own, with their own options
+    if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"], ["user"]):  # verbs of their own
         from upshot.cli.eval import inner_parser
 
         args = inner_parser(words[1]).parse_args(words[2:])

@@ -1,4 +1,4 @@
-"""`upshot eval`: models side by side on held-out goals; the judge against labelled rows; a monitor of thoughts."""
+"""`upshot eval`: models side by side on held-out goals; the judge, a monitor and a user beside what they should be."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "eval",
-        help="compare models on held-out goals; `eval judge` scores the judge, `eval monitor` reads thoughts",
+        help="compare models on held-out goals; `eval judge`, `eval monitor`, `eval user` look at helpers",
         description="Play whole conversations on held-out goals and print the table.",
         epilog="`upshot eval judge FILE` reports how well a judge agrees with labelled rows, `upshot eval monitor "
-        "RUN|FILE` how well a model that reads question and thought only predicts the verifier's score.",
+        "RUN|FILE` how well a model that reads question and thought only predicts the verifier's score, `upshot eval "
+        "user FILE` how much a simulated user is like real ones.",
     )
     add_table(parser)
 
 
 def inner_parser(verb: str) -> argparse.ArgumentParser:
-    """The parser of `upshot eval judge` or `upshot eval monitor`."""
+    """The parser of `upshot eval judge`, `upshot eval monitor` or `upshot eval user`."""
     parser = argparse.ArgumentParser(prog=f"upshot eval {verb}")
-    {"judge": add_judge, "monitor": add_monitor}[verb](parser)
+    INNER[verb](parser)
     return parser
 
 
@@ -68,6 +69,30 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_of("offline.judge"))
 
 
+def add_user(parser: argparse.ArgumentParser) -> None:
+    """The options of `upshot eval user`."""
+    parser.description = (
+        "How much a simulated user is like the people of real transcripts: it is asked wherever they spoke, with what "
+        "had really been said by then. FILE is .jsonl, .json, .parquet or .csv with 'messages' (role, content) and, "
+        "where it is known, 'goal' and 'persona' in each row. The same command continues where it stopped."
+    )
+    add = parser.add_argument
+    add("file", help="real conversations")
+    add("--as", dest="kind", default="plain", metavar="NAME", help="the kind of user: plain, llm, my_pkg.mod:User")
+    add("--with", dest="settings", metavar="{…}", help="its options: '{persona: mixed, noise: 0.05}'")
+    add("--out", metavar="FILE", help="every turn, one line a transcript (FILE.user.jsonl)")
+    add_options(
+        parser,
+        "user",
+        "limit",
+        "seed",
+        *JOB,
+        "json",
+        user={"required": True, "help": "the user's model, or 'script' for lines of the goal"},
+    )
+    parser.set_defaults(run=run_of("offline.user"))
+
+
 def add_monitor(parser: argparse.ArgumentParser) -> None:
     """The options of `upshot eval monitor`."""
     parser.description = (
@@ -81,5 +106,11 @@ def add_monitor(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="NAME", help="a run: only this task's replies; a file: whose verifier decides (data_source)")
     add("--think", nargs=2, default=list(MARKERS), metavar=("OPEN", "CLOSE"), help="a file: markers of thoughts")
     add("--out", metavar="FILE", help="every prediction, one line a reply (RUN/monitor.jsonl, FILE.monitor.jsonl)")
+    more = "also predict from the question alone and from the answer alone: three calls a reply"
+    add("--baselines", action="store_true", help=more)
     add_options(parser, "judge", "option", "sandbox", "limit", *JOB, "json", judge={"required": True})
     parser.set_defaults(run=run_of("offline.monitor"))
+
+
+INNER = {"judge": add_judge, "monitor": add_monitor, "user": add_user}
+"""The verbs below `upshot eval`."""

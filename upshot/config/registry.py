@@ -167,7 +167,7 @@ def check_options(
     Bounds stand in the annotations (`workers: Count`). Who has many options takes them together: a parameter `options`
     whose type is a pydantic model or a dataclass stands for its fields.
     """
-    named, hints, open_ended = _parameters(thing)
+    named, hints, open_ended = parameters_of(thing)
     bundle = hints.get(BUNDLE) if BUNDLE in named else None
     inner = {} if bundle is None else inspect.signature(bundle).parameters
     known = {*named, *inner} - {*context, BUNDLE}
@@ -186,16 +186,6 @@ def check_options(
     return out
 
 
-def option_types(thing: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of a thing and their types, with the fields of those that are taken together."""
-    named, hints, _ = _parameters(thing)
-    bundle = hints.get(BUNDLE) if BUNDLE in named else None
-    inner = {} if bundle is None else typing.get_type_hints(bundle, include_extras=True)
-    taken = {} if bundle is None else inspect.signature(bundle).parameters
-    types = {key: hints.get(key, Any) for key in named if key != BUNDLE}
-    return types | {key: inner.get(key, Any) for key in taken}
-
-
 def _check_one(what: str, key: str, value: Any, kind: Any) -> Any:
     from upshot.config.validation import check_value
 
@@ -205,7 +195,7 @@ def _check_one(what: str, key: str, value: Any, kind: Any) -> Any:
         raise UserError(f"{what}: {error}") from None
 
 
-def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
+def parameters_of(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     """Named parameters, their types, and whether any other keyword is taken.
 
     A constructor that passes `**options` on to its base class takes the base's parameters, too.

@@ -10,6 +10,8 @@ import resource
 import signal
 import socket
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from upshot.core.errors import UserError
@@ -52,6 +54,32 @@ async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors
         # uvicorn raises the signal that ended it once more: a server that was asked to stop, and did, has not failed.
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     await server.serve(sockets=[listener])
+
+
+@asynccontextmanager
+async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve on the event loop of whoever enters, until they leave; signals are theirs."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        http=http_protocol(connections_at_once()),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def connections_at_once(descriptors: int = 0) -> int:

@@ -56,6 +56,8 @@ class Reason(StrEnum):
     """A reply cut at the token limit, under the rule 'missing'."""
     MALFORMED = "malformed"
     """An empty reply, under the rule 'missing'."""
+    USER_RULES = "user_rules"
+    """The simulated user did what it may not: it called a tool that is not its own, or never stopped calling."""
     NO_THOUGHT = "no_thought"
     """A reply without a thought that could be handed on."""
     NOT_SCORED = "not_scored"

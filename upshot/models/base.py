@@ -15,6 +15,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
+from upshot.core.helper import Helper
 
 
 class ModelCallError(Exception):
@@ -43,6 +44,8 @@ class Request:
     given: int = 0
     """The last so many ids of the prompt are given: nothing is sampled, the one completion holds their
     log-probabilities (`Model.logprobs`)."""
+    lark: str = ""
+    """Rules that the text must follow, in Lark as llguidance reads it; a model in this process alone enforces them."""
 
     @property
     def by_ids(self) -> bool:
@@ -94,7 +97,7 @@ class Abilities:
     """Tells the log-probabilities of given ids."""
 
 
-class Model(ABC):
+class Model(Helper, ABC):
     """Something that continues text."""
 
     name: str
@@ -131,20 +134,6 @@ class Model(ABC):
 
     async def start(self) -> None:
         """Check keys and files, load what must be loaded; raises `UserError` before any work is lost."""
-
-    async def aclose(self) -> None:
-        """Cancel what is under way and release connections or memory."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the start (calls, tokens, cost, retries, cache hits, latency), for the metrics."""
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on counting after a resume."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
 
     async def __aenter__(self) -> Model:
         await self.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.sampling import Sampling
@@ -15,24 +14,11 @@ from upshot.engine.sequence import Rules
 from upshot.engine.sequence import Sequence as Running
 from upshot.models import grammar as grammars
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
 
 CHARACTERS_PER_ID = 32
 """More than any honest text has on average (4 in prose, 10 in deeply indented code)."""
-
-
-def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop string, and whether one was found."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return (text[: min(found)], True) if found else (text, False)
-
-
-@dataclass(frozen=True, slots=True)
-class RuledRequest(Request):
-    """A request whose text follows a grammar that is no JSON schema's alone."""
-
-    lark: str = ""
-    """Rules in Lark, llguidance's form of it."""
 
 
 class EngineModel(Model):
@@ -166,7 +152,7 @@ class EngineModel(Model):
 
     def _grammar(self, request: Request) -> Any:
         """What the text must follow, if anything."""
-        rules = request.lark if isinstance(request, RuledRequest) else ""
+        rules = request.lark
         if request.schema is None and not rules:
             return None
         if not grammars.available():

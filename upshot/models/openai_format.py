@@ -261,3 +261,9 @@ class TokenPieces:
             if name and all(c in _ALPHABET for c in name):
                 return bytes(_ALPHABET[c] for c in name)
         return text.encode()
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop string, and whether one was found."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)

@@ -113,12 +113,6 @@ def ok(request: Request) -> str:
     return _fill(request, "OK")
 
 
-@script("count")
-def count_words(request: Request) -> str:
-    """Says how many words the last message has."""
-    return _fill(request, str(len(last_text(request).split())))
-
-
 @script("number")
 def last_number(request: Request) -> str:
     """Says the last number of the last message after '####', as gsm8k asks for."""

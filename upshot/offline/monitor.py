@@ -1,7 +1,7 @@
 """`upshot eval monitor RUN|FILE`: a model reads question and thought only and predicts the verifier's score.
 
 Predictions go to OUT, one line a reply; beside it OUT.log says with which settings they were made and what was spent.
-How a thought is shown and how predictions are measured: `rewards/monitor.py`.
+How a thought is shown and how predictions are measured: `rewards/monitor.py`; the report: `monitor_report.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from upshot.core.score import LASTING, Reason, Score, tell_missing
 from upshot.core.thought import find_thought
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import Job, Journal, open_log
+from upshot.offline.monitor_report import MonitorLook, make_report, table, tell_pairs, tell_views
 from upshot.offline.replay import read_reply
 from upshot.offline.verify import VerifySettings, check_verifier, claim_of, options_of, response_of, source_of
 from upshot.rewards.monitor import (
     METRIC,
+    VIEWS,
     Monitor,
     MonitorCase,
     MonitorPrediction,
-    agreement,
-    by_task,
     case_of,
     find_verifier,
 )
@@ -46,11 +46,6 @@ from upshot.tasks.verifiers.base import Claim
 
 THOUGHTS = ("thought", "reasoning", "reasoning_content")
 """Columns of a file that hold a thought."""
-COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
-COUNTS = ("tp", "tn", "fp", "fn")
-RATES = ("accuracy", "precision", "recall", "tnr", "f1", "rmse", "mean_prediction", "mean_truth", "correlation")
-TITLES = {"no_thought": "no thought", "no_verdict": "no verdict", "no_prediction": "no prediction"}
-TITLES |= {"mean_prediction": "predicted", "mean_truth": "verdict"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,14 @@ class MonitorItem:
     step: int | None = None
     claim: Claim | None = None
     """What gives the verdict, where the row does not have it; the case's own is missing until then."""
+    pair: str = ""
+    """Replies to the same question with and without an intervention share it."""
+    intervened: bool = False
+
+    @property
+    def line_key(self) -> str:
+        """Of its line: the views of a reply have one each."""
+        return self.key if self.case.view == "thought" else f"{self.key} {self.case.view}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,18 +72,20 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.source)
     path = path.parent if path.name == ROLLOUTS and path.is_file() else path
     items = read_items(args, path)[: args.limit]
+    if args.baselines:
+        items = [replace(item, case=replace(item.case, view=view)) for item in items for view in VIEWS]
     out = Path(args.out or (path / "monitor.jsonl" if path.is_dir() else f"{path}.monitor.jsonl"))
     settings = {"judge": args.judge, "task": args.task, "option": args.options, "think": args.think}
     with open_log(out, settings) as log, Journal(out, keep=_is_settled) as results:
         lines = {line["key"]: line for line in results.lines}
         asyncio.run(_look(Job("looks", args, log, results), items, lines))
-    looks = [(item.step, _recall(item, lines[item.key])) for item in items]
+    looks = [_recall(item, lines[item.line_key]) for item in items]
     report = make_report(looks)
     if args.json:
         print(json.dumps({**report, "file": str(out)}))
     else:
-        print(table(str(path), report))
-        for told in tell_missing(look.prediction for _, look in looks if look.invalid == "no_prediction"):
+        print("\n".join([table(str(path), report), *tell_views(report["views"]), *tell_pairs(report["pairs"])]))
+        for told in tell_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
             print(f"  no prediction: {told}")
         print(f"every prediction is in {out}")
     return 0 if report["all"]["valid"] else 1
@@ -94,7 +99,7 @@ def _is_settled(line: Mapping[str, Any]) -> bool:
 
 async def _look(job: Job, items: Sequence[MonitorItem], lines: dict[str, dict[str, Any]]) -> None:
     """Look at all items without a line, verifying first what has no verdict."""
-    todo = [item for item in items if item.key not in lines]
+    todo = [item for item in items if item.line_key not in lines]
     if not todo:
         return
     judge = {"judge": read_model(job.args.judge)}
@@ -107,16 +112,17 @@ async def _look(job: Job, items: Sequence[MonitorItem], lines: dict[str, dict[st
                 case = replace(case, verdict=await services.manager.verify(item.claim))
             look = await monitor.look(case)
             scores = {"verdict": case.verdict.to_dict(), "prediction": look.prediction.to_dict()}
-            line = {"key": item.key, "step": item.step, "task": case.task, **scores, "invalid": look.invalid}
-            lines[item.key] = line
+            line = {"key": item.line_key, "step": item.step, "task": case.task, **scores, "invalid": look.invalid}
+            lines[item.line_key] = line
             job.write(line, failure=str(look.prediction.reason) if look.invalid == "no_prediction" else None)
 
         await job.run(todo, one, len(items) - len(todo))
 
 
-def _recall(item: MonitorItem, line: Mapping[str, Any]) -> MonitorPrediction:
+def _recall(item: MonitorItem, line: Mapping[str, Any]) -> MonitorLook:
     case = replace(item.case, verdict=Score.from_dict(line["verdict"]))
-    return MonitorPrediction(case, Score.from_dict(line["prediction"]))
+    look = MonitorPrediction(case, Score.from_dict(line["prediction"]))
+    return MonitorLook(item.key, look, item.step, item.pair, item.intervened)
 
 
 def read_items(args: argparse.Namespace, path: Path) -> list[MonitorItem]:
@@ -190,8 +196,10 @@ def _row_item(
         verdict = Score.missing(Reason.NOT_SCORED, "not verified yet")
     label = str(row.get("data_source") or source)
     case = MonitorCase(_question(row, where), thought, verdict, find_verifier(claim, manager), label)
-    step = row.get("step")
-    return MonitorItem(_key(row, number), case, step if isinstance(step, int) else None, unverified)
+    case = replace(case, answer=answer or "")
+    step, pair = row.get("step"), str(row.get("pair") or "")
+    own = (step if isinstance(step, int) else None, unverified, pair, bool(row.get("intervention")))
+    return MonitorItem(_key(row, number), case, *own)
 
 
 def _part(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | None]:
@@ -228,32 +236,3 @@ def _score(row: Mapping[str, Any], where: str) -> Score | None:
 def _key(row: Mapping[str, Any], index: int) -> str:
     """By what a reply is known again: its place, and all that it says."""
     return f"{index} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
-
-
-def make_report(looks: Sequence[tuple[int | None, MonitorPrediction]]) -> dict[str, Any]:
-    """How well verdicts were predicted: over all looks, by task, and by step and task where the replies have steps."""
-    every = [look for _, look in looks]
-    steps = [
-        {"step": step, "task": task, **agreement(own)}
-        for step in sorted({step for step, _ in looks if step is not None})
-        for task, own in sorted(by_task(look for at, look in looks if at == step).items())
-    ]
-    own_tasks = {task: agreement(own) for task, own in sorted(by_task(every).items())}
-    return {"all": agreement(every), "tasks": own_tasks, "steps": steps}
-
-
-def table(name: str, report: Mapping[str, Any]) -> str:
-    """The report as lines of text; a rate that is undefined is a dash, not a zero."""
-    rows = [(str(line["step"]), line["task"], line) for line in report["steps"]]
-    if len(report["tasks"]) > 1 or not rows:
-        rows += [("all", task, numbers) for task, numbers in report["tasks"].items()]
-    if len(rows) > 1:
-        rows.append(("all", "all", report["all"]))
-    shown = [key for key in (*COLUMNS, *COUNTS, *RATES) if key in COLUMNS or any(key in own for *_, own in rows)]
-    lines = [["step", "task", *(TITLES.get(key, key) for key in shown)]]
-    for step, task, own in rows:
-        cells = [f"{own[key]:{'.3f' if key in RATES else 'g'}}" if key in own else "-" for key in shown]
-        lines.append([step, task or "-", *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    return "\n".join([f"how well a monitor predicts the verdicts from the thoughts of '{name}'", *texts])

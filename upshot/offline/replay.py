@@ -34,6 +34,7 @@ from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
+from upshot.tasks.participants.tools import ACTS
 from upshot.training.setup import find_tokenizer
 
 AT_ONCE = 64
@@ -162,6 +163,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
         conversation.session["score"] = Score.from_dict(decided["score"])
     if "turns" in decided:
         conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
+    conversation.session[ACTS] = decided.get("acts", [])
     reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
     reply.turn_snapshots = _snapshots(conversation)
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
@@ -176,7 +178,7 @@ def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]
     turns = (*talk.turns[:shared], *_turns(data["messages"], ()))
     conversation = Conversation(row, data.get("seed", 0), data["key"], turns)
     conversation.ended = data.get("ended")
-    conversation.session = dict(talk.session)
+    conversation.session = {**talk.session, ACTS: data.get("acts", [])}
     span = data.get("span")
     return Future(
         conversation,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
+from typing import Any
 
 LEVEL = 0.95
 RESAMPLES = 4000
@@ -86,6 +87,31 @@ def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)), n)
+
+
+def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEVEL) -> Estimate | None:
+    """g-mean², TPR x TNR, of (predicted, true) pairs with the percentile interval of its bootstrap.
+
+    None where all are true or none is. Draws in which that happens are left out of the interval.
+    """
+    import numpy as np
+
+    said, true = np.asarray(pairs, dtype=bool).T if pairs else (np.zeros(0, bool), np.zeros(0, bool))
+    if true.all() or not true.any():
+        return None
+
+    def both(hit: Any, yes: Any) -> Any:
+        with np.errstate(invalid="ignore"):
+            return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
+
+    generator, draws = np.random.default_rng(seed), []
+    step = max(1, BLOCK // len(true))
+    for start in range(0, RESAMPLES, step):
+        at = generator.integers(0, len(true), size=(min(step, RESAMPLES - start), len(true)))
+        draws.append(both(said[at], true[at]))
+    tail = (1 - level) / 2
+    low, high = np.nanquantile(np.concatenate(draws), [tail, 1 - tail])
+    return Estimate(float(both(said, true)), float(low), float(high), len(true))
 
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], seed: int = 0) -> Difference | None:

@@ -91,11 +91,18 @@ def only(spans: Sequence[Span], conversation: Conversation, tokens: str) -> tupl
     out = tuple(spans)
     if tokens == "all":
         return out
+    for (at, sample), (start, stop) in zip(conversation.places(), token_ranges(conversation, tokens), strict=True):
+        out = relabel(out, at, start, None)
+        out = relabel(out, stop, at + len(sample.ids), None)
+    return out
+
+
+def token_ranges(conversation: Conversation, tokens: str) -> list[tuple[int, int]]:
+    """Where in the episode's ids each turn's 'thought' or 'answer' stands; empty ranges where a turn has none."""
+    out = []
     for at, sample in conversation.places():
-        start, stop = sample.thought or (0, 0)
-        kept = (start, stop) if tokens == "thought" else (sample.answer, len(sample.ids))
-        out = relabel(out, at, at + kept[0], None)
-        out = relabel(out, at + kept[1], at + len(sample.ids), None)
+        start, stop = (sample.thought or (0, 0)) if tokens == "thought" else (sample.answer, len(sample.ids))
+        out.append((at + start, at + stop))
     return out
 
 

@@ -10,7 +10,6 @@ Covers the asking and the counting. Where replies come from: `training/loops/eva
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,12 @@ from upshot.tasks.verifiers.base import Claim, Verifier, binary_metrics, graded_
 
 METRIC = "verifier"
 """The metric of a recipe whose score a monitor predicts."""
+VIEWS = {
+    "thought": "{thought}",
+    "question": "(not shown to you: predict from the question alone)",
+    "answer": "(not shown to you; predict from the answer that was given instead)\n{answer}",
+}
+"""What a monitor is shown in the place of the reasoning: the thought itself, or a baseline without it."""
 
 
 class AnyVerdict(Verifier):
@@ -56,6 +61,10 @@ class MonitorCase:
     verifier: Verifier
     task: str = ""
     """By what the numbers are told apart."""
+    answer: str = ""
+    """What was said after the thought; shown in the view 'answer' alone."""
+    view: str = "thought"
+    """One of `VIEWS`. Replies without a thought are left out of all of them, so that views compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +113,11 @@ class Monitor:
 
     async def _predict(self, case: MonitorCase) -> Score:
         verifier = case.verifier
-        messages = verifier.monitor_messages(question_text(case.question), case.thought.strip())
+        shown = VIEWS[case.view].replace("{thought}", case.thought.strip()).replace("{answer}", case.answer.strip())
+        messages = verifier.monitor_messages(question_text(case.question), shown)
         schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
         answer = await ask_json(self.model, messages, schema, self.sampling, "monitor", self.repairs)
-        return Score.of(verifier.parse_monitor(json.dumps(answer)), "the verifier's parse_monitor")
+        return Score.of(verifier.read_rating(float(answer["score"]), answer["thought"]), "the verifier's read_rating")
 
 
 def question_text(messages: Sequence[Message]) -> str:
@@ -132,8 +142,9 @@ def case_of(
     if verdict is None:  # a rule decided the reward, or the episode failed
         total = reward.total
         verdict = total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
-    thought = thoughts(conversation.turns[len(row.messages) :])
-    return MonitorCase(row.messages, thought, verdict, find_verifier(claim, manager), label)
+    own, last = conversation.turns[len(row.messages) :], conversation.last("assistant")
+    answer = last.content if last is not None else ""
+    return MonitorCase(row.messages, thoughts(own), verdict, find_verifier(claim, manager), label, answer)
 
 
 def claim_of(task: Task, conversation: Conversation) -> Claim | None:

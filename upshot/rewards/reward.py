@@ -24,6 +24,8 @@ class MetricWeight:
     clamp: tuple[float, float] | None = None
     """Bounds of weight × mean; None leaves it unbounded."""
     intrinsic: bool = False
+    tokens: str = "all"
+    """Which tokens earn it: all, or those of the 'thought' or the 'answer', as a part of its own."""
 
 
 @dataclass(frozen=True, slots=True)

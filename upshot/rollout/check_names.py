@@ -13,6 +13,8 @@ from upshot.rewards.build import check_metric
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.monitor import METRIC
 from upshot.rewards.workers.base import managers
+from upshot.rollout.agents.check import check_agent
+from upshot.rollout.agents.runner import find_command, find_function
 from upshot.rollout.dependencies import FUTURE_NAMES, NAMES
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.map_file import read_map
@@ -35,6 +37,9 @@ def check_names(recipe: Recipe) -> None:
         options["classmates"] = read_map(recipe.futures.map_file)[1]
     kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(FUTURE_NAMES))
     _check_groups(recipe)
+    if recipe.episode.agent is not None:
+        check_agent(recipe)
+        _ = find_function(recipe.episode.agent.program) or find_command(recipe.episode.agent.program)
     if recipe.train.samples:
         _check_reward(recipe)
         _check_thoughts(recipe)
@@ -113,3 +118,6 @@ def _check_credit(recipe: Recipe) -> None:
         raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
     if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
         raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")
+    apart = next((metric.name for metric in recipe.reward.metrics if metric.tokens != "all"), None)
+    if apart is not None:
+        raise UserError(f"train.method '{method}' takes one reward a reply; metric '{apart}' with tokens needs rl")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from upshot.core.conversation import Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.reward import Reward
+from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.policy import Policy, is_cut
 from upshot.tasks.participants.base import Participant
@@ -36,7 +37,12 @@ class RolloutContext:
     environment: Participant | None = None
     user: Participant | None = None
     """Who opens where a row has only a goal."""
+    agent: AgentRunner | None = None
+    """Whose program plays the episodes, instead of policy and environment in turns."""
     max_turns: int = 1
+    hear_last: bool = True
+    """Whether the environment is asked after the last turn, too: not where futures begin with asking the same one, or
+    what it does then (a tool call, a line said) would be done twice."""
     overlong: ReplyRule = field(default_factory=ReplyRule)
     """For replies cut at the token limit."""
     malformed: ReplyRule = field(default_factory=ReplyRule)

@@ -60,6 +60,8 @@ class FutureDependencies(Dependencies):
     """Of the policy; None: it is asked with messages, and its ids cannot be read."""
     seed: int = 0
     """The run's."""
+    with_user: bool = False
+    """Whether the user has taken part in the episode: where it has left, nobody goes on."""
 
     def for_futures(self) -> dict[str, Any]:
         """Keyword arguments for the registry of futures."""

@@ -26,13 +26,14 @@ async def play_episode(
     environment: Participant | None = None,
     max_turns: int = 1,
     turn_snapshots: list[Conversation] | None = None,
+    hear_last: bool = True,
 ) -> None:
     """Let the policy take up to `max_turns` turns with the environment's observations between them.
 
     A list given as `turn_snapshots` is filled with the episode as it stands after each of the policy's turns.
 
     Without an environment one turn is played. The observation after the last turn is asked for (it may settle the
-    environment's own score) but not appended: nobody would answer it.
+    environment's own score) but not appended: nobody would answer it. Without `hear_last` it is not asked for either.
     """
     if environment is None:
         await first_reply(conversation, policy)
@@ -41,7 +42,8 @@ async def play_episode(
         return
     await limit_call(environment, environment.start, conversation)
     try:
-        await _alternate(conversation, policy, environment, max_turns, [] if turn_snapshots is None else turn_snapshots)
+        snapshots = [] if turn_snapshots is None else turn_snapshots
+        await _alternate(conversation, policy, environment, max_turns, snapshots, hear_last)
     finally:
         await limit_call(environment, environment.end, conversation)
 
@@ -52,6 +54,7 @@ async def _alternate(
     environment: Participant,
     max_turns: int,
     turn_snapshots: list[Conversation],
+    hear_last: bool,
 ) -> None:
     for turn in range(max_turns):
         if turn == 0:
@@ -59,6 +62,8 @@ async def _alternate(
         elif await policy.reply(conversation) is None:
             return
         turn_snapshots.append(conversation.fork("turn", turn))
+        if turn == max_turns - 1 and not hear_last:
+            break
         observation = await _observe(environment, conversation)
         if observation.score is not None:
             conversation.session["turn_scores"] = {

@@ -21,9 +21,11 @@ from upshot.core.time_limit import CallTimeout, limit_call
 from upshot.models.base import ModelCallError
 from upshot.rewards.metric import Metric, score_by
 from upshot.rewards.reward import Reward
+from upshot.rollout.agents.recording import PlayedPath
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.rollout import Rollout
+from upshot.rollout.tree import branch_off
 from upshot.tasks.participants.base import Participant
 
 
@@ -116,8 +118,14 @@ async def play_reply(
     """Play one episode, continue it into its futures, find reward and credit; a `failure` has ended it already."""
     reply = Rollout(conversation, group)
     turn_snapshots = reply.turn_snapshots if context.futures.every_turn else None
+    others: list[PlayedPath] = []
     if failure is None:
-        episode = play_episode(conversation, context.policy, context.environment, context.max_turns, turn_snapshots)
+        if context.agent is not None:
+            episode = context.agent.play(conversation, context.policy, others)
+        else:
+            episode = play_episode(
+                conversation, context.policy, context.environment, context.max_turns, turn_snapshots, context.hear_last
+            )
         with at_work("sample"):
             failure = await catch_failure(episode, "episode")
     if failure is not None:
@@ -125,6 +133,9 @@ async def play_reply(
         reply.credit = context.futures.credit_for(reply, reply.reward)
     else:
         await score_reply(context, reply)
+    for path in others:
+        credit = context.futures.credit_for(Rollout(path.conversation, group), reply.reward)
+        reply.other_paths.append(branch_off(path.conversation, path.start, reply.reward, credit))
     return reply
 
 

@@ -38,11 +38,21 @@ class Policy:
         self.tools = tools
         self.think = think
         """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
+        self.form: Mapping[str, Any] = {}
+        """What its text must follow: `schema` or `lark` of a `Request`."""
 
     def at(self, temperature: float) -> Policy:
         """The same speaker at another temperature."""
         twin = copy.copy(self)
         twin.sampling = replace(self.sampling, temperature=temperature)
+        return twin
+
+    def for_call(self, max_tokens: int, stop: Sequence[str]) -> Policy:
+        """The same speaker for a call of somebody's own program: no tools but the call's, no longer than it asks."""
+        twin = copy.copy(self)
+        most = min(max_tokens, self.sampling.max_tokens)
+        twin.sampling = replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop))
+        twin.tools = ()
         return twin
 
     async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
@@ -51,7 +61,7 @@ class Policy:
         sampling = replace(self.sampling, seed=seed)
         if self.renderer is None:
             return await self._reply_by_messages(conversation, sampling, role)
-        context = self.renderer.context(self._shown(conversation), self._tools(conversation))
+        context = self.context(conversation)
         prompt = conversation.ids + context
         if self.max_context:
             room = self.max_context - len(prompt)
@@ -59,7 +69,7 @@ class Policy:
                 conversation.ended = "length"
                 return None
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        (completion,) = await self.model.generate(Request(prompt, sampling, role=role))
+        (completion,) = await self.model.generate(Request(prompt, sampling, role=role, **self.form))
         sample = self._with_thought(_sample(completion, context))
         text = completion.text
         note: dict[str, Any] = {}
@@ -85,12 +95,15 @@ class Policy:
             return sample
         return replace(sample, thought=(found.start, found.stop), answer=found.answer)
 
-    def prompt_tokens(self, conversation: Conversation) -> int:
-        """How many ids the policy would be shown to speak next."""
+    def context(self, conversation: Conversation) -> list[int]:
+        """What the policy would be shown next, after the ids that it has seen and said."""
         if self.renderer is None:
             raise ValueError("a policy that is asked with messages counts no ids")
-        shown = self.renderer.context(self._shown(conversation), self._tools(conversation))
-        return len(conversation.ids) + len(shown)
+        return self.renderer.context(self._shown(conversation), self._tools(conversation))
+
+    def prompt_tokens(self, conversation: Conversation) -> int:
+        """How many ids the policy would be shown to speak next."""
+        return len(conversation.ids) + len(self.context(conversation))
 
     async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
         messages = self._shown(conversation).messages

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from upshot.core.conversation import Conversation, Turn
+from upshot.core.conversation import Conversation, Sample, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
+from upshot.tasks.participants.tools import ACTS
 
 
 @dataclass
@@ -74,29 +75,50 @@ class Rollout:
     """One per credit span; None where the reply left the statistics."""
     siblings: list[list[Branch]] = field(default_factory=list)
     """Credited along the tree: the branches of each fork below the reply."""
+    other_paths: list[Branch] = field(default_factory=list)
+    """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
+    compacted, a second agent's). They are parts of the episode, and earn what it earns."""
+
+    def samples(self) -> Iterator[Sample]:
+        """All that the policy sampled in the episode, each once."""
+        yield from self.conversation.samples()
+        for path in self.other_paths:
+            yield from (turn.sample for turn in path.conversation.turns[path.start :] if turn.sample is not None)
 
     def to_dict(
         self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
     ) -> dict[str, Any]:
         """The line of `rollouts.jsonl`; `spell` makes text of the ids of each span, where there are several."""
-        return {
-            "step": step,
-            "row": self.conversation.row.id,
-            "source": self.conversation.row.source,
-            "goal": self.conversation.row.goal,
-            "reference": self.conversation.row.reference,
-            "group": self.group,
-            "key": self.conversation.key,
-            "seed": self.conversation.seed,
-            "opening": len(self.conversation.row.messages),
-            "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
-            "ended": self.conversation.ended,
-            "futures": [self._future_to_dict(future) for future in self.futures],
-            "reward": reward_to_dict(self.reward)
-            | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
-            "credit": self._credit_to_list(spell),
-            "groups": dict(groups or {}),
-        } | _environment(self.conversation.session)
+        return (
+            {
+                "step": step,
+                "row": self.conversation.row.id,
+                "source": self.conversation.row.source,
+                "goal": self.conversation.row.goal,
+                "reference": self.conversation.row.reference,
+                "group": self.group,
+                "key": self.conversation.key,
+                "seed": self.conversation.seed,
+                "opening": len(self.conversation.row.messages),
+                "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
+                "ended": self.conversation.ended,
+                "futures": [self._future_to_dict(future) for future in self.futures],
+                "reward": reward_to_dict(self.reward)
+                | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
+                "credit": self._credit_to_list(spell),
+                "groups": dict(groups or {}),
+            }
+            | _environment(self.conversation.session)
+            | self._paths_to_dict()
+        )
+
+    def _paths_to_dict(self) -> dict[str, Any]:
+        """The other contexts of a program's episode: from `start` on nothing of them stands above."""
+        told = [
+            {"start": path.start, "messages": [turn_to_dict(turn) for turn in path.conversation.turns]}
+            for path in self.other_paths
+        ]
+        return {"other_paths": told} if told else {}
 
     def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
         spans = self.credit.spans if self.credit else ()
@@ -124,6 +146,7 @@ class Rollout:
             "ended": future.conversation.ended,
             "missing": future.missing,
             "scores": {name: score.to_dict() for name, score in future.scores.items()},
+            **({"acts": acts} if (acts := future.conversation.session.get(ACTS)) else {}),
         } | self._branches_to_dict(future)
 
     def _branches_to_dict(self, future: Future) -> dict[str, Any]:
@@ -151,6 +174,8 @@ def _environment(session: Mapping[str, Any]) -> dict[str, Any]:
         out["score"] = session["score"].to_dict()
     if session.get("turn_scores"):
         out["turns"] = {str(turn): score.to_dict() for turn, score in session["turn_scores"].items()}
+    if session.get(ACTS):
+        out["acts"] = session[ACTS]
     return {"environment": out} if out else {}
 
 

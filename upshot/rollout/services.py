@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.recipe import AgentConfig, FuturesConfig, MetricConfig, Named, Recipe
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
@@ -23,6 +23,8 @@ from upshot.rewards.build import build_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
+from upshot.rollout.agents.check import check_agent
+from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
@@ -32,6 +34,7 @@ from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant, users
+from upshot.tasks.participants.dual import with_tools
 
 Spec = str | Mapping[str, Any] | ModelSpec
 """What `connect` takes for a model."""
@@ -52,6 +55,8 @@ class Services:
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
+    agent: AgentRunner | None = None
+    """Whose program plays the episodes."""
     held_out: Services | None = None
     """The same with a judge of its own, for held-out rows (`eval.judge`); None: these judge them, too."""
     _watch: asyncio.Task[None] | None = None
@@ -77,9 +82,14 @@ class Services:
         return [model.meter for model in models if model.may_be_silent]
 
     def build_futures(
-        self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
+        self,
+        config: FuturesConfig,
+        renderer: Renderer | None = None,
+        credit: CreditRule | None = None,
+        seed: int = 0,
+        with_user: bool = False,
     ) -> Futures:
-        """How replies are continued and scored."""
+        """How replies are continued and scored; `with_user`: their episodes were played with the user already."""
         own = FutureDependencies(
             **self.dependencies.by_name(),
             metrics=self.metrics,
@@ -88,6 +98,7 @@ class Services:
             credit=credit,
             renderer=renderer,
             seed=seed,
+            with_user=with_user,
         )
         self.futures = kinds.create(config.name, config.options, "futures", **own.for_futures())
         return self.futures
@@ -138,7 +149,7 @@ class Services:
             self._watch = None
         built = [thing for own in self._sets for thing in (own.futures, *own.metrics.values())]
         managers = [own.manager for own in self._sets]
-        await close_all(dict.fromkeys([*built, self.user, self.task, *self.closers, *managers]))
+        await close_all(dict.fromkeys([self.agent, *built, self.user, self.task, *self.closers, *managers]))
 
     async def __aenter__(self) -> Services:
         try:
@@ -176,9 +187,11 @@ def assemble(
     runner = connect_sandbox(sandbox, believes=undecided == "believe") if isinstance(sandbox, str) else sandbox
     own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner), manager, prefix)
     built = _build_metrics(metrics, f"{prefix}metrics", own)
-    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
+    if user is not None and task is not None:
+        user = with_tools(user, task.environment())
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
     return Services(task, named, user, built, weights, budget, own, closers)
 
@@ -215,7 +228,10 @@ def build_services(
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
     if user is None and recipe.episode.with_user:
         raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")
-    if recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
+    agent = task.agent()
+    if recipe.episode.agent is not None or agent is not None:
+        check_agent(recipe)
+    elif recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
         raise UserError(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
@@ -244,7 +260,11 @@ def build_services(
         services.held_out = _judged_by(recipe.eval.judge, services, recipe)
     credit = CreditRule(**recipe.credit.model_dump())
     for own in services._sets:
-        own.build_futures(futures, renderer, credit, recipe.seed)
+        own.build_futures(futures, renderer, credit, recipe.seed, recipe.episode.with_user)
+    if recipe.episode.agent is not None:
+        services.agent = AgentRunner(recipe.episode.agent, tokenizer)
+    elif agent is not None:
+        services.agent = AgentRunner(AgentConfig(program=f"task {task.name}"), tokenizer, agent)
     return services
 
 
@@ -260,11 +280,15 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
     """How the conversations of a step are played and scored."""
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     assert services.futures is not None and services.task is not None
+    environment = services.user if recipe.episode.with_user else services.task.environment()
+    answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls)
     return RolloutContext(
         policy=policy,
         futures=services.futures,
-        environment=services.user if recipe.episode.with_user else services.task.environment(),
+        environment=environment,
+        hear_last=not (answers_both and recipe.futures.rounds),
         user=services.user,
+        agent=services.agent,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),

@@ -11,11 +11,12 @@ It knows neither how futures are played nor how advantages are estimated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.score import Score, mean_score
 from upshot.rewards.credit import MAIN, Credit, Span, only
-from upshot.rewards.reward import MetricWeight, combine
+from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.rollout import Branch, Future, Rollout
 
 SAME = 1e-9
@@ -89,6 +90,15 @@ def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricW
     reward = combine(scores, weights)
     spans = only(_own_spans(conversation, start), conversation, tokens)
     return Branch(conversation, first.path[: depth + 1], start, reward, Credit({MAIN: reward.total}, spans))
+
+
+def branch_off(conversation: Conversation, start: int, reward: Reward, credit: Credit) -> Branch:
+    """A path of the episode itself, which earns what the episode earns: what was said before its turn `start` is
+    another path's, and not trained twice."""
+    own = _own_spans(conversation, start)
+    first = own[0].start if own else len(conversation.ids)
+    spans = tuple(span for span in credit.spans if span.start >= first)
+    return Branch(conversation, (), start, reward, replace(credit, spans=spans))
 
 
 def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:

@@ -87,7 +87,7 @@ class RunServices:
         spent = self._open.budget.state()
         self.folder.write_spent(spent)
         pool = self._policy.pool
-        return {**stats, "time/dollars": spent["dollars"], **(pool.spent() if pool is not None else {})}
+        return {**stats, "time/dollars": spent["dollars"], **(pool.take_times() if pool is not None else {})}
 
 
 def share_limits(recipe: Recipe, ranks: int) -> Recipe:

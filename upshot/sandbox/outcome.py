@@ -89,3 +89,13 @@ class RunResult:
     compiled: CompileResult | None = None
     files: dict[str, bytes] = field(default_factory=dict)
     """The files asked for, by name."""
+
+    def as_test(self, passed: bool) -> TestResult:
+        """The run as a test that is passed or not, if it came to its end."""
+        if self.outcome is Outcome.PASSED:
+            outcome = Outcome.PASSED if passed else Outcome.WRONG
+            return TestResult(outcome, self.wall_seconds, "" if passed else f"printed {self.stdout[:200]!r}")
+        failed_assert = self.outcome is Outcome.ERROR and "AssertionError" in self.stderr
+        outcome = Outcome.WRONG if failed_assert else self.outcome
+        said = self.stderr or (self.compiled.output if self.compiled else "")
+        return TestResult(outcome, self.wall_seconds, "\n".join(filter(None, (self.detail, said[-2000:]))))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import pause_clock
 from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 
 Test = TypeVar("Test", str, StdioTest)
+COMPILE_SECONDS = 20.0
+NO_JUDGE = "it passed in the program's own process, and there is no judge here to confirm it"
 
 
 class Session(abc.ABC):
@@ -59,24 +62,57 @@ class CodeRunner(abc.ABC):
     """Whether a test that only the program's own process could decide is taken as passed, as it did there."""
 
     async def test_program(
-        self, program: str, tests: Sequence[str], limits: Limits | None = None, given: str = ""
+        self,
+        program: str,
+        tests: Sequence[str],
+        limits: Limits | None = None,
+        given: str = "",
+        language: str = "python",
     ) -> list[TestResult]:
-        """Run assert tests against a Python program; one result per test.
+        """Run assert tests against a program; one result per test.
 
         `given` is what the row brings along (imports, helpers of its prompt): trusted, and not the program's to change.
+        In another language than Python a test is text behind the program, and its pass is undecided: there is no judge.
         """
-        done = await self._test(program, tests, given, limits or self.limits)
+        chosen = limits or self.limits
+        if canonical(language) == "python":
+            done = await self._test(program, tests, given, chosen)
+        else:
+            done = await _or_invalid(tests, self._test_text(program, tests, language, chosen))
         return [result.believe() if self.believes else result for result in done]
 
     @abc.abstractmethod
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
-        """The results of assert tests, every default filled in."""
+        """The results of assert tests of a Python program, every default filled in."""
+
+    async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
+        """The results of tests that are text behind a program in any language."""
+
+        async def run_test(test: str) -> TestResult:
+            done = (await self.run(f"{program}\n{test}", language, limits=limits)).as_test(passed=True)
+            return replace(done, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if done.passed else done
+
+        return await run_one_by_one(tests, limits, run_test)
+
+    async def test_stdio(
+        self,
+        program: str,
+        tests: Sequence[StdioTest],
+        limits: Limits | None = None,
+        language: str = "python",
+    ) -> list[TestResult]:
+        """Run a program once per test on its input and compare the output; one result per test.
+
+        Where the language cannot be run here no test tells anything: `invalid_test`, with the reason.
+        """
+        done = self._test_stdio(program, tests, language, limits or self.limits)
+        return await (done if canonical(language) == "python" else _or_invalid(tests, done))
 
     @abc.abstractmethod
-    async def test_stdio(
-        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    async def _test_stdio(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        """Run a Python program once per test on its input and compare the output; one result per test."""
+        """The results of stdin/stdout tests, every default filled in."""
 
     @pause_clock
     async def run(
@@ -87,7 +123,7 @@ class CodeRunner(abc.ABC):
         files: Mapping[str, bytes] | None = None,
         limits: Limits | None = None,
         fetch: Sequence[str] = (),
-        compile_seconds: float = 20.0,
+        compile_seconds: float = COMPILE_SECONDS,
     ) -> RunResult:
         """Run a program and return what it printed; `fetch` names files to bring back."""
         return await self._run(
@@ -112,6 +148,14 @@ class CodeRunner(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -> list[TestResult]:
+    """The results; where the language is refused that is said of every test, and is no program's failure."""
+    try:
+        return await done
+    except UserError as error:
+        return [TestResult(Outcome.INVALID_TEST, None, str(error)) for _ in tests]
 
 
 async def run_one_by_one(

@@ -12,7 +12,9 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
+from upshot.tasks.environments.agent import AgentFunction
 from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.tools import ToolEnvironment
 from upshot.tasks.verifiers.base import Claim
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ class Task(ABC):
 
     def environment(self) -> Participant | None:
         """Who answers between the policy turns of an episode; None for one reply."""
+        return None
+
+    def agent(self) -> AgentFunction | None:
+        """Who plays the episodes of this task by calling the policy; None: policy and environment take turns."""
         return None
 
     def user(self) -> Participant | None:
@@ -59,6 +65,10 @@ class Task(ABC):
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
         return []
+
+    def user_tools(self) -> ToolEnvironment | None:
+        """What the simulated user can do itself (`tasks/participants/dual.py`); None when it can only talk."""
+        return None
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """Whole conversations to imitate, for supervised training; empty when the task has none."""
@@ -97,5 +107,5 @@ def groups_of(task: Task, row: Row) -> dict[str, str]:
         return {}
 
 
-tasks: Registry[Task] = Registry("task", "upshot.tasks")
+tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments")
 """Tasks that a recipe can name in `task.name`."""

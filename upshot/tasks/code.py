@@ -13,11 +13,11 @@ from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.records import row_of
 from upshot.tasks.verified import VerifiedTask
-from upshot.tasks.verifiers.code import program_in
+from upshot.tasks.verifiers.code import language_of, program_in
 
 
 class CodeTask(VerifiedTask):
-    """Problems whose reply is a Python program."""
+    """Problems whose reply is a program: in Python, or in the language that a row names."""
 
     instructions = "Write the program in Python, in one ```python code block."
 
@@ -32,9 +32,17 @@ class CodeTask(VerifiedTask):
         super().__init__(**rows)
         self.verifier_options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
 
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; one that names another language than Python is asked in that one."""
+        language = language_of(None, record)
+        if language == "python" or self.instructions != CodeTask.instructions:
+            return super().parse(record)
+        wanted = f"Write the program in {language}, in one ```{language} code block."
+        return row_of(record, self.verifier, wanted, self.system)
+
     def format_error(self, text: str) -> str:
         """No program."""
-        return "" if program_in(text) is not None else "no program"
+        return "" if "```" in text or program_in(text) is not None else "no program"
 
 
 @tasks.register("code", "mbpp")

@@ -10,14 +10,10 @@ from upshot.config.bounds import Count, Words
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.tools import ToolEnvironment, make_tools
+from upshot.tasks.participants.tools import CALLING, ToolEnvironment, make_tools
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
-
-CALLING = (
-    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
-)
 
 
 @tasks.register("tools")
@@ -52,8 +48,12 @@ class ToolUse(VerifiedTask):
         verifiers.check(self.verifier, self.verifier_options, "task.verifier", judge=None, sandbox=None, models=None)
         self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
         if describe:
-            listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
-            self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
+            self.describe_tools()
+
+    def describe_tools(self) -> None:
+        """Put the tools and how to call them into the system prompt."""
+        listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
+        self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
 
     def environment(self) -> Participant:
         """The tools."""

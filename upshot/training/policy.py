@@ -99,7 +99,7 @@ class PolicyBundle:
 
     def sync_times(self) -> dict[str, float]:
         """Seconds since the last look that went into handing weights to a server; nothing where there is none."""
-        return {"time/sync": self.sampler.spent()} if isinstance(self.sampler, VllmPolicy) else {}
+        return {"time/sync": self.sampler.take_seconds()} if isinstance(self.sampler, VllmPolicy) else {}
 
     async def close(self) -> None:
         """Nothing is sampled for now: connections to a server are closed."""

@@ -168,6 +168,12 @@ def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.credit.by == "tree":
         why = "verl learns from one row a reply; the branches of its futures are not carried yet: set credit.by=reply"
         yield MissingKey("credit.by", "tree", why, True)
+    if recipe.episode.agent is not None:
+        why = "verl learns from one row a reply, and the contexts of a program's episode are several: run it locally"
+        yield MissingKey("episode.agent", recipe.episode.agent.program, why, True)
+    if recipe.task.name == "verifiers":
+        why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
+        yield MissingKey("task.name", recipe.task.name, why, True)
     yield from _copies(recipe)
 
 

@@ -247,7 +247,7 @@ def test_a_key_inside_a_value_is_not_shown() -> None:
 def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),
-        ("b.sh", "python open_instruct/grpo_fast.py --seed 1", "launches 'open_instruct/grpo_fast.py', which has no"),
+        ("b.sh", "python examples/finetune.py --seed 1", "launches 'examples/finetune.py', which has no"),
         ("a.yaml", "- 1", "no mapping"),
         ("a.txt", "", "no .sh"),
     ):
@@ -345,3 +345,23 @@ def test_a_task_that_nobody_can_read_off_is_asked_for(tmp_path: Path, capsys: py
     assert main(["recipe", "import", str(script), "task.name=exact-match", "train.lr=1e-5", "--out", str(out)]) == 0
     recipe = load_recipe(str(out)).recipe
     assert recipe.task.name == "exact-match" and recipe.train.lr == 1e-5
+
+
+def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
+    """A flag means what its own program means by it, and what has no counterpart is said with its reason."""
+    dpo = "accelerate launch open_instruct/dpo_tune_cache.py"
+    mixed = f"{dpo} --mixer_list a/b 100 c/d 50 --beta 5 --loss_type dpo_norm"
+    left = {name: why for name, _, why in carried(mixed).left}
+    assert "several" in left["--mixer_list"] and "known are dpo" in left["--loss_type"] and "length" in left["--beta"]
+    assert "dpo" not in carried(mixed).recipe["train"]
+    made = carried(f"{dpo} --mixer_list a/b 1.0").left[-1][2]
+    assert "load_dataset('a/b', split='train').to_parquet('data/dolci/dpo_train.parquet')" in made
+    rl = "python open_instruct/grpo_fast.py --dataset_mixer_list ai2-adapt-dev/rlvr_gsm8k_zs 1.0 --beta 0.02"
+    more = "--per_device_train_batch_size 8 --num_epochs 4 --code_api_url http://host:1234/test_program --max_turns 3"
+    done = carried(f"{rl} {more}")
+    left = {name: why for name, _, why in done.left}
+    assert "token_budget" in left["--per_device_train_batch_size"] and "known are 1" in left["--num_epochs"]
+    assert left["--max_turns"] == "no counterpart is known"  # CollabLLM's flag of that name is another one
+    assert done.recipe["train"]["kl"]["weight"] == 0.02 and done.recipe["train"]["prompts_per_step"] == 16
+    assert done.recipe["task"] == {"name": "gsm8k", "file": "ai2-adapt-dev/rlvr_gsm8k_zs"}
+    assert done.recipe["sandbox"] == "opencode+http://host:1234"

@@ -49,6 +49,12 @@ CLASSMATE = (
     f"{CONFIGS}.token_level_classmate_reward_mode=classmate_partial \"{CONFIGS}.main_cot_keep_rate='0.5'\" "
     f"{LIST}='[\"Qwen/Qwen3-0.6B\"]'"
 )
+MASON = "uv run python mason.py --cluster ai2/jupiter --priority normal --num_nodes {nodes} --gpus 8 -- "
+ACCELERATE = (
+    "accelerate launch --mixed_precision bf16 --num_processes 8 --use_deepspeed "
+    "--deepspeed_config_file configs/ds_configs/stage3_no_offloading_accelerate.conf "
+)
+TULU = "--learning_rate 5e-06 --lr_scheduler_type linear --warmup_ratio 0.03 --gradient_checkpointing --seed 8"
 SKYWORK = "reward_model.llm_judge_model_name=Skywork/Skywork-Reward-V2-Qwen3-0.6B"
 TRAINS = {
     "collabllm sft": (
@@ -120,6 +126,60 @@ TRAINS = {
         fork("main_ppo", "general_reward", f"{SKYWORK} reward_model.llm_judge_backend_type=hf_scoring"),
         {"reward.metrics.0.name": "rm_score"},
     ),
+    "open-instruct sft": (
+        f"{MASON.format(nodes=8)}{ACCELERATE} open_instruct/finetune.py --exp_name tulu3_8b_sft --max_seq_length 4096 "
+        "--model_name_or_path meta-llama/Llama-3.1-8B --tokenizer_name meta-llama/Llama-3.1-8B --use_slow_tokenizer "
+        "--chat_template tulu --dataset_mixer_list allenai/tulu-3-sft-mixture 1.0 --per_device_train_batch_size 1 "
+        f"--gradient_accumulation_steps 2 --num_train_epochs 2 --report_to wandb --with_tracking {TULU}",
+        {
+            "train.method": "sft",
+            "train.prompts_per_step": 128,
+            "train.epochs": 2,
+            "train.schedule.name": "linear",
+            "train.data": "data/dolci/sft_train.parquet",
+            "seed": 8,
+            "name": "tulu3_8b_sft",
+        },
+    ),
+    "open-instruct dpo": (
+        f"{ACCELERATE} open_instruct/dpo_tune_cache.py --model_name_or_path allenai/Llama-3.1-Tulu-3-8B-SFT --beta 0.1 "
+        "--mixer_list allenai/llama-3.1-tulu-3-8b-preference-mixture 1.0 --loss_type dpo --num_epochs 1 "
+        f"--per_device_train_batch_size 1 --gradient_accumulation_steps 16 --use_lora --lora_rank 64 {TULU}",
+        {
+            "train.method": "dpo",
+            "train.prompts_per_step": 128,
+            "train.dpo.beta": 0.1,
+            "model.lora.r": 64,
+            "train.data": "data/dolci/dpo_train.parquet",
+        },
+    ),
+    "open-instruct grpo": (
+        'DATASETS="allenai/RLVR-GSM-MATH-IF-Mixed-Constraints 1.0"\n'
+        f"{MASON.format(nodes=2)} source configs/setup.sh \\&\\& uv run open_instruct/grpo_fast.py "
+        "--exp_name olmo_grpo --beta 0.01 --num_unique_prompts_rollout 48 --num_samples_per_prompt_rollout 16 "
+        "--learning_rate 5e-7 --dataset_mixer_list $DATASETS --dataset_mixer_list_splits train --temperature 1.0 "
+        "--max_prompt_token_length 2048 --response_length 2048 --pack_length 4096 --num_mini_batches 2 --num_epochs 1 "
+        "--model_name_or_path allenai/Llama-3.1-Tulu-3-8B-DPO --apply_verifiable_reward True --non_stop_penalty True "
+        "--non_stop_penalty_value 0.0 --total_episodes 2000000 --deepspeed_stage 2 --num_learners_per_node 6 "
+        "--per_device_train_batch_size 1 --vllm_num_engines 10 --lr_scheduler_type constant --seed 1 --save_freq 40 "
+        "--local_eval_every 25 --gradient_checkpointing --active_sampling --mask_truncated_completions False",
+        {
+            "train.prompts_per_step": 48,
+            "train.group_size": 16,
+            "train.steps": 2604,
+            "train.kl.weight": 0.01,
+            "train.minibatches": 2,
+            "task.name": "dolci",
+            "model.max_context": 4096,
+            "episode.max_tokens": 2048,
+            "train.clip.high": 0.272,
+            "train.advantage": "dr-grpo",
+            "train.importance.rule": "truncate",
+            "reward.overlong.rule": "penalty",
+            "reward.overlong.penalty": 0.0,
+            "train.dynamic_sampling": 10,
+        },
+    ),
 }
 LINES = {
     "collabllm build": (
@@ -158,9 +218,8 @@ REFUSED = {
     "fork, unknown rows": (fork("main_ppo", "length_over_helpfulness"), "whose rows are these"),
     "fork, upload": ("python upload_ckpts_to_huggingface.py --root_path x --repo_name y", "which has no counterpart"),
     "fork, eval": ("python ./my_eval/src/inference_main_model.py a=b", "which has no counterpart"),
-    "open-instruct": (
-        "python mason.py --gpus 8 -- python open_instruct/grpo_fast.py --exp_name olmo2_7b_grpo --beta 0.01 "
-        "--learning_rate 5e-7 --dataset_mixer_list allenai/RLVR-GSM-MATH-IF-Mixed-Constraints 1.0",
+    "open-instruct, reward model": (
+        "accelerate launch open_instruct/reward_modeling.py --model_name_or_path allenai/Llama-3.1-Tulu-3-8B-SFT",
         "which has no counterpart",
     ),
 }
@@ -189,6 +248,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, numbers in {"train": range(8), "validation": range(8, 16)}.items():
         rows[f"{split}_rows"] = [{"prompt": f"ask {n}", "answer": "3", "problem": f"sum {n}"} for n in numbers]
         rows[f"{split}_choice"] = [{"question": f"which {n}", "choices": ["a", "b"], "answer": 1} for n in numbers]
+        rows[f"{split}_labelled"] = [{**row, "dataset": "gsm8k", "ground_truth": "3"} for row in rows[f"{split}_rows"]]
     for name, records in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
@@ -201,8 +261,9 @@ def put_in(recipe: dict[str, Any], machine: Path) -> list[str]:
     own += [f"models.peer=local:{machine / 'model'}"] if "peer" in recipe.get("models", {}) else []
     if method in ("sft", "dpo"):
         return [*own, f"train.data={machine / method}.jsonl", f"eval.data={machine / method}.jsonl"]
-    kind = "choice" if "mmlu" in recipe["task"]["name"] else "rows"
+    kind = {"mmlu": "choice", "dolc": "labelled"}.get(recipe["task"]["name"][:4], "rows")
     if "file" in recipe["task"]:  # one that is split here
+        own += ["model.max_context=128", "episode.max_tokens=8"] if "max_context" in recipe["model"] else []
         return [*own, f"task.file={machine}/train_{kind}.jsonl"]
     own += [f"task.{split}_file={machine}/{split}_{kind}.jsonl" for split in ("train", "validation")]
     return [*own, "model.max_context=128", "episode.max_tokens=8"]

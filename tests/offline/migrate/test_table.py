@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.support.option_types import option_types
 from upshot.cli import VERBS, make_parser
 from upshot.config.load import find_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, Named, Recipe
-from upshot.config.registry import option_types
 from upshot.config.validation import model_at
 from upshot.offline.migrate.recipe import CONVERSIONS, read_table
 from upshot.rewards.build import check_metric
@@ -28,7 +28,7 @@ LINES = [(name, line) for name, original in read_table()["originals"].items() fo
 FIELDS = {"theirs", "kind", "key", "command", "metric", "reason", "note", "how", "values", "unless", "set", "value"}
 """Of every row; conversions and scripts have a few of their own."""
 OF_CONVERSIONS = {"flags", "names", "sampling", "samples"}
-OF_SCRIPTS = {"keys", "defaults", "options"}
+OF_SCRIPTS = {"keys", "defaults", "options", "make"}
 
 
 def those(field: str) -> list[Any]:

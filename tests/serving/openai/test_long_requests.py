@@ -17,7 +17,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from upshot.core.http_listener import listen
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.engine_model import CHARACTERS_PER_ID, EngineModel
-from upshot.serving.openai.server import LONG_BYTES, MAX_BYTES, MOST_LONG, OpenAIServer
+from upshot.serving.openai.base import LONG_BYTES, MAX_BYTES, MOST_LONG
+from upshot.serving.openai.server import OpenAIServer
 
 CONTEXT = 4096
 

@@ -233,7 +233,7 @@ def test_what_is_not_served_is_refused_in_openais_form(url: str, method: str, pa
 def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limit(
     server: OpenAIServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshot.serving.openai.server.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("upshot.serving.openai.base.MAX_BYTES", 1 << 20)
 
     def endless() -> Iterator[bytes]:
         yield b'{"prompt": "'

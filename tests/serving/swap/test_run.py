@@ -19,7 +19,7 @@ from upshot.models.tiny import tiny_model
 from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory import fit
-from upshot.training.learner.memory.choice import smallest
+from upshot.training.learner.memory.choice import find_nearest
 from upshot.training.learner.memory.fit import job_of, plan_of, shape_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
 from upshot.training.policy import PolicyBundle
@@ -68,7 +68,7 @@ def tight(own: Recipe) -> int:
     """Memory that the run hardly fits into: every helper takes turns with every other."""
     shape = shape_of(own, words())
     assert shape is not None
-    closest = smallest(job_of(own, shape, 4), 1 << 40)
+    closest = find_nearest(job_of(own, shape, 4), 1 << 40)
     return CONTEXT + int((closest.peak + MIB) / (1 - SLACK))
 
 

@@ -34,7 +34,7 @@ class Trusting:
             return SimpleNamespace(value=None, outcome="sandbox_fault", detail="gone")
         return SimpleNamespace(value=float(good), outcome="passed" if good else "wrong", detail="" if good else "no")
 
-    async def test_program(self, program: str, tests: list[str], limits: Any = None, given: str = "") -> list[Any]:
+    async def test_program(self, program: str, tests: list[str], *_: Any) -> list[Any]:
         self.seen.append((program, list(tests)))
         results = []
         for test in tests:
@@ -47,7 +47,7 @@ class Trusting:
                 results.append(self._result(False))
         return results
 
-    async def test_stdio(self, program: str, tests: list[Any], limits: Any = None) -> list[Any]:
+    async def test_stdio(self, program: str, tests: list[Any], *_: Any) -> list[Any]:
         self.seen.append((program, list(tests)))
         return [self._result(test.output == "3") for test in tests]
 
@@ -96,7 +96,7 @@ def test_a_contest_solution_to_be_mended_is_run_on_the_tests_of_its_row() -> Non
     reply = f'### Test Inputs and Outputs\n```json\n{{"input": ["x"]}}\n```\n### Code\n{ADD}'
     assert check("code_contests_modify_code", reply, None, extra).value == 1
     other = check("code_contests_modify_code", reply, None, {**extra, "language": "cpp"})
-    assert other.why == "code: the row wants cpp, and only Python is run"
+    assert other.value == 0 and other.detail["fault"] == "no cpp program in the response"
 
 
 def test_humaneval_and_bigcodebench_shapes() -> None:
@@ -122,7 +122,7 @@ def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
 
 def test_tests_that_can_tell_nothing_do_not_count() -> None:
     class Telling(Trusting):
-        async def test_program(self, program: str, tests: list[str], limits: Any = None, given: str = "") -> list[Any]:
+        async def test_program(self, program: str, tests: list[str], *_: Any) -> list[Any]:
             invalid = SimpleNamespace(value=None, outcome="invalid_test", detail="it checks nothing")
             return [self._result(True) if "assert" in test else invalid for test in tests]
 

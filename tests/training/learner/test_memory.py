@@ -16,7 +16,7 @@ from upshot.cli import main
 from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.training.learner.memory.choice import choose, settings
+from upshot.training.learner.memory.choice import choose, list_settings
 from upshot.training.learner.memory.fit import job_of, plan_of
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, layer_bytes, optimizer_bytes, parts_of, usable
 from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
@@ -47,8 +47,8 @@ def test_a_config_says_how_many_parameters_there_are() -> None:
     assert SHAPE.parameters == 8_030_261_248, "Llama-3.1-8B's own number"
     assert SMALL.parameters == 134_515_008, "SmolLM2-135M's own number"
     assert SHAPE.adapters(32, SEVEN) == 83_886_080
-    assert SHAPE.merged(SEVEN) == SHAPE.projections
-    assert SHAPE.merged(["v_proj"]) == sum(map(SHAPE.count, ("q_proj", "k_proj", "v_proj")))
+    assert SHAPE.count_merged(SEVEN) == SHAPE.projections
+    assert SHAPE.count_merged(["v_proj"]) == sum(map(SHAPE.count, ("q_proj", "k_proj", "v_proj")))
 
 
 def test_counts_are_those_of_the_model_itself() -> None:
@@ -87,13 +87,13 @@ def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     job = job_of(made(LORA, futures=futures), SHAPE, 2)
     assert not job.lends and [helper.name for helper in job.helpers] == ["policy@start"]
     assert job.helpers[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
-    assert "in place" not in {setting.merge for setting in settings(job)}
+    assert "in place" not in {setting.merge for setting in list_settings(job)}
 
 
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
     job = job_of(made(LORA, train={"async_steps": 1}), SHAPE, 2)
-    assert next(settings(job))
-    assert not any(setting.park or setting.merge == "in place" for setting in settings(job))
+    assert next(list_settings(job))
+    assert not any(setting.park or setting.merge == "in place" for setting in list_settings(job))
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
@@ -124,14 +124,14 @@ def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     def optimizer(**train: Any) -> int:
         job = job_of(made(train=train), SHAPE, 2)
-        found = parts_of(job, next(settings(job)), 0, 0)
+        found = parts_of(job, next(list_settings(job)), 0, 0)
         return sum(part.learning for part in found if part.name == "optimizer")
 
     assert optimizer() == 12 * SHAPE.parameters
     assert optimizer(optimizer="adamw-8bit") < 6.1 * SHAPE.parameters
     assert optimizer(optimizer={"offload": True}) == 0
     plain, quantized = (job_of(made({**LORA, "quantize": bits}), SHAPE, 2) for bits in ("none", "4bit"))
-    weights = next(part for part in parts_of(quantized, next(settings(quantized)), 0, 0) if part.name == "weights")
+    weights = next(part for part in parts_of(quantized, next(list_settings(quantized)), 0, 0) if part.name == "weights")
     assert weights.learning < 6 * GIB and not quantized.lends
     assert layer_bytes(quantized) > 1.5 * layer_bytes(plain), "its adapters are called, which keeps more"
 
@@ -154,7 +154,7 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
     job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
     found = choose(job, limit)
     if found is None:
-        assert all(_needs(job, setting) > limit for setting in settings(job))
+        assert all(_needs(job, setting) > limit for setting in list_settings(job))
         return
     assert found.peak <= limit and found.kv_bytes >= job.least * job.kv
     assert found.setting.tokens >= max(longest, tokens)
@@ -210,7 +210,7 @@ def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) ->
 
 def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:
     alone, four = (job_of(made(), SHAPE, 2, processes=n) for n in (1, 4))
-    weights = [next(part for part in parts_of(job, next(settings(job)), 0, 0)) for job in (alone, four)]
+    weights = [next(part for part in parts_of(job, next(list_settings(job)), 0, 0)) for job in (alone, four)]
     assert weights[0] == weights[1]
     (state, sums, passing), shared = optimizer_bytes(alone), optimizer_bytes(four)
     assert shared[:2] == (state // 4, sums // 4)

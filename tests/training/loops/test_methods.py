@@ -56,6 +56,18 @@ def test_without_a_gap_no_scores_are_needed_and_with_one_they_are(tmp_path: Path
         read_preferences(file, 0.1)
 
 
+def test_pairs_of_whole_conversations_share_their_beginning(tmp_path: Path) -> None:
+    asked = [
+        {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "a lamp"))
+    ]
+    good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("which size ?", "here"))
+    (pair,) = read_preferences(write(tmp_path, [{"id": "1", "prompt": "hi", "chosen": good, "rejected": bad}]), 0.0)
+    assert (pair.chosen, pair.rejected) == ("which size ?", "here")
+    assert [message.content for message in pair.prompt] == ["hi", "hello", "a lamp"]
+    with pytest.raises(UserError, match="expected one assistant message"):
+        read_preferences(write(tmp_path, [{"prompt": "hi", "chosen": good, "rejected": bad[1:]}]), 0.0)
+
+
 @pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
 def test_a_missing_column_is_named_with_the_row(column: str, tmp_path: Path) -> None:
     rows = [PAIR, {key: value for key, value in PAIR.items() if key != column}]

@@ -66,9 +66,9 @@ def test_the_run_says_when_its_last_model_is_worse_than_its_best(tmp_path: Path)
     tracker = BestTracker("eval/reward/mean")
     for step, value in ((0, 0.1), (10, 0.8), (20, 0.3)):
         tracker.add(step, {"eval/reward/mean": value})
-    assert tracker.lost() == "eval/reward/mean is 0.3 at the end and was 0.8 after step 10"
+    assert tracker.describe_loss() == "eval/reward/mean is 0.3 at the end and was 0.8 after step 10"
     tracker.add(30, {"eval/reward/mean": 0.9})
-    assert tracker.lost() == ""
+    assert tracker.describe_loss() == ""
 
 
 def test_the_best_checkpoint_is_kept_wherever_there_are_evaluations(tmp_path: Path) -> None:

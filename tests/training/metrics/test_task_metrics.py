@@ -48,6 +48,10 @@ def test_the_majority_answer_decides_and_ties_share() -> None:
     assert majority([reply(None), reply(0, None)]) is None
 
 
+def groups_of(row: Row) -> dict[str, str]:
+    return {"task": row.source, "difficulty": row.meta["difficulty"]}
+
+
 def test_all_numbers_of_ragged_groups() -> None:
     groups = [
         [
@@ -57,7 +61,7 @@ def test_all_numbers_of_ragged_groups() -> None:
         ],
         [reply(0, "1", level="hard"), reply(0, "1", 3, "hard", feedback=2, feedback_used=0, format_errors=3)],
     ]
-    found = task_metrics(groups)
+    found = task_metrics(groups, groups_of)
     assert found["task/pass@1"] == 0.25
     assert found["task/pass@2"] == 0.5
     assert found["task/maj@k"] == 0.25
@@ -74,8 +78,8 @@ def test_all_numbers_of_ragged_groups() -> None:
 
 
 def test_nothing_played_is_no_number_rather_than_zero() -> None:
-    assert task_metrics([]) == {"task/missing": 0.0}
-    assert "task/pass@1" not in task_metrics([[reply(None)]])
+    assert task_metrics([], groups_of) == {"task/missing": 0.0}
+    assert "task/pass@1" not in task_metrics([[reply(None)]], groups_of)
 
 
 def test_how_many_replies_are_taken_at_their_word_is_told_and_nothing_where_none_is() -> None:

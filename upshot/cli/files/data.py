@@ -25,8 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = halves.add_parser(
         "prepare",
-        help="files or a Hub set → parquet for sft, rl or dpo",
-        description="Write {sft,rl,dpo}_{train,validation}.parquet, split by goal, and say what was dropped and why.",
+        help="files or a Hub set → parquet for sft, rl, dpo or a simulated user",
+        description="Write {sft,rl,dpo,user}_{train,validation}.parquet, split by goal, and say what was dropped and "
+        "why. user: chat transcripts with the roles swapped, to train a simulated user on.",
     )
     add = parser.add_argument
     add(
@@ -35,7 +36,7 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="SOURCE",
         help="a .jsonl, .json, .parquet or .csv file, a folder (save_to_disk, too), or a Hugging Face name",
     )
-    add("--for", dest="purpose", required=True, choices=("sft", "rl", "dpo"), help="what the rows are for")
+    add("--for", dest="purpose", required=True, choices=("sft", "rl", "dpo", "user"), help="what the rows are for")
     add("--out", required=True, metavar="DIR", help="folder of the parquet files")
     add(
         "--task",
@@ -140,9 +141,13 @@ def run_prepare(args: argparse.Namespace) -> int:
 
     from upshot.core.errors import UserError
 
-    if args.purpose == "rl" and args.min:
-        raise UserError("--min is for sft and dpo: an rl row is a prompt, and no reply is taken from it")
+    if args.purpose in ("rl", "user") and args.min:
+        raise UserError("--min is for sft and dpo: of other rows no reply is scored")
     summary = _prepare_verified(args) if args.purpose == "rl" and args.task else None
+    if args.purpose == "user":
+        from upshot.offline.data.users import prepare_user
+
+        summary = prepare_user(args.dataset, Path(args.out), args.validation, args.seed)
     summary = summary or _prepare_candidates(args)
     if args.json:
         print(json.dumps(summary.to_dict(), ensure_ascii=False))

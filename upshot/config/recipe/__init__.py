@@ -4,7 +4,7 @@ from upshot.config.recipe.base import Named, Section, Text
 from upshot.config.recipe.policy import EngineConfig, LoraConfig, PolicyConfig, TinyConfig
 from upshot.config.recipe.recipe import BudgetConfig, EvalConfig, Recipe, WarmStartConfig
 from upshot.config.recipe.reward import MetricConfig, ReplyRuleConfig, RewardConfig
-from upshot.config.recipe.rollout import CreditConfig, EpisodeConfig, FuturesConfig
+from upshot.config.recipe.rollout import AgentConfig, CreditConfig, EpisodeConfig, FuturesConfig
 from upshot.config.recipe.train import (
     ClipConfig,
     DPOConfig,
@@ -18,6 +18,7 @@ from upshot.config.recipe.train import (
 )
 
 __all__ = [
+    "AgentConfig",
     "BudgetConfig",
     "ClipConfig",
     "CreditConfig",

@@ -16,6 +16,9 @@ class MetricConfig(Named):
     """Factor on the mean over futures; 0 only logs it."""
     clamp: tuple[float, float] | None = None
     """Bounds of weight x mean, the lower one first."""
+    tokens: Literal["all", "thought", "answer"] = "all"
+    """Who earns it: every token as a term of the main reward, or those of the thought or of the answer alone, as a part
+    of its own that is compared apart (and whose absence costs the others nothing)."""
 
     @field_validator("clamp")
     @classmethod

@@ -12,13 +12,36 @@ from upshot.config.recipe.base import Named, Section
 from upshot.config.renamed import RENAMED_KEYS
 
 
+class AgentConfig(Section):
+    """Somebody else's program that plays the episodes; a text alone is `program`."""
+
+    short_key: ClassVar[str] = "program"
+
+    program: Words
+    """A command, started for every row, or 'my_pkg.module:function', called for every row. Either asks the policy at
+    the OpenAI address of its own conversation."""
+    outcome: Literal["task", "exit"] = "task"
+    """What an episode is worth that posts no reward. task: the task's verdict on the last reply. exit: 1 where the
+    command ends with status 0, 0 where it ends with another."""
+    seconds: float = Field(600.0, gt=0)
+    """Most seconds of one episode; one that takes longer is ended and missing."""
+    calls: int = Field(128, ge=1)
+    """Most calls of the policy in one episode; more are refused."""
+    at_once: int = Field(64, ge=1)
+    """Most agents under way at once."""
+
+
 class EpisodeConfig(Section):
     """How the trained part of a conversation unfolds."""
 
+    agent: AgentConfig | None = None
+    """Who plays the episodes: a program that calls the policy as often as it likes. None: policy and environment take
+    turns."""
     max_turns: int = Field(1, ge=1)
     """Policy turns, with the task's environment between them."""
     with_user: bool = False
-    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead."""
+    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead; calls of the
+    task's tools are still answered by the tools."""
     max_tokens: int = Field(512, ge=1)
     """Most tokens of one policy turn, in the futures too."""
     temperature: float = Field(1.0, ge=0)

@@ -177,19 +177,19 @@ class ReplicatedModel(GuardedModel):
                 await self._pause(backoff(attempt, self.spec.backoff_s, self._rng))
         else:
             raise UserError(f"no replica of '{self.name}' can be used: {failures[urls[0]]}")
-        self._likeness = common_likeness(self._opened())
+        self._likeness = common_likeness(self._list_open())
         self.abilities = self._common_abilities()
         for url, error in failures.items():
             log.warning("%s goes on without a replica: %s", self.name, error)
             self.routing.put_out(url)
 
-    def _opened(self) -> list[GuardedModel]:
+    def _list_open(self) -> list[GuardedModel]:
         done = [task for task in self._members.values() if task.done() and not task.cancelled()]
         return [task.result() for task in done if task.exception() is None]
 
     def _common_abilities(self) -> Abilities:
         """What all of them can do."""
-        every = [model.abilities for model in self._opened()]
+        every = [model.abilities for model in self._list_open()]
         return Abilities(**{f.name: all(getattr(a, f.name) for a in every) for f in fields(Abilities)})
 
     def _addresses(self) -> tuple[str, ...]:

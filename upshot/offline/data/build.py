@@ -23,7 +23,6 @@ from upshot.core.conversation import Conversation, Message, Row, Turn, derive_se
 from upshot.core.errors import UserError
 from upshot.core.time_limit import limit_call
 from upshot.offline.arguments import POLICY, build_simulation, open_task, rows_of, task_metrics
-from upshot.offline.data.proactive import JsonProactive
 from upshot.offline.data.published import published_rows, push, summarise, write_published
 from upshot.offline.job import Job, Journal, run_all
 from upshot.rewards.build import metric_configs
@@ -34,11 +33,14 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import Services
 from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
+from upshot.tasks.participants.ask import Flaw, ask, text_schema
 from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.templates import as_lines, as_text, render
 from upshot.tasks.users.llm import END_SIGNAL
 
 JOURNAL = "journal.log"
 FIRST = "first answer"
+PROACTIVE_PLAN = text_schema("current_problem", "thought", "response")
 WHO = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
 HOW = ("candidates", "proactive_share", "proactive", "system_share", "samples", "rounds")
 Line = dict[str, Any]
@@ -156,6 +158,34 @@ class FirstAnswer(Participant):
         if FIRST not in conversation.session:
             conversation.session[FIRST] = (observation, copy.deepcopy(_without_metrics(conversation.session)))
         return observation
+
+
+class JsonProactive(Policy):
+    """The proactive prompt in CollabLLM's own form: one request that shows the conversation and asks for JSON.
+
+    The message is the answer's `response`; what the model thought of first is kept with the turn and said to nobody.
+    """
+
+    async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
+        """Ask for the plan and say its response; `ModelCallError` when the model gives nothing usable."""
+        seed = derive_seed(conversation.seed, "turn", len(conversation.turns))
+        prompt = render(
+            "proactive",
+            conversation=as_lines(conversation.messages),
+            additional_info=as_text(conversation.row.meta.get("additional_info")),
+            max_new_tokens=self.sampling.max_tokens,
+        )
+        answer = await ask(self.model, prompt, PROACTIVE_PLAN, _plan_flaw, replace(self.sampling, seed=seed), role)
+        values = answer.values
+        note = {key: as_text(values.get(key)) for key in ("current_problem", "thought")}
+        return conversation.say(Message("assistant", values["response"].strip()), note=note)
+
+
+def _plan_flaw(values: Mapping[str, Any]) -> Flaw | None:
+    said = values.get("response")
+    if not isinstance(said, str) or not said.strip():
+        return Flaw("missing_key", '"response" must be text')
+    return None
 
 
 class Builder:

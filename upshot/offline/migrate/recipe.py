@@ -21,31 +21,36 @@ from upshot.config.load import read_yaml
 from upshot.config.recipe import Recipe
 from upshot.config.validation import model_at
 from upshot.core.errors import UserError
-from upshot.offline.migrate.theirs import OriginalSettings
+from upshot.offline.migrate.theirs import RANKS, OriginalSettings
 
 Keys = dict[str, Any]  # dotted keys and their values, or a row of the table, whose fields are explained there
 SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)  # nobody's to print
 BACKEND, CLASSMATES = "reward_model.llm_judge_backend_type", "reward_model.classmate_cot_reward_configs"
-BATCH = ("--batch_size", "--per_device_train_batch_size", "--gradient_accumulation_steps", "--nproc_per_node")
+BATCH = ("--batch_size", "--per_device_train_batch_size", "--gradient_accumulation_steps", *RANKS)
 
 
 @cache
 def read_table() -> Keys:
-    """table.yaml, with the rows of all originals as `rows`."""
+    """table.yaml, with the rows of all originals as `rows`; one of an original that stands alone says which (`of`)."""
     table: Keys = read_yaml(Path(__file__).parent / "table.yaml", "table")
-    return table | {"rows": [row for original in table["originals"].values() for row in original["rows"]]}
+    originals = table["originals"].items()
+    of = {name: name if original.get("alone") else "" for name, original in originals}
+    return table | {"rows": [{**row, "of": of[name]} for name, original in originals for row in original["rows"]]}
 
 
-def find_line(name: str, *kinds: str) -> Keys:
+def find_line(name: str, *kinds: str, of: str = "") -> Keys:
     """The row of a setting: its own, else the longest pattern that fits; an empty one where there is none."""
-    fits = [row for row in read_table()["rows"] if row["kind"] in kinds and fnmatchcase(name, row["theirs"])]
+    rows = (row for row in read_table()["rows"] if row["of"] == of and row["kind"] in kinds)
+    fits = [row for row in rows if fnmatchcase(name, row["theirs"])]
     return max(fits, key=lambda row: (row["theirs"] == name, len(row["theirs"])), default={})
 
 
 def find_script(program: str) -> Keys:
     """The row of a program, known by the last word of its name; an empty one where it is not."""
     known = re.compile(rf"(.*[./])?{re.split(r'[./]', program.removesuffix('.py'))[-1]}(\.py)?")
-    return next((r for r in read_table()["rows"] if r["kind"] == "script" and known.fullmatch(r["theirs"])), {})
+    scripts = (row for row in read_table()["rows"] if row["kind"] == "script" and known.fullmatch(row["theirs"]))
+    # Of an original that stands alone the folder counts as well: every project has a finetune.py.
+    return next((row for row in scripts if not row["of"] or PurePath(row["theirs"]).parts[0] in program), {})
 
 
 class TheirSetting(NamedTuple):
@@ -142,10 +147,26 @@ def _judge(s: TheirSetting) -> Keys:
     return metric | ({"futures.metric": "rm_score"} if any("classmate" in key for key in s.others) else {})
 
 
+def _mixture(s: TheirSetting) -> Keys:
+    """The one set of a mixture: names, each with a share of its rows or their number."""
+    words = " ".join(map(str, s.items())).split()
+    return s.to(words[0]) if len(words) <= 2 else s.refuse()
+
+
+def _episodes(s: TheirSetting) -> Keys:
+    """Replies there, steps here."""
+    each = [s.whole(s.others.get(f"--num_{what}_rollout")) for what in ("unique_prompts", "samples_per_prompt")]
+    return s.to(max(1, s.whole(s.value) // math.prod(each)))
+
+
 CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "base": lambda s: s.refuse() if "--model_name" in s.others else s.to(s.value),
     "batch": lambda s: s.to(math.prod(s.whole(s.others.get(name, 1)) for name in BATCH)),  # on all devices
     "classmates": _classmates,
+    "code_api": lambda s: s.to(f"opencode+{str(s.value).rstrip('/').removesuffix('/test_program')}"),
+    "context": lambda s: s.to(s.whole(s.value) + s.whole(s.others.get("--response_length"))),  # and the reply's
+    "dpo_beta": lambda s: s.to(s.value) if s.others.get("--loss_type") == "dpo" else s.refuse(),
+    "episodes": _episodes,
     "file": lambda s: s.to(str(s.items()[0]).replace("$HOME", "~")) if len(s.items()) == 1 else s.refuse(),
     "interaction": lambda s: {} if any(key.startswith("interaction.") for key in s.others) else s.refuse(),
     "judge": _judge,
@@ -153,6 +174,7 @@ CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "kl": _kl,
     "metrics": _metrics,
     "minibatches": lambda s: s.to(max(1, s.whole(s.others.get("data.train_batch_size")) // s.whole(s.value))),
+    "mixture": _mixture,
     "monitor": lambda s: s.refuse() if s.others.get(BACKEND) == "hf_scoring" else s.to(local_spec(s.value)),
     "name": lambda s: s.to(re.sub(r"[^\w.-]+", "-", str(s.value)).strip("-")[:80]),
     "names": lambda s: {} if s.value == "all-linear" else s.to(re.split(r",\s*", ",".join(s.items()))),
@@ -188,19 +210,21 @@ class ImportedRecipe(NamedTuple):
 def carry(theirs: OriginalSettings) -> ImportedRecipe:
     """What can be carried over, in the recipe's own words."""
     done, tasks = ImportedRecipe(keys := Keys(name="imported"), []), read_table()["tasks"]
-    for name, value in theirs.settings.items():
+    script = find_script(theirs.program)
+    settings = script.get("defaults", {}) | theirs.settings
+    for name, value in settings.items():
         if value is not None:  # null is the key left out
             try:
-                keys.update(_convert(theirs.settings, name, value))
+                keys.update(_convert(settings, name, value, script.get("of", "")))
             except ValueError as why:
                 done.left.append((name, "…" if SECRET.search(f"{name} {value}") else value, str(why)))
-    keys.update(find_script(theirs.program).get("keys", {}))
+    keys.update(script.get("keys", {}))
     if "task.name" not in keys:  # by a word in the path of the data, or by who talks
         path = str(keys.get("task.train_file", keys.get("task.file", ""))).lower()
         word = next((word for word in tasks if word in path), "a simulated user" if "futures.rounds" in keys else "")
         keys.update(tasks.get(word) or {})
     if keys.get("train.method") in ("sft", "dpo"):
-        _learn_from_examples(done, theirs.settings)
+        _learn_from_examples(done, settings, script.get("make", ""))
     if keys.get("futures.rounds"):
         keys.update({"models.user": "openai/gpt-4o-mini", **read_table()["user"]} | keys)
     if "futures.classmates" in keys:
@@ -208,9 +232,9 @@ def carry(theirs: OriginalSettings) -> ImportedRecipe:
     return done
 
 
-def _convert(others: Mapping[str, Any], name: str, value: Any) -> Keys:
+def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
     """What a setting is in the recipe."""
-    line = find_line(name, "flag", "key", "file")
+    line = find_line(name, "flag", "key", "file", of=of)
     if not line and "." in name and model_at(Recipe, name.split(".")[:-1]):  # said in our words
         return {name: value}
     if "key" not in line:
@@ -226,7 +250,7 @@ def _convert(others: Mapping[str, Any], name: str, value: Any) -> Keys:
     return own if "values" in line and isinstance(own, dict) else {line["key"]: own}
 
 
-def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any]) -> None:
+def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any], make: str) -> None:
     """Where sft and dpo learn from: the files that are named, or those that must be made of a published set first."""
     keys, method = done.keys, done.keys["train.method"]
     data, held_out = keys.pop("task.file", keys.pop("task.train_file", "")), keys.pop("task.validation_file", "")
@@ -236,7 +260,10 @@ def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any]) -> N
         least = f" --min {metric}={settings.get('--lower_bound', 0)}" if metric else ""
         least += f" --min-gap {settings.get('--minimum_gap', 0.02)}" if method == "dpo" else ""
         how = f"upshot data prepare --dataset {data} --for {method}{least} --out {folder}"
-        data, held_out = (f"{folder}/{method}_{split}.parquet" for split in ("train", "validation"))
+        file, held_out = (f"{folder}/{method}_{split}.parquet" for split in ("train", "validation"))
+        if make:  # of a set that comes without held-out rows
+            how, held_out = make.format(data=data or "NAME", folder=folder, file=file), ""
+        data = file
         done.left.append(("train.data", data, f"make the files first: {how}"))
     keys.update({"train.data": data, **({"eval.data": held_out} if held_out else {})})
 

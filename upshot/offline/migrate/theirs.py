@@ -25,7 +25,8 @@ _SUM = re.compile(r"\$\(\((.*?)\)\)(?=[\s\"'/]|$)")
 _WHOLE_NUMBERS = re.compile(r"(?:[\s\d+()-]|(?<!\*)\*(?!\*)|(?<!/)/(?!/))+")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
+_LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv)")
+RANKS = ("--nproc_per_node", "--num_processes", "--num_nodes")  # of a launcher's own flags those a batch is counted by
 _PROGRAM = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+|[\w./-]*\.py")
 _OVERRIDE = re.compile(r"[\w.+]+=")
 
@@ -83,10 +84,12 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
         if named is not None:
             variables[named[1]] = named[2]
             continue
-        by = next((i for i, word in enumerate(words) if _LAUNCHER.fullmatch(word)), len(words))
+        # What stands before a lone `--` is for whoever finds a machine for the program.
+        behind = max((i for i, word in enumerate(words) if word == "--"), default=-1)
+        by = next((i for i, word in enumerate(words) if i > behind and _LAUNCHER.fullmatch(word)), len(words))
         start = next((i for i, word in enumerate(words) if i > by and _PROGRAM.fullmatch(word)), None)
-        if start is not None:  # of the launcher's own flags the one that a batch is counted by
-            ranks = {key: value for key, value in _settings(words[:start]) if key == "--nproc_per_node"}
+        if start is not None:
+            ranks = {key: value for key, value in _settings(words[:start]) if key in RANKS}
             yield OriginalSettings(words[start], dict(_settings(words[start + 1 :])) | ranks)
 
 

@@ -10,7 +10,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import last_fence
-from upshot.tasks.verifiers.code import share_passed
+from upshot.tasks.verifiers.code import language_of, share_passed
 
 if TYPE_CHECKING:
     from upshot.sandbox.runner import CodeRunner
@@ -22,7 +22,7 @@ class PassRate(Metric):
 
     The tests are the row's `meta['tests']`, a list of asserts, or `meta['test']`, the source of unittest classes
     (BigCodeBench). They stay outside the program's process. A sandbox's fault is missing, and so is a pass that no
-    data confirms; a program that fails is 0.
+    data confirms; a program that fails is 0. A row that names another language than Python is run in that one.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class PassRate(Metric):
         from upshot.sandbox.limits import Limits
 
         limits = Limits(cpu_seconds=self.cpu_seconds, memory_mb=self.memory_mb)
-        return share_passed(await self.sandbox.test_program(program, tests, limits), "pass_rate")
+        language = language_of(None, conversation.row.meta)
+        return share_passed(await self.sandbox.test_program(program, tests, limits, language=language), "pass_rate")
 
 
 def tests_of(row: Row) -> list[str]:

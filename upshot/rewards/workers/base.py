@@ -8,12 +8,13 @@ from typing import Any
 
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError
+from upshot.core.helper import Helper
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 
 
-class Manager(ABC):
+class Manager(Helper, ABC):
     """Verifies claims; an item's failure is its own, a missing score with the reason.
 
     `judge` (a `Model`), `models` (helper models by name) and `sandbox` (a `CodeRunner`) come from the program, for the
@@ -27,20 +28,6 @@ class Manager(ABC):
     @abstractmethod
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim."""
-
-    async def aclose(self) -> None:
-        """Release processes and connections."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the start, for the metrics."""
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on counting after a resume."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
 
     def verifier(self, claim: Claim) -> Verifier:
         """The verifier of a claim; an unknown source is a `UserError`."""

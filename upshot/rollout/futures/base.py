@@ -9,12 +9,12 @@ takes its options and, where it names them, what the program has (`rollout/depen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError
+from upshot.core.helper import Helper
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.policy import Policy
@@ -37,7 +37,7 @@ class CreditRule:
     """by tree: the share of the forks that is learned from."""
 
 
-class Futures(ABC):
+class Futures(Helper, ABC):
     """Continues replies and says what they are worth. Serves all replies at once, keeps nothing of a single one."""
 
     every_turn: bool = False
@@ -66,20 +66,6 @@ class Futures(ABC):
 
     async def start(self) -> None:
         """Load what must be loaded."""
-
-    async def aclose(self) -> None:
-        """Release what was loaded."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the start."""
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on after a resume."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
 
 
 kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures", "upshot.rollout.futures.classmates")

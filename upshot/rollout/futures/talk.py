@@ -12,7 +12,7 @@ from dataclasses import replace
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
 from upshot.core.stopwatch import at_work
-from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, sampled_spans
+from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, relabel, sampled_spans, token_ranges
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.episode import play_future
@@ -36,11 +36,15 @@ class Talk(Futures):
         samples: int | Sequence[int] = 1,
         rounds: int = 0,
         credit: CreditRule | None = None,
+        with_user: bool = False,
     ) -> None:
         self.metrics = metrics
         self.weights = weights
+        self.shared = {name: how for name, how in weights.items() if how.tokens == "all"}
+        """Those of the main reward; the others are parts of their own."""
         self.user = user if rounds else None
         self.rounds = rounds
+        self.with_user = with_user
         self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
         self.credit = credit or CreditRule()
@@ -101,27 +105,41 @@ class Talk(Futures):
             future.scores = found
 
     def _goes_on(self, moment: Conversation) -> bool:
-        """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
-        return self.user is not None and moment.ended != "length"
+        """Whether futures have turns of their own: not where the policy could not answer them (no room left) or has
+        ended the conversation by a tool, nor where the user has taken part in the episode and left."""
+        if self.user is None or moment.ended in ("length", "policy"):
+            return False
+        return not self.with_user or moment.ended in (None, "turns")
 
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn, or along the tree."""
         own = [future for future in reply.futures if not future.cut]
         if self.every_turn:
             return self._score_turns(reply, own)
-        reward = combine(mean_by_way(own), self.weights)
+        ways = mean_by_way(own)
+        main, reward = combine(ways, self.shared), combine(ways, self.weights)
         # Without forks (nobody went on) the reply itself is all that the policy said.
         if self.credit.by == "tree" and all(future.path and future.by for future in own):
-            reply.siblings = draw(grow(own, self.weights, self.credit.tokens), self.credit.forks)
-        return reward, self.credit_for(reply, reward)
+            reply.siblings = draw(grow(own, self.shared, self.credit.tokens), self.credit.forks)
+        return reward, self._with_parts(self.credit_for(reply, main), reply, reward)
 
     def _score_turns(self, reply: Rollout, futures: Sequence[Future]) -> tuple[Reward, Credit]:
         """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
         turns = range(len(reply.turn_snapshots))
         by_turn = [mean_by_way([future for future in futures if future.turn == turn]) for turn in turns]
-        ends = [combine(scores, self.weights).total for scores in by_turn]
+        ends = [combine(scores, self.shared).total for scores in by_turn]
         reward = combine([scores for turn in by_turn for scores in turn], self.weights)
-        return reward, self._by_turns(reply, _given(reply.conversation), ends)
+        return reward, self._with_parts(self._by_turns(reply, _given(reply.conversation), ends), reply, reward)
+
+    def _with_parts(self, credit: Credit, reply: Rollout, reward: Reward) -> Credit:
+        """The credit with the metrics that only thoughts or answers earn, each as a part of its own."""
+        spans, parts = credit.spans, dict(credit.parts)
+        for name, how in self.weights.items():
+            if how.tokens != "all" and how.weight:
+                parts[name] = reward.terms[name]
+                for start, stop in token_ranges(reply.conversation, how.tokens):
+                    spans = relabel(spans, start, stop, (name,))
+        return replace(credit, parts=parts, spans=spans)
 
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""

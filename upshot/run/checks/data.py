@@ -12,9 +12,10 @@ from upshot.rewards.metrics.pass_rate import tests_of
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.plan import count_examples
 from upshot.sandbox.inside.evidence import find_doubts
+from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.code import CodeVerifier
+from upshot.tasks.verifiers.code import CodeVerifier, language_of
 
 MOST_ROWS = 1000
 """So many are looked through for tests that no data decides."""
@@ -32,6 +33,19 @@ def check(context: CheckContext) -> Iterator[Finding]:
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
     if context.sampled and recipe.undecided == "missing" and (told := tell_doubts(task.rows("train"), task)):
         yield Finding(told, fatal=False)
+    here = context.sampled and recipe.sandbox.partition(":")[0] == "local"
+    if here and (told := tell_languages(task.rows("train"), task)):
+        yield Finding(told, fatal=False)
+
+
+def tell_languages(rows: Sequence[Row], task: Task) -> str:
+    """How many of the rows want their program in a language that this machine does not run; empty where none does."""
+    programs = [row for row in rows[:MOST_ROWS] if _verifier_of(row, task)]
+    wanted = Counter(language_of(row.reference, row.meta) for row in programs)
+    obstacles = {language: find_obstacle(language) for language in wanted}
+    lost = sum(count for language, count in wanted.items() if obstacles[language])
+    why = next(filter(None, obstacles.values()), "")
+    return f"{lost} of {len(rows[:MOST_ROWS])} rows: {why}; their scores are missing" if lost else ""
 
 
 def tell_doubts(rows: Sequence[Row], task: Task) -> str:
@@ -47,14 +61,19 @@ def tell_doubts(rows: Sequence[Row], task: Task) -> str:
 
 
 def _find_doubt(row: Row, task: Task) -> str:
-    name = row.source or getattr(task, "verifier", "")
-    verifier = verifiers.get(name) if name in verifiers else None
-    if isinstance(verifier, type) and issubclass(verifier, CodeVerifier):
+    if verifier := _verifier_of(row, task):
         made = verifier()
         tests, given = made.tests(row.reference, row.meta)[: made.max_tests], made.given(row.meta)
     else:
         tests, given = tests_of(row), ""
     return next(iter(find_doubts([test for test in tests if isinstance(test, str)], given).values()), "")
+
+
+def _verifier_of(row: Row, task: Task) -> type[CodeVerifier] | None:
+    """The verifier of a row's program; None where it has none."""
+    name = row.source or getattr(task, "verifier", "")
+    verifier = verifiers.get(name) if name in verifiers else None
+    return verifier if isinstance(verifier, type) and issubclass(verifier, CodeVerifier) else None
 
 
 def _nothing(recipe: Recipe, task: Task) -> str:

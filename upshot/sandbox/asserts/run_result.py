@@ -63,6 +63,30 @@ def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, byte
     return found
 
 
+def of_native_stdio(remains: Remains, expected: Sequence[str]) -> list[TestResult]:
+    """One result per stdin/stdout test of a program that ran on all inputs, its outputs one behind the other."""
+    whole, begin, found = of_native(remains), 0, []
+    for wanted, ran in zip(expected, (line["run"] for line in remains.lines if "run" in line), strict=False):
+        end = begin + ran["size"]
+        one = replace(
+            _of_inner(remains, ran), stdout=remains.stdout[begin:end], stdout_cut=ran["cut"], stderr_cut=False
+        )
+        begin, result = end, of_stdio(one, wanted)
+        found.append(replace(result, detail=result.detail or ran["said"]))
+    rest = whole.as_test(passed=False)
+    if found and found[-1].outcome is Outcome.TIMEOUT:
+        rest = TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time")
+    elif rest.outcome in (Outcome.PASSED, Outcome.WRONG):
+        rest = TestResult(Outcome.ERROR, None, "the program ended before this test was done")
+    return found + [rest] * (len(expected) - len(found))
+
+
+def _of_inner(remains: Remains, ran: dict[str, Any]) -> Remains:
+    """What is left of the program itself, of which the driver says how it ended."""
+    status = ran["status"] << 8 if ran["status"] >= 0 else -ran["status"]
+    return replace(remains, status=status, why=ran["why"], wall=ran["t"])
+
+
 def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
     """The result of a compiled or interpreted program, from the driver's report; the driver is out of its reach."""
     base = of_script(remains, fetch)
@@ -78,6 +102,4 @@ def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
             )
     if ran is None or verdict.ending(remains):
         return replace(base, compiled=compile_result)
-    status = ran["status"] if ran["status"] >= 0 else -ran["status"]
-    inner = replace(remains, status=status << 8 if ran["status"] >= 0 else status, why=ran["why"], wall=ran["t"])
-    return replace(of_script(inner, fetch), compiled=compile_result)
+    return replace(of_script(_of_inner(remains, ran), fetch), compiled=compile_result)

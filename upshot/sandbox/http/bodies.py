@@ -116,6 +116,7 @@ class TestBody(LimitedBody, Generic[Test]):
     tests: list[Test]
     given: str = ""
     """What the row brings along: helpers of its prompt, which the program must not change."""
+    language: str = "python"
     allow_missing: Any = False
     """Whether a fault may be answered with null; else the whole request fails with 503."""
 
@@ -136,6 +137,7 @@ class SubmitConfig(LimitedBody):
     """How a submission is tested, and by what."""
 
     provided_data: dict[str, Any] = {}
+    language: str = "python"
 
 
 class SubmitBody(RequestBody):

@@ -12,6 +12,7 @@ from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.local.script_runner import ScriptRunner, without_invalid
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
@@ -76,18 +77,24 @@ class CompatibleRunner(CodeRunner):
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
         return without_invalid(tests, await self._post("/test_program", program, list(tests), limits, given))
 
-    async def test_stdio(
-        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    async def _test_stdio(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        return await self._post("/test_program_stdio", program, [asdict(test) for test in tests], limits or self.limits)
+        cases = [asdict(test) for test in tests]
+        return await self._post("/test_program_stdio", program, cases, limits, **self._name_language(language))
+
+    def _name_language(self, language: str) -> dict[str, str]:
+        if canonical(language) != "python":
+            raise UserError(f"language '{language}': the compatible code API runs Python alone")
+        return {}
 
     async def _post(
-        self, path: str, program: str, tests: list[Any], limits: Limits, given: str = ""
+        self, path: str, program: str, tests: list[Any], limits: Limits, given: str = "", **more: Any
     ) -> list[TestResult]:
         try:
             seconds = 3 * limits.wall * max(1, len(tests))
-            answer = await self.connection.request("POST", path, self._body(program, tests, limits, given), seconds)
-            return self._read(answer, len(tests))
+            body = {**self._body(program, tests, limits, given), **more}
+            return self._read(await self.connection.request("POST", path, body, seconds), len(tests))
         except (Unreachable, *UNREADABLE) as error:
             return _faults(len(tests), error)
 
@@ -116,6 +123,12 @@ class UpshotRunner(CompatibleRunner):
     def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
         body = {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
         return {**body, "given": given} if given else body
+
+    def _name_language(self, language: str) -> dict[str, str]:
+        return {} if canonical(language) == "python" else {"language": language}
+
+    async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
+        return await self._post("/test_program", program, list(tests), limits, language=language)
 
     def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
         rows = zip(answer["outcomes"], answer["runtimes"], answer["details"], strict=True)

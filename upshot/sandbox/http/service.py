@@ -60,14 +60,15 @@ class Service:
         """Assert tests: {program, tests, max_execution_time} to {results, runtimes, outcomes, details}."""
         body = read_body(TestBody[str], data)
         limits = body.limits_from(self.sandbox.limits)
-        results = await self.sandbox.test_program(body.program, body.tests, limits, body.given)
+        results = await self.sandbox.test_program(body.program, body.tests, limits, body.given, body.language)
         return answer_tests(results, bool(body.allow_missing))
 
     async def test_stdio(self, data: Any) -> dict[str, Any]:
         """stdin/stdout tests: {program, tests: [{input, output}], max_execution_time}, answered like test_program."""
         body = read_body(TestBody[StdioCase], data)
         tests = [StdioTest(case.input, case.output) for case in body.tests]
-        results = await self.sandbox.test_stdio(body.program, tests, body.limits_from(self.sandbox.limits))
+        limits = body.limits_from(self.sandbox.limits)
+        results = await self.sandbox.test_stdio(body.program, tests, limits, body.language)
         return answer_tests(results, bool(body.allow_missing))
 
     async def run(self, data: Any) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class Service:
         given, config = body.config.provided_data or data, body.config
         code = extract_code(body.completion)
         sent = {"program": code, "limits": config.limits, "run_timeout": config.run_timeout, "allow_missing": False}
+        sent["language"] = config.language
         cases = given.get("test_cases") or given.get("test")
         if isinstance(cases, list):
             answer = await self.test_stdio({**sent, "tests": cases})

@@ -2,8 +2,8 @@
 
 A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
 or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. A module that is not
-installed (`from solution import f`) is the program. Standard library only, and nothing of this package: foreign runners
-get this file's own text.
+installed (`from solution import f`) is the program. Standard library only, and nothing of this package: it runs in the
+zygote's children.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
 
 
 def standalone(test: str) -> str:
-    """The test's text with calls of the cases in it, for runners that only execute text."""
+    """The test's text with calls of the cases in it, for runners that only execute text behind a program."""
     tree = parse(test)
     if isinstance(tree, str):
         return test
@@ -187,7 +187,9 @@ def standalone(test: str) -> str:
             calls += ["_result = __import__('unittest').TestResult()"]
             calls += [f"__import__('unittest').defaultTestLoader.loadTestsFromTestCase({node.name}).run(_result)"]
             calls += ["assert _result.wasSuccessful(), str(_result.errors + _result.failures)[:500]"]
-    return "\n".join([test, *calls])
+    text = ast.unparse(ast.fix_missing_locations(tree)) if "import" in test else test
+    named = [f"{PROGRAM} = __import__('sys').modules[__name__]"] if PROGRAM in text else []
+    return "\n".join([*named, text, *calls])
 
 
 def each_method(source: str) -> list[str]:

@@ -21,6 +21,7 @@ def main(role: dict[str, Any], descriptors: list[int]) -> None:
     try:
         for name, value in role.get("environment", {}).items():
             os.environ[name] = value
+        os.write(descriptors[4], program.STARTED)
         payload = program.read_payload(descriptors[3])
         program.reseed(payload.get("program", "random"), payload.get("seed"))
         code = _play(role["mode"], payload, descriptors)

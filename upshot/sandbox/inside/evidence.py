@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from upshot.sandbox.inside.cases import PROGRAM, is_installed, last_name, parse, walk
+from upshot.sandbox.inside.plain import TYPES
 from upshot.sandbox.inside.syscall_table import words
 
 MAIN = "__main__"
@@ -83,11 +84,7 @@ def find_doubts(tests: Sequence[ast.Module | str], given: str = "") -> dict[int,
 
 
 def _find_doubt(nodes: list[ast.AST], libraries: dict[str, str], own: set[str]) -> str:
-    return (
-        _find_reach(nodes, libraries, own)
-        or next((why for why in map(_find_identity, nodes) if why), "")
-        or _find_feedback(nodes, own | _OWN)
-    )
+    return _find_reach(nodes, libraries, own) or _find_identity(nodes) or _find_feedback(nodes, own | _OWN)
 
 
 def _list_imports(nodes: Iterable[ast.AST]) -> dict[str, str]:
@@ -117,14 +114,19 @@ def _find_reach(nodes: list[ast.AST], libraries: dict[str, str], own: set[str]) 
     return ""
 
 
-def _find_identity(node: ast.AST) -> str:
-    sides: list[ast.expr] = []
-    if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-        sides = [node.left, *node.comparators]
-    elif isinstance(node, ast.Call) and last_name(node.func) in ("assertIs", "assertIsNot"):
-        sides = node.args
-    if sides and not any(isinstance(side, ast.Constant) for side in sides):
-        return "it asks whether two objects are the same one"
+def _find_identity(nodes: list[ast.AST]) -> str:
+    """Whether it asks which of two objects is which; None, True or a type such as `int` is the same one everywhere."""
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    kinds = TYPES.keys() - bound - {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("assertIs", "assertIsNot"):
+            sides = node.args
+        known = (isinstance(side, ast.Constant) or (isinstance(side, ast.Name) and side.id in kinds) for side in sides)
+        if sides and not any(known):
+            return "it asks whether two objects are the same one"
     return ""
 
 

@@ -1,12 +1,17 @@
-"""Programs in other languages: compile and run commands inside the run's own namespaces."""
+"""Programs in other languages: compile and run commands inside the run's own namespaces.
+
+For tests of stdin and stdout a program is compiled once and run on one input after the other. What it prints lies in
+files without a name until it has ended: the next run of it finds nothing of that, and what is expected is not here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 from upshot.sandbox.inside import cpu_time, kernel, program
 
@@ -24,28 +29,60 @@ def run(payload: dict[str, Any], results: program.Results) -> int:
         results.put({"compile": report})
         if report["why"] or report["status"]:
             return 0
-    report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"], None)
+    if "inputs" in payload:
+        _run_on_inputs(payload, results)
+        return 0
+    report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"])
     program.fetch_files(payload.get("fetch") or [], results)
     results.put({"run": report})
     return 0
 
 
+def _run_on_inputs(payload: dict[str, Any], results: program.Results) -> None:
+    """Run the program on each input, all output on ours, one behind the other; a line for each says how long it is."""
+    for given, most in zip(payload["inputs"], payload["most"], strict=True):
+        with _nameless() as stdin, _nameless() as stdout, _nameless() as stderr:
+            stdin.write(given)
+            stdin.seek(0)
+            report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"], stdin, stdout, stderr)
+            stdout.seek(0)
+            text = stdout.read(most + 1)
+            stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - program.TAIL_CHARS))
+            said = stderr.read(program.TAIL_CHARS).decode(errors="replace")
+        view = memoryview(text[:most])
+        while view:
+            view = view[os.write(1, view) :]
+        results.put({"run": {**report, "size": len(text[:most]), "cut": len(text) > most, "said": said}})
+        if report["why"] and payload["stop"]:
+            return
+
+
+def _nameless() -> BinaryIO:
+    """A file that no program can find, or have put something else in the place of."""
+    return os.fdopen(os.open(".", os.O_TMPFILE | os.O_RDWR), "w+b", buffering=0)  # type: ignore[return-value]
+
+
 def _compile(command: list[str], seconds: float) -> dict[str, Any]:
-    with open(".compiler", "w+b") as output:
-        report = _step(command, seconds, seconds, output.fileno())
+    with _nameless() as output, open(os.devnull, "rb") as nothing:
+        report = _step(command, seconds, seconds, nothing, output, output)
         output.seek(0)
         report["output"] = output.read(COMPILER_OUTPUT).decode(errors="replace")
-    os.unlink(".compiler")
     return report
 
 
-def _step(command: list[str], cpu: float, wall: float, output: int | None) -> dict[str, Any]:
-    """Run one command to its end or its limit."""
+def _step(
+    command: list[str],
+    cpu: float,
+    wall: float,
+    stdin: BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+) -> dict[str, Any]:
+    """Run one command to its end or its limit; without files of its own it has ours."""
     started = time.monotonic()
     proc = cpu_time.open_proc()
     spent = _below_us(proc)
-    quiet = subprocess.DEVNULL if output is not None else None
-    process = subprocess.Popen(command, stdin=quiet, stdout=output, stderr=output, restore_signals=True)
+    process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, restore_signals=True)
     why = None
     while process.poll() is None:
         time.sleep(0.005)
@@ -54,9 +91,12 @@ def _step(command: list[str], cpu: float, wall: float, output: int | None) -> di
             why = "cpu" if used >= cpu else "wall"
             break
     # The whole namespace, not the process alone: what it started must not outlive it. We are its init and exempt.
-    if why:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     status = process.wait()
+    with contextlib.suppress(ChildProcessError):
+        while True:  # orphans are ours to bury
+            os.waitpid(-1, 0)
     os.close(proc)
     return {"status": status, "why": why, "t": time.monotonic() - started}
 

@@ -22,6 +22,8 @@ from upshot.sandbox.inside import cases, evidence, plain
 FILENAME = "program.py"
 TAIL_CHARS = 2000
 RESERVE = 4096
+STARTED = b"\n"
+"""A child's first word among its results: its walls are up, and what comes now is the program's own doing."""
 _make_encoder: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
 _write, _monotonic = os.write, time.perf_counter
 _encoder = _make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore

@@ -20,6 +20,7 @@ EPERM, ENOSYS, EACCES = 1, 38, 13
 NAMESPACE_FLAGS = 0x7E020000
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0, OFFSET_ARG1, OFFSET_ARG2 = 0, 4, 16, 24, 32
 AF_UNIX = 1
+SO_SNDBUF, F_SETPIPE_SZ = 7, 1031
 O_ACCMODE, O_TRUNC = 3, 0x200
 OWN_PID = 0x7FFFABCD
 """Stands in the built filter for the process id a child puts there."""
@@ -27,8 +28,8 @@ OWN_PID = 0x7FFFABCD
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
 # Without a PID namespace a file's owner (F_SETOWN, F_SETOWN_EX, F_SETSIG, FIOSETOWN, SIOCSPGRP) may be anybody's
-# process, and the kernel would send it any signal. So: copies, flags, locks, pipe sizes and seals only, …
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+# process, and the kernel would send it any signal. So: copies, flags, locks and seals only, …
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1032, 1033, 1034)
 # … and of ioctl: is it a terminal (two forms), its size, how much to read, close-on-exec, non-blocking.
 IOCTL_COMMANDS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # Landlock watches over none of these (truncate from ABI 3 on): without mounts of its own a run could change rights and
@@ -118,6 +119,10 @@ def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
     blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
     blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
+    # Bytes on their way lie in the kernel's memory, which no rlimit counts: sockets and pipes stay as small as they are
+    # made. A kernel gives a smaller buffer than asked for without a word, too.
+    blocks["setsockopt"] = [(LOAD, 0, 0, OFFSET_ARG2), (JEQ, 0, 1, SO_SNDBUF), _ret(RET_ERRNO), allow]
+    blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
     blocks["setpgid"] = _no_joining(others=policy.processes)
     signal_block: list[Instruction] = [allow]
     if policy.alone:

@@ -8,6 +8,7 @@ A run, in order. The zygote makes the plan of confinement for the limits (prepar
 fresh namespaces. The child puts up its walls, then writes "R" into the pipe, and only then reads its program. So the
 pipe tells faults from failures: no "R" means that the sandbox failed before the program had its first instruction;
 after it, whatever happens is the program's own doing, and no program can make its failure a fault (a missing score).
+Where the zygote does not live to tell, the child's first blank line in its results says the same (`local/run.py`).
 
 The zygote waits on pidfds, not on signals or numbers: a number may be another process's by the time it is used. Clocks
 are looked at now and then (`WatchedChild.check`), the kernel's CPU rlimit is the net below. Who ends a child writes
@@ -90,9 +91,11 @@ class ZygoteProcess:
         started = time.monotonic()
         watched: list[WatchedChild] = []
         try:
-            # The judge first: a program that is there already could leave no process or memory to start it in, and
-            # what goes wrong here is a fault, which no program may bring about.
+            # The judge first, and walled in: a program that is there already could leave it no process or memory to
+            # start in, and what goes wrong here is a fault, which no program may bring about.
             for role in reversed(request["roles"]):
+                for one in watched:
+                    one.await_walls()
                 watched.insert(0, self._start(role, plan, fds))
         except OSError as error:
             for one in watched:
@@ -178,6 +181,11 @@ class WatchedChild:
         self.nice = False
         self.status = 0
         self.usage: resource.struct_rusage | None = None
+        self.word = b""
+
+    def await_walls(self) -> None:
+        """Wait until the child's walls are up, or have failed."""
+        self.word = os.read(self.link, 512)
 
     def check(self, cpu_limit: float, deadline: float, most_extra: float) -> float:
         """End the child if a clock has run out; otherwise the seconds until the next look."""
@@ -224,7 +232,7 @@ class WatchedChild:
     def report(self) -> dict[str, Any]:
         """What the supervisor needs to know."""
         assert self.usage is not None
-        word = os.read(self.link, 512)  # never waits: the child's end is closed by now
+        word = self.word or os.read(self.link, 512)  # never waits: the child's end is closed by now
         os.close(self.link)
         os.close(self.pidfd)
         return {

@@ -73,6 +73,7 @@ class SlotGroup:
         for path in set(paths.values()):
             path.mkdir(exist_ok=True)
         self.version2 = (paths["memory"] / "memory.max").exists()
+        self._events = str(paths["memory"] / ("memory.events" if self.version2 else "memory.oom_control"))
 
     def adopt(self, pid: int) -> None:
         """Move a zygote in."""
@@ -80,7 +81,8 @@ class SlotGroup:
             (path / "cgroup.procs").write_text(str(pid))
 
     def limit_to(self, limits: Limits) -> None:
-        """Bound what a run with these limits may use; its private disk is memory, too."""
+        """Bound what a run with these limits may use (its private disk is memory, too); what comes now is its own."""
+        self.seen_kills = self.oom_kills()
         megabytes = limits.memory_mb + limits.disk_mb + SLACK_MB
         self.limit(megabytes << 20, limits.processes + SLACK_PROCESSES)
 
@@ -95,12 +97,12 @@ class SlotGroup:
 
     def oom_kills(self) -> int:
         """How many processes the kernel has ended here for want of memory."""
-        name = "memory.events" if self.version2 else "memory.oom_control"
-        for line in (self.paths["memory"] / name).read_text().splitlines():
-            word, _, count = line.partition(" ")
-            if word == "oom_kill":
-                return int(count)
-        return 0
+        descriptor = os.open(self._events, os.O_RDONLY)  # asked for every run: nothing but the system calls
+        try:
+            count = os.read(descriptor, 4096).partition(b"\noom_kill ")[2].split(maxsplit=1)
+        finally:
+            os.close(descriptor)
+        return int(count[0]) if count else 0
 
     def new_oom_kills(self) -> bool:
         """Whether there were any since this was last asked."""

@@ -42,21 +42,32 @@ _ALL = (
 )
 LANGUAGES: dict[str, Language] = {language.name: language for language in _ALL}
 ALIASES = {
-    "javascript": "nodejs",
-    "node": "nodejs",
-    "js": "nodejs",
-    "c++": "cpp",
-    "sh": "bash",
+    **dict.fromkeys(("javascript", "node", "node.js", "js"), "nodejs"),
+    **dict.fromkeys(
+        ("c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20", "cpp11", "cpp14", "cpp17", "cpp20"), "cpp"
+    ),
+    **dict.fromkeys(("sh", "shell"), "bash"),
+    **dict.fromkeys(("py", "python3", "py3", "pypy", "pypy3"), "python"),
     "golang": "go",
-    "py": "python",
-    "python3": "python",
+    "rs": "rust",
 }
+"""Other words for a language: those of data sets, contests and fences."""
 
 
 def canonical(name: str) -> str:
     """The language's own name."""
-    lowered = name.lower()
+    lowered = name.strip().lower()
     return ALIASES.get(lowered, lowered)
+
+
+def find_obstacle(name: str) -> str:
+    """Why a language cannot be run on this machine; empty where it can."""
+    try:
+        if canonical(name) != "python":
+            find(name)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from upshot.sandbox.local.sessions import LocalSession, SessionTerms
 from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, ProgramJob, Session, run_one_by_one
+from upshot.sandbox.runner import COMPILE_SECONDS, CodeRunner, ProgramJob, Session, run_one_by_one
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
@@ -155,20 +155,41 @@ class Sandbox(CodeRunner):
         self.metrics.count_tests(done)
         return done
 
-    async def test_stdio(
-        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    async def _test_stdio(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        chosen, tier = limits or self.limits, tier_of(program)
+        if languages.canonical(language) == "python":
+            done = await self._test_script(program, tests, limits)
+        else:
+            done = await self._test_native(program, tests, language, limits)
+        self.metrics.count_tests(done)
+        return done
+
+    async def _test_script(self, program: str, tests: Sequence[StdioTest], limits: Limits) -> list[TestResult]:
+        tier = tier_of(program)
 
         async def run_test(test: StdioTest) -> TestResult:
-            stdin, wanted = test.input.encode(errors=ANY_TEXT), (2 * len(test.output) >> 10) + 1
-            roomy = replace(chosen, output_kb=max(chosen.output_kb, wanted))  # what is expected must fit
+            stdin, roomy = test.input.encode(errors=ANY_TEXT), replace(limits, output_kb=_output_kb(test, limits))
             remains = await self._execute(tier, RunRequest("script", {"program": program}, roomy, stdin))
             return run_result.of_stdio(remains, test.output)
 
-        done = await run_one_by_one(tests, chosen, run_test)
-        self.metrics.count_tests(done)
-        return done
+        return await run_one_by_one(tests, limits, run_test)
+
+    async def _test_native(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
+    ) -> list[TestResult]:
+        """Compiled once, run on all inputs in one run of ours."""
+        most = [_output_kb(test, limits) for test in tests]
+        payload = await self._native(language, limits, COMPILE_SECONDS) | {
+            "program": program,
+            "inputs": [test.input.encode(errors=ANY_TEXT) for test in tests],
+            "most": [kb << 10 for kb in most],
+            "stop": limits.stop_at_timeout,
+        }
+        budget = len(tests) * limits.wall + COMPILE_SECONDS + 5
+        roomy = replace(limits, output_kb=max(sum(most), limits.output_kb), result_kb=limits.result_kb + 4 * len(tests))
+        remains = await self._execute("native", RunRequest("native", payload, roomy, native_wall=budget))
+        return run_result.of_native_stdio(remains, [test.output for test in tests])
 
     async def _run(self, job: ProgramJob) -> RunResult:
         limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
@@ -178,16 +199,16 @@ class Sandbox(CodeRunner):
             remains = await self._execute(tier_of(job.code), RunRequest("script", payload, limits, stdin))
             result = run_result.of_script(remains, job.fetch)
         else:
-            await self._ready()
-            await asyncio.to_thread(languages.list_installed)  # asks the toolchains once
-            payload |= self._native(job.language, limits, job.compile_seconds)
+            payload |= await self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
             remains = await self._execute("native", RunRequest("native", payload, limits, stdin, native_wall=budget))
             result = run_result.of_native(remains, job.fetch)
         self.metrics.count_run(result)
         return result
 
-    def _native(self, name: str, limits: Limits, compile_seconds: float) -> dict[str, Any]:
+    async def _native(self, name: str, limits: Limits, compile_seconds: float) -> dict[str, Any]:
+        await self._ready()
+        await asyncio.to_thread(languages.list_installed)  # asks the toolchains once
         language, tool = languages.find(name)
         if self._open().layers.namespaces is None:
             raise UserError(f"language '{name}' needs namespaces, which this machine lacks; only python runs here")
@@ -253,6 +274,11 @@ class Sandbox(CodeRunner):
             held = time.monotonic() - started
             self.metrics.busy_seconds += held
             slots.release(slot, held)
+
+
+def _output_kb(test: StdioTest, limits: Limits) -> int:
+    """Room for the output of a test: what is expected must fit."""
+    return max(limits.output_kb, (2 * len(test.output) >> 10) + 1)
 
 
 def _make_workdir() -> Path:

@@ -66,7 +66,8 @@ class RunRequest:
         self.parts = [(mode, alone if judge is None else JUDGED, payload.get("environment", {}))]
         if judge is not None:
             self.parts.append(("judge", JUDGE, {}))
-        tests = judge["tests"] if judge is not None else payload.get("calls", payload.get("tests", ()))
+        asked = payload.get("calls", payload.get("tests", payload.get("inputs", ())))
+        tests = judge["tests"] if judge is not None else asked
         self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
         self.request_limits = limits.as_request()
         if mode == "script" and any(path in payload["program"] for path in PROC_PATHS):
@@ -85,16 +86,23 @@ class RunRequest:
             self._close("program's wire", "judge's wire")
             try:
                 reply = await zygote.finish(2 * float(self.request_limits["wall_seconds"]) + PATIENCE)
-            except ZygoteGone:
-                # Gone because the run's own group ran out of memory: what brings that about is the program.
-                if group is None or not group.new_oom_kills():
-                    raise
-                return Remains(status=signal.SIGKILL, oom=True)
+            except ZygoteGone as error:
+                # Gone because the run's own group ran out of memory, or silent for longer than the run can last at
+                # its longest: once its walls are up, what brings that about is the program.
+                if self._has_started() and group is not None and group.new_oom_kills():
+                    return Remains(status=signal.SIGKILL, oom=True)
+                if self._has_started() and isinstance(error.__cause__, TimeoutError):
+                    return Remains(status=signal.SIGKILL, why="wall", wall=self.limits.wall)
+                raise
             # A SIGKILL that the zygote did not send is the program's own, or the kernel's: out of memory.
             killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
             return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
         finally:
             self._close(*self.files)
+
+    def _has_started(self) -> bool:
+        """Whether the program's walls were up: its first word is among its results, or what it has in their place."""
+        return os.lseek(self.files[self.parts[0][1][4]], 0, os.SEEK_CUR) > 0
 
     def _open_files(self) -> None:
         files, output = self.files, self.limits.output_kb << 10

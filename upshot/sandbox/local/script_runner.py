@@ -1,10 +1,10 @@
 """Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
 The verdict is still taken outside where it can be. Split asserts: the script prints the values, tagged with a number
-only this run knows, and they are compared here. Other asserts run in the script itself and end by printing that number:
+only this run knows, and they are compared here. Other asserts stand behind the program and end by printing that number:
 who fails there has failed, who passes is undecided, for there is no judge. The local sandbox and our server have one.
 
-What is sent along (`plain.py`, `cases.py`) is those files' own text: they import the standard library alone.
+What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, ProgramJob, run_one_by_one
+from upshot.sandbox.runner import NO_JUDGE, CodeRunner, ProgramJob, run_one_by_one
 
 _VALUES = """
 def _upshot_main():
@@ -62,20 +62,6 @@ def _upshot_main():
     sys.stdout.flush()
 _upshot_main()
 """
-_JUDGED = """
-def _upshot_main():
-    import sys
-    space = {{"__name__": "upshot_cases"}}
-    exec({cases!r}, space)
-    checked = space["CheckCounter"]()
-    globals()[space["PROGRAM"]] = sys.modules["__main__"]
-    space["run"](space["parse"]({test!r}), globals(), checked)
-    print("\\n{nonce}" + str(checked.count))
-_upshot_main()
-"""
-
-
-NO_JUDGE = "it passed in the program's own process, and this runner has no judge to confirm it"
 
 
 class ScriptRunner(CodeRunner):
@@ -85,14 +71,11 @@ class ScriptRunner(CodeRunner):
         checks = {index: check for index, test in enumerate(tests) if (check := split(test)) is not None}
         values = await self._compare_values(program, list(checks.values()), limits) if checks else []
         found = {index: result for index, result in zip(checks, values, strict=True) if result is not None}
-        text = Path(cases.__file__).read_text()
 
         async def run_test(test: str) -> TestResult:
-            nonce = secrets.token_hex(16)
-            source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
-            result = await self.run(source, limits=limits)
-            counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
-            plain = _test_result(result, passed=bool(counts) and counts[-1] != "0")
+            nonce = secrets.token_hex(16)  # a program that ends before its test has not passed it
+            result = await self.run(f"{program}\n{cases.standalone(test)}\nprint('\\n{nonce}')", limits=limits)
+            plain = result.as_test(passed=f"\n{nonce}" in result.stdout)
             return replace(plain, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if plain.passed else plain
 
         rest = [test for index, test in enumerate(tests) if index not in found]
@@ -118,16 +101,14 @@ class ScriptRunner(CodeRunner):
         )
         return verdict.of_calls(checks, remains)
 
-    async def test_stdio(
-        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    async def _test_stdio(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        chosen = limits or self.limits
-
         async def run_test(test: StdioTest) -> TestResult:
-            result = await self.run(program, stdin=test.input, limits=chosen)
-            return _test_result(result, passed=verdict.same_output(result.stdout.encode(), test.output))
+            result = await self.run(program, language, test.input, limits=limits)
+            return result.as_test(passed=verdict.same_output(result.stdout.encode(), test.output))
 
-        return await run_one_by_one(tests, chosen, run_test)
+        return await run_one_by_one(tests, limits, run_test)
 
 
 class BareRunner(ScriptRunner):
@@ -204,12 +185,3 @@ def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[Tes
         TestResult(Outcome.INVALID_TEST, None, faults[index]) if index in faults else result
         for index, result in enumerate(results)
     ]
-
-
-def _test_result(result: RunResult, passed: bool) -> TestResult:
-    if result.outcome is Outcome.PASSED:
-        outcome = Outcome.PASSED if passed else Outcome.WRONG
-        return TestResult(outcome, result.wall_seconds, "" if passed else f"printed {result.stdout[:200]!r}")
-    failed_assert = result.outcome is Outcome.ERROR and "AssertionError" in result.stderr
-    outcome = Outcome.WRONG if failed_assert else result.outcome
-    return TestResult(outcome, result.wall_seconds, result.detail or result.stderr[-2000:])

@@ -14,6 +14,7 @@ from typing import Any
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS, GrowingThought, opens_thought
 from upshot.models.grammar import WHITESPACE
+from upshot.models.openai_format import cut_at_stop
 from upshot.models.tool_calls.base import CallParser, ToolCall, parser_for
 
 
@@ -95,6 +96,12 @@ class ReplyFormat:
         """A fresh reader of one reply."""
         thought = GrowingThought(self.opened) if self.thinks else None
         return GrowingMessage(self.parser() if self.parser else None, thought, self.several)
+
+    def read(self, ids: Sequence[int], stops: Sequence[str], finish: str) -> tuple[dict[str, Any], str]:
+        """A whole reply as an assistant's message, and why it ended."""
+        message = self.begin()
+        text, _ = cut_at_stop(self.decode(ids), stops)
+        return message.whole(text), message.ending(finish)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of sampled ids: of special tokens only the markers that are read."""

@@ -1,8 +1,7 @@
 """The OpenAI-compatible server on the engine: chat, completions, streaming, metrics.
 
 Requests share one engine and one event loop. A client that goes away aborts its sequences; when too many wait, 429.
-What a request asks is weighed before it is tokenised, and a long one is read in a thread beside the loop: nothing that
-a client sends keeps others, or `/health`, waiting.
+How requests are read and refused: `base.py`.
 """
 
 from __future__ import annotations
@@ -10,24 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from upshot.core.errors import UserError
-from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, metrics_page, while_connected
+from upshot.core.http_server import metrics_page, while_connected
 from upshot.engine.sequence import DONE, Sequence
-from upshot.models.base import Completion, ModelCallError, Request
-from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
-from upshot.models.openai_format import TokenPieces
+from upshot.models.base import Completion, Request
+from upshot.models.engine_model import EngineModel
+from upshot.serving.openai.base import ApiServer, event
 from upshot.serving.openai.format import (
     ChatRequest,
     CompletionRequest,
@@ -38,40 +32,21 @@ from upshot.serving.openai.format import (
     read_body,
     usage,
 )
-from upshot.serving.openai.message import Dialect, GrowingMessage, ReplyFormat
+from upshot.serving.openai.message import GrowingMessage, ReplyFormat
 from upshot.serving.openai.stream import GrowingText
 
-MAX_BYTES = 16 << 20
-"""Most bytes of a request: a million ids of context, with every character escaped."""
-LONG_BYTES = 128 << 10
-"""A request of more bytes is read beside the event loop: it takes longer than a step of the engine."""
-MOST_LONG = 16
-"""Long requests that may wait to be read."""
-READ_S = 60.0
-"""Most seconds until a request is read."""
 GAUGES = {"pages_held", "pages_total", "running", "waiting", "version"}
 """Of the engine's counts, those that go down again."""
-STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 
 TokenQueue = asyncio.Queue[tuple[Sequence, int | None, float] | None]
 """Of a stream: a sequence's next token with its log-probability; no token: it has ended. None: the client has gone."""
-Asked = TypeVar("Asked")
 
 
-class OtherModel(Exception):
-    """A request for a model that is not here."""
-
-
-def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
-    """An error in OpenAI's form."""
-    headers = {"Retry-After": "1"} if status == 429 else {}
-    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
-    return JSONResponse(body, status_code=status, headers=headers)
-
-
-class OpenAIServer:
+class OpenAIServer(ApiServer):
     """Routes and counters of one served model."""
+
+    served = "POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and /metrics"
 
     def __init__(
         self,
@@ -81,22 +56,13 @@ class OpenAIServer:
         any_name: bool = False,
         tool_parser: str = "auto",
     ) -> None:
+        super().__init__(model.name, model.tokenizer, api_key, any_name, tool_parser)
         self.model = model
-        self.api_key = api_key
         self.max_tokens = max_tokens
-        self.any_name = any_name
-        """Whether a request that names another model is answered all the same."""
-        self.pieces = TokenPieces(model.tokenizer)
-        self.dialect = Dialect(model.tokenizer, tool_parser)
-        self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
-        self._long = 0
-        """Long requests that are being read or wait for it."""
-        self._reader = ThreadPoolExecutor(1, "upshot-requests")
-        self.app = self._build_app()
 
-    def _build_app(self) -> Starlette:
-        routes = [
+    def _routes(self) -> list[Route]:
+        return [
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
@@ -104,36 +70,6 @@ class OpenAIServer:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
         ]
-        gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
-        kinds: tuple[type[Exception], ...] = (UserError, ModelCallError, OtherModel, ClientGone, HTTPException)
-        handlers: Any = dict.fromkeys(kinds, self._answer_error)
-        return Starlette(routes=routes, middleware=[Middleware(CalmEnd), gate], exception_handlers=handlers)
-
-    def _turn_away(self, status: int, reason: str) -> JSONResponse:
-        """The answer to a request that may not come in."""
-        return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
-
-    async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
-        """Errors in OpenAI's form."""
-        if isinstance(error, HTTPException):  # no such path, or not with that method
-            return failure(error.status_code, _nothing_at(http.method, http.url.path))
-        if isinstance(error, OtherModel):
-            return failure(404, str(error))
-        if isinstance(error, ClientGone):
-            self.counts["disconnected"] += 1
-            return failure(499, "the client went away", "disconnected")
-        if isinstance(error, ModelCallError):
-            status = STATUS.get(error.reason, 500)
-            self.counts["refused" if status == 429 else "failed"] += 1
-            return failure(status, str(error), error.reason)
-        return failure(400, str(error))
-
-    def _check_name(self, name: str) -> None:
-        """Refuse a request for another model; one that names none means the one that is here."""
-        if name not in ("", self.model.name) and not self.any_name:
-            raise OtherModel(
-                f"no model '{name}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
-            )
 
     # --- small endpoints
 
@@ -164,21 +100,6 @@ class OpenAIServer:
 
     # --- generation
 
-    async def _read(self, http: HttpRequest, read: Callable[[bytes], Asked]) -> Asked:
-        """What a request asks, `read` of its body; of a long one only while its client waits for it."""
-        self.counts["requests"] += 1
-        raw = b"".join([piece async for piece in http.stream()])
-        if len(raw) <= LONG_BYTES:
-            return read(raw)
-        if self._long >= MOST_LONG:
-            raise ModelCallError("rate_limited", f"{self._long} long requests wait to be read already")
-        self._long += 1
-        try:
-            reading: Awaitable[Asked] = asyncio.get_running_loop().run_in_executor(self._reader, read, raw)
-            return await while_connected(http.receive, reading)
-        finally:
-            self._long -= 1
-
     async def chat(self, http: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
         asked, request, form = await self._read(http, self._read_chat)
@@ -204,16 +125,14 @@ class OpenAIServer:
         form = self.dialect.reply_format(prompt, bool(request.tools), request.schema is not None, several)
         rules = self.dialect.grammar(asked.demanded_tools(), form) if asked.must_call else ""
         fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
-        return RuledRequest(prompt, *fields, lark=rules), form
+        return Request(prompt, *fields, lark=rules), form
 
     def _chat_choice(
         self, index: int, done: Completion, asked: ChatRequest, request: Request, form: ReplyFormat
     ) -> dict[str, Any]:
-        message = form.begin()
-        text, _ = cut_at_stop(form.decode(done.ids or ()), request.sampling.stop)
-        body = {"message": message.whole(text)}
+        message, finish = form.read(done.ids or (), request.sampling.stop, done.finish)
         sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
-        return choice_of(asked, index, body, message.ending(done.finish), sampled, Names(self.pieces, asked))
+        return choice_of(asked, index, {"message": message}, finish, sampled, Names(self.pieces, asked))
 
     async def completions(self, http: HttpRequest) -> Response:
         """POST /v1/completions."""
@@ -343,17 +262,6 @@ class OpenAIServer:
             self.counts["disconnected"] += bool(unfinished)
             for seq in unfinished:
                 self.model.engine.abort(seq)
-
-
-def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {json.dumps({**outer, 'choices': [choice]}, ensure_ascii=False)}\n\n"
-
-
-def _nothing_at(method: str, path: str) -> str:
-    """What is said of a path that this server does not have."""
-    served = "POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and /metrics"
-    return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"
 
 
 def _ending(index: int, seq: Sequence, message: GrowingMessage | None) -> dict[str, Any]:

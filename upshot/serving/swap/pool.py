@@ -146,7 +146,7 @@ class ModelPool:
 
     # --- what it took
 
-    def spent(self) -> dict[str, float]:
+    def take_times(self) -> dict[str, float]:
         """Loads, their seconds and GiB, and the seconds that models were waited for, since the last call."""
         names = ("swaps", "swap_s", "waiting_s")
         out = {f"time/pool/{name}": float(getattr(self, name)) for name in names}

@@ -122,7 +122,7 @@ class VllmPolicy(Model):
     def load_copies(self, folder: Path) -> None:
         """The copies that a checkpoint kept: there are none."""
 
-    def spent(self) -> float:
+    def take_seconds(self) -> float:
         """Seconds that handing weights over has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

@@ -68,7 +68,7 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
 
 def how_to_prepare(file: str) -> str:
     """The command that makes a file of `upshot data prepare`, for an error message; '' for any other file."""
-    found = re.fullmatch(r"(sft|rl|dpo)_(train|validation)\.parquet", Path(file).name)
+    found = re.fullmatch(r"(sft|rl|dpo|user)_(train|validation)\.parquet", Path(file).name)
     if found is None:
         return ""
     return (

@@ -262,6 +262,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     found = []
     for number, record in enumerate(_examples(path, "dpo", key), start=1):
         where = f"{key} '{path}', row {number}"
+        record = _split_pair(record)
         absent = [name for name in needed if record.get(name) is None]
         if absent:
             why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
@@ -270,6 +271,16 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
             chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
             found.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
     return found
+
+
+def _split_pair(record: dict[str, Any]) -> dict[str, Any]:
+    """A pair of whole conversations (open-instruct's) as what they share and the two last messages."""
+    chosen, rejected = (record.get(name) for name in PAIR[1:])
+    if not isinstance(chosen, list) or not isinstance(rejected, list) or min(len(chosen), len(rejected)) < 2:
+        return record
+    if chosen[:-1] != rejected[:-1]:
+        return record
+    return {**record, "prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:]}
 
 
 def _one_reply(value: Any, where: str) -> str:

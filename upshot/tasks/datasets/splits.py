@@ -31,7 +31,7 @@ def goal_key(row: Row) -> str:
     return plain(str(row.goal)) if row.goal else plain("\n".join(m.content for m in row.messages)) or row.id
 
 
-def held_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
+def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
     """The goals to hold out: about `share` (from 1 on: so many), at least one where there are two, never all."""
     distinct = set(goals)
     if share <= 0 or len(distinct) < 2:
@@ -54,7 +54,7 @@ def split_in_three(tables: Mapping[str, Sequence[Row]], share: float, seed: int 
         taken |= {goal_key(row) for row in found[split]}
     if not found["test"] and not found["validation"]:
         for number, split in enumerate(("test", "validation")):
-            goals = held_out(map(goal_key, found["train"]), share, seed + number)
+            goals = hold_out(map(goal_key, found["train"]), share, seed + number)
             found[split] = [row for row in found["train"] if goal_key(row) in goals]
             found["train"] = [row for row in found["train"] if goal_key(row) not in goals]
     return {split: rows for split, rows in found.items() if rows}
@@ -76,5 +76,5 @@ def split_in_two(
         taken = {key for _, key in beside[len(train) :]}
         kept = [thing for thing, key in beside if key not in taken]
         return kept, validation, len(train) - len(kept)
-    taken = held_out((key for _, key in beside), share, seed)
+    taken = hold_out((key for _, key in beside), share, seed)
     return [thing for thing, key in beside if key not in taken], [thing for thing, key in beside if key in taken], 0

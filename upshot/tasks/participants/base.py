@@ -15,6 +15,7 @@ from typing import Any
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.helper import Helper
 from upshot.core.score import Score
 from upshot.models.base import Model
 
@@ -37,8 +38,11 @@ class Observation:
     """What the policy's turn earned by itself, where credit is given by turns; None: nothing."""
 
 
-class Participant(ABC):
+class Participant(Helper, ABC):
     """Someone who takes turns with the policy."""
+
+    answers_calls: bool = False
+    """Whether it is a user that answers the policy's tool calls as well, as the task's environment does."""
 
     async def start(self, conversation: Conversation) -> None:
         """Prepare the session of one conversation; may say opening messages."""
@@ -49,20 +53,6 @@ class Participant(ABC):
 
     async def end(self, conversation: Conversation) -> None:
         """Finish the session; a final score of the environment's own goes to `conversation.session['score']`."""
-
-    async def aclose(self) -> None:
-        """Release what all conversations shared."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the start, for the metrics (a simulated user's quality, for one)."""
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on counting after a resume."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
 
 
 class User(Participant):
@@ -107,11 +97,11 @@ users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.ta
 """Simulated users that a recipe can name in `futures.user`."""
 
 
-def find_model(user: str, model: Any, models: Mapping[str, Model]) -> Model:
-    """The model that plays a user: one of the recipe's, by its name, or a `Model` as it is."""
+def find_model(who: str, model: Any, models: Mapping[str, Model]) -> Model:
+    """The model that plays somebody: one of the recipe's, by its name, or a `Model` as it is."""
     if isinstance(model, Model):
         return model
     if not isinstance(model, str) or model not in models:
         known = did_you_mean(str(model), models)
-        raise UserError(f"the user '{user}' is to be played by '{model}', which is no model; {known}")
+        raise UserError(f"{who} is to be played by '{model}', which is no model; {known}")
     return models[model]

@@ -23,8 +23,14 @@ from upshot.tasks.verifiers.arithmetic import evaluate
 from upshot.tasks.verifiers.numbers import show_number
 
 _CALL = re.compile(r"<tool_call>\s*(\{.{0,50000}?\})\s*</tool_call>", re.DOTALL)
+CALLING = (
+    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
+)
+"""What a system prompt says before the definitions of tools."""
 MAX_CALLS = 8
 """Calls of one turn that are answered; more are refused in words."""
+ACTS = "acts"
+"""The key of a conversation's session under which its tool calls are written down."""
 MAX_ANSWER = 4000
 """Characters of a tool's answer; the rest is cut, visibly."""
 
@@ -46,6 +52,8 @@ class Tool(ABC):
     description = ""
     parameters: Mapping[str, str] = {}
     """Argument names and what they mean; all are texts and required."""
+    ends: bool = False
+    """Whether a call that goes well ends the conversation."""
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -146,15 +154,17 @@ def make_tools(names: Sequence[str], corpus: str = "", sandbox: str = "local", r
 
 
 class ToolEnvironment(Participant):
-    """Answers the calls of a turn, all at once; done when a turn has none.
+    """Answers the calls of a turn, all at once; done when a turn has none, or when a tool that ends it was called.
 
-    Counts 'tool_calls' and 'tool_errors'. `role` is 'tool', or 'user' for chat templates that know no tool role.
+    Counts 'tool_calls' and 'tool_errors'. `role` is 'tool', or 'user' for chat templates that know no tool role. What
+    was done is also written down in the conversation's own `session['acts']`, with whose tools they are (`by`).
     """
 
-    def __init__(self, tools: Sequence[Tool], role: str = "tool", seconds: float = 30.0) -> None:
+    def __init__(self, tools: Sequence[Tool], role: str = "tool", seconds: float = 30.0, by: str = "policy") -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.role = role
         self.seconds = seconds
+        self.by = by
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The answers to the last turn's calls."""
@@ -162,11 +172,26 @@ class ToolEnvironment(Participant):
         calls = calls_of(last) if last is not None else []
         if not calls:
             return Observation(done=True, reason="answered")
+        acts = await self.act(calls, conversation)
+        messages = tuple(self._message(call, act["answer"]) for call, act in zip(calls, acts, strict=True))
+        errors = sum(not act["good"] for act in acts)
+        return Observation(
+            messages,
+            done=any(act["good"] and self.tools[act["name"]].ends for act in acts),
+            reason=self.by,
+            metrics={"tool_calls": float(len(calls)), "tool_errors": float(errors)},
+        )
+
+    async def act(self, calls: Sequence[ToolRequest], conversation: Conversation) -> list[dict[str, Any]]:
+        """Answer calls and write them down: {by, name, arguments, answer, good} each, in their order."""
         answers = await asyncio.gather(*(self._answer(call, conversation) for call in calls[:MAX_CALLS]))
         answers += [("too many calls in one turn", False)] * len(calls[MAX_CALLS:])
-        messages = tuple(self._message(call, text) for call, (text, _) in zip(calls, answers, strict=True))
-        errors = sum(not good for _, good in answers)
-        return Observation(messages, metrics={"tool_calls": float(len(calls)), "tool_errors": float(errors)})
+        acts = [
+            {"by": self.by, "name": call.name, "arguments": dict(call.arguments), "answer": text, "good": good}
+            for call, (text, good) in zip(calls, answers, strict=True)
+        ]
+        conversation.session[ACTS] = [*conversation.session.get(ACTS, ()), *acts]
+        return acts
 
     def _message(self, call: ToolRequest, text: str) -> Message:
         if self.role == "tool":

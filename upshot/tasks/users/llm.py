@@ -7,6 +7,7 @@ lives in `conversation.session['user']`; the object itself only counts, so it se
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
 from upshot.tasks.participants.base import Observation, User, count, find_model, users
 from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
+from upshot.tasks.users.noise import mistype
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
 from upshot.tasks.users.quality import copied_share, is_early_end, is_role_flip
 
@@ -45,6 +47,7 @@ class LLMUser(User):
         max_tokens: Count = 512,
         repairs: Whole = 2,
         paste_share: Share = 0.5,
+        noise: Share = 0.0,
         seed: Whole = 0,
         task: Any = None,
     ) -> None:
@@ -59,10 +62,11 @@ class LLMUser(User):
         template: name or path (.j2) of the prompt.
         repairs: how often an unusable or out-of-role answer is asked for again.
         paste_share: share of copied word 6-grams (`quality.pasted`) from which a message counts as a pasted goal.
+        noise: the share of its words that the user mistypes.
         seed: of the draw of personas.
         """
         check_persona(persona)
-        self.model = find_model("llm", model, models or {})
+        self.model = find_model("the user 'llm'", model, models or {})
         self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]
@@ -71,6 +75,7 @@ class LLMUser(User):
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
         self.repairs = repairs
         self.paste_share = paste_share
+        self.noise = noise
         self.seed = seed
         super().__init__()
 
@@ -142,7 +147,11 @@ class LLMUser(User):
         }
         if answer.flaws:
             note["flaws"] = list(answer.flaws)
-        messages = (Message("user", heard.said),) if heard.said else ()
+        said = heard.said
+        if self.noise:
+            drawn = random.Random(derive_seed(conversation.seed, "noise", len(conversation.turns)))
+            said = mistype(said, self.noise, drawn)
+        messages = (Message("user", said),) if said else ()
         return Observation(messages, done=heard.ended, reason="user", note=note, metrics=metrics)
 
     def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[UserAnswer]) -> Flaw | None:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from upshot.config.registry import Registry
 from upshot.core.conversation import Message
-from upshot.core.score import Reason, Score
-from upshot.core.thought import after_thought
+from upshot.core.score import Score
 
 Extra = Mapping[str, Any]
 
@@ -57,7 +55,7 @@ class Verifier:
 
     @property
     def rating(self) -> dict[str, Any]:
-        """The JSON schema of the number that a monitor answers with."""
+        """The JSON schema of the number that a monitor, or a judge, answers with."""
         return {"type": "number", "minimum": 0, "maximum": 1}
 
     @classmethod
@@ -89,39 +87,16 @@ class Verifier:
         """How well predicted scores (a monitor's, another verifier's) agree with this verifier's own."""
         return graded_metrics(predictions, truths) if self.graded else binary_metrics(predictions, truths)
 
-    def judge_messages(self, question: str, response: str, reference: Any) -> list[Message]:
-        """What to ask a judge model when the verdict is left to one."""
-        return [Message("user", JUDGE.format(question=question, response=response, reference=reference))]
-
-    def parse_judge(self, text: str) -> Score:
-        """The score in a judge's answer; missing when there is none."""
-        return parse_score(text, "judge", 1.0)
-
     def monitor_messages(self, question: str, thought: str) -> list[Message]:
         """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
         scale = "a grade from 0.0 (not at all) to 1.0 (fully)" if self.graded else "1 if so, else 0"
         what = f"{self.verdict_on}: {scale}"
         return [Message("user", MONITOR.format(question=question, thought=thought, what=what))]
 
-    def parse_monitor(self, text: str) -> Score:
-        """The predicted score in a monitor's answer; missing when there is none."""
-        return parse_score(text, "monitor", 1.0)
+    def read_rating(self, number: float, thought: str) -> Score:
+        """The score that a number of the form `rating` stands for, with why it was given."""
+        return Score(number, detail={"thought": thought[:2000]})
 
-
-JUDGE = """\
-Judge whether a response answers a question correctly. Compare its final answer with the reference; the wording \
-does not matter.
-
-[Question]
-{question}
-
-[Reference]
-{reference}
-
-[Response]
-{response}
-
-Answer with JSON only: {{"thought": "<why>", "score": 1}} if the final answer is correct, else "score": 0."""
 
 MONITOR = """\
 Below are a question and the reasoning somebody wrote before answering. You do not see the answer. Predict from the \
@@ -139,25 +114,6 @@ Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
 def as_json_text(value: Any) -> str:
     """A text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def parse_score(text: str, who: str, top: float) -> Score:
-    """The `score` (or `verdict`) of the last JSON object after the thought, divided by `top`; missing when absent."""
-    said = after_thought(text)
-    # The whole text first: a thought may hold braces of its own, which the search below would stumble over.
-    for candidate in (text, said, *reversed(re.findall(r"\{[^{}]*\}", said[-20_000:]))):
-        try:
-            data = json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(data, dict):
-            continue
-        value = data.get("score", data.get("verdict"))
-        if isinstance(value, bool | int | float):
-            if not 0 <= value <= top:
-                return Score.missing(Reason.BAD_ANSWER, f"{who}: score out of range", raw=value)
-            return Score(float(value) / top, detail={"thought": str(data.get("thought", ""))[:2000]})
-    return Score.missing(Reason.BAD_ANSWER, f"{who}: no score in the answer", text=text[:200])
 
 
 def valid_pairs(predictions: Sequence[Score], truths: Sequence[Score]) -> list[tuple[float, float]]:
@@ -179,6 +135,8 @@ def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], thresh
     out: dict[str, float] = {"tp": tp, "tn": tn, "fp": fp, "fn": fn}
     out |= _ratio("precision", tp, tp + fp) | _ratio("recall", tp, tp + fn) | _ratio("f1", 2 * tp, 2 * tp + fp + fn)
     out |= _ratio("accuracy", tp + tn, len(pairs)) | _ratio("tpr", tp, tp + fn) | _ratio("tnr", tn, tn + fp)
+    if "tpr" in out and "tnr" in out:
+        out["gmean2"] = out["tpr"] * out["tnr"]  # 0 for who always says the same, whatever the share of right answers
     return out | {"valid": len(pairs), "missing": len(predictions) - len(pairs)}
 
 

@@ -1,7 +1,8 @@
 """Programs against tests, through the sandbox: asserts, stdin/stdout, and the shapes of the public sets.
 
-A test that the sandbox itself failed to run is missing, not failed; so is a pass that no data confirms (undecided). A
-test that can tell nothing of any program does not count; without a valid one the score is missing.
+A row that names a language is run in that one; where the sandbox does not run it the score is missing. A test that the
+sandbox itself failed to run is missing, not failed; so is a pass that no data confirms (undecided). A test that can
+tell nothing of any program does not count; without a valid one the score is missing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from upshot.config.bounds import Count, Positive
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
+from upshot.sandbox.local.languages import canonical
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
 
 MAX_TESTS = 200
@@ -24,27 +26,45 @@ TEST_COLUMNS = (
 )
 """Columns that tests are read from; the ground truth of a prepared row holds what they say."""
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+(\w+)|^(\w+)[ \t]*=|\b(input|stdin)\b", re.MULTILINE)
-_LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
+_LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)")
+LANGUAGE_COLUMNS = ("language", "lang", "programming_language")
+_SPOKEN = frozenset(("", "en", "english", "zh", "chinese", "multilingual"))
+"""What a column `language` says in sets that mean the language of the question."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_MAIN = re.compile(r"\bmain\b")
 _CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
 
 
-def program_in(text: str, names: Collection[str] = ()) -> str | None:
-    """The program of a response: the last Python (or unnamed) block that defines most of the names, else the whole.
+def program_in(text: str, names: Collection[str] = (), language: str = "python") -> str | None:
+    """The program of a response: the last block in the language (or unnamed) that defines most of the names.
 
     Behind a solution often stands an example of its use. It defines nothing that the tests name; where there is no
-    name to go by (stdin and stdout), the last block that reads an input is the program.
+    name to go by (stdin and stdout), the last block that reads an input is the program, and in other languages than
+    Python the last that has a `main`. Without a block the whole response is the program where it looks like one.
     """
-    text = text[-200_000:]
+    text, is_python = text[-200_000:], language == "python"
     blocks = list(_blocks(text))
-    for wanted in (("python", "py", "python3"), ("",)):
-        named = [body for language, body in blocks if language.lower() in wanted and body.strip()]
+    for wanted in (language, ""):
+        named = [body for word, body in blocks if canonical(word) == wanted and body.strip()]
         if named:
-            scores = [len(set(names) & {word for found in _DEFINES.findall(body) for word in found}) for body in named]
+            defined = [_list_defined(body) if is_python else set(_MAIN.findall(body)) for body in named]
+            scores = [len(found & set(names) if is_python else found) for found in defined]
             return named[max(index for index, score in enumerate(scores) if score == max(scores))]
-    if not blocks and _CODE.search(text):
-        return text
-    return None
+    looks = _CODE.search(text) if is_python else _MAIN.search(text)
+    return text if not blocks and looks else None
+
+
+def _list_defined(body: str) -> set[str]:
+    return {word for found in _DEFINES.findall(body) for word in found}
+
+
+def language_of(reference: Any, extra: Extra) -> str:
+    """The language that a row wants its program in, by its own name; Python where it names none."""
+    for row in (extra, decode_json(extra.get("verification_info")), decode_json(reference)):
+        for column in LANGUAGE_COLUMNS if isinstance(row, Mapping) else ():
+            if (name := canonical(str(row.get(column) or ""))) not in _SPOKEN:
+                return "python" if name.startswith("py") else name
+    return "python"
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -83,12 +103,16 @@ class CodeVerifier(Verifier):
         tests = self.tests(reference, extra)[: self.max_tests]
         if not tests:
             return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
-        program = program_in(response, self.names(tests))
+        language = language_of(reference, extra)
+        if language != "python" and any(isinstance(test, FunctionCall) for test in tests):
+            return Score.missing(
+                Reason.BAD_ROW, f"code: the tests call a Python function, and the row wants {language}"
+            )
+        program = program_in(response, self.names(tests), language)
         if program is None:
-            return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
-        share = share_passed(
-            await self.run(self.program(program, extra), tests, self.given(extra)), "code", self.partial
-        )
+            return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
+        results = await self.run(self.program(program, extra), tests, self.given(extra), language)
+        share = share_passed(results, "code", self.partial)
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def program(self, program: str, extra: Extra) -> str:
@@ -115,9 +139,9 @@ class CodeVerifier(Verifier):
             raise BadRow("no tests")
         return tests
 
-    async def run(self, program: str, tests: Sequence[Any], given: str = "") -> list[Any]:
+    async def run(self, program: str, tests: Sequence[Any], given: str, language: str) -> list[Any]:
         """Results of assert-like tests."""
-        return list(await self.sandbox.test_program(program, tests, self._limits(), given))
+        return list(await self.sandbox.test_program(program, tests, self._limits(), given, language))
 
     def _limits(self) -> Any:
         from upshot.sandbox.limits import Limits
@@ -171,7 +195,7 @@ class AssertsVerifier(CodeVerifier):
 
 @verifiers.register("code-stdio", "code_stdio", "livecodebench", "PrimeIntellect/verifiable-coding-problems")
 class StdioVerifier(CodeVerifier):
-    """A program that reads stdin and writes stdout: [{input, output}], or {inputs, outputs}."""
+    """A program that reads stdin and writes stdout: [{input, output}], {inputs, outputs}, or `verification_info`."""
 
     @classmethod
     def ground_truth(cls, reference: Any, extra: Extra) -> str:
@@ -186,17 +210,18 @@ class StdioVerifier(CodeVerifier):
         """The input/output pairs."""
         from upshot.sandbox.outcome import StdioTest
 
-        calls = function_calls(decode_json(reference) or extra, extra)
-        return [*calls] or [StdioTest(given, wanted) for given, wanted in stdio_pairs(decode_json(reference) or extra)]
+        value = decode_json(reference) or decode_json(extra.get("verification_info")) or extra
+        calls = function_calls(value, extra)
+        return [*calls] or [StdioTest(given, wanted) for given, wanted in stdio_pairs(value)]
 
     def names(self, tests: Sequence[Any]) -> set[str]:
         """Of a program that reads its input, the words for that; of a function, its name."""
         return {name for test in tests for name in (("input", "stdin") if _is_stdio(test) else (test.function,))}
 
-    async def run(self, program: str, tests: Sequence[Any], given: str = "") -> list[Any]:
+    async def run(self, program: str, tests: Sequence[Any], given: str, language: str) -> list[Any]:
         """Results of stdin/stdout tests, or of the calls of a function."""
         if all(map(_is_stdio, tests)):
-            return list(await self.sandbox.test_stdio(program, tests, self._limits()))
+            return list(await self.sandbox.test_stdio(program, tests, self._limits(), language))
         texts = [test.as_assert(program) for test in tests if not _is_stdio(test)]
         return list(await self.sandbox.test_program(program, texts, self._limits()))
 
@@ -212,13 +237,6 @@ class StdioVerifier(CodeVerifier):
 )
 class ContestVerifier(StdioVerifier):
     """Public, private and generated tests of a contest problem, or of one whose wrong solution is to be mended."""
-
-    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
-        """The verdict; missing for a problem whose solutions are in another language."""
-        language = str(extra.get("language") or "python").lower()
-        if not language.startswith("py"):
-            return Score.missing(Reason.BAD_ROW, f"code: the row wants {language}, and only Python is run")
-        return await super().verify(response, reference, extra)
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """Tests of all the columns there are."""

@@ -58,7 +58,7 @@ class ExactMatchVerifier(Verifier):
         truths = references_of(reference)
         if not truths:
             return Score.missing(Reason.BAD_ROW, "exact-match: no reference")
-        answer = _unwrapped(boxed_answer(response[-50_000:]) or "") if self.boxed else short_answer(response)
+        answer = _unwrap(boxed_answer(response[-50_000:]) or "") if self.boxed else short_answer(response)
         if self.boxed and not answer.strip():
             return Score(0.0, detail={"fault": "no \\boxed answer"})
         return Score(max(self._one(answer, truth) for truth in truths), detail={"answer": answer[:500]})
@@ -72,7 +72,7 @@ class ExactMatchVerifier(Verifier):
         return float(given == wanted if self.mode == "exact" else f" {wanted} " in f" {given} ")
 
 
-def _unwrapped(answer: str) -> str:
+def _unwrap(answer: str) -> str:
     """An answer without the LaTeX that only sets it as text; dashes and underscores part words, as published."""
     return re.sub(r"[‐-―−_]", " ", re.sub(r"\\text\w*\{([^{}]*)\}", r"\1", answer))
 

@@ -20,7 +20,7 @@ from upshot.core.errors import UserError
 from upshot.core.files import read_text
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model, ModelCallError
-from upshot.tasks.verifiers.base import Extra, Verifier, parse_score, verifiers
+from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
 from upshot.tasks.verifiers.choice import MultipleChoiceVerifier
 
 _BOLD = re.compile(r"\*\*(?=\S)[^*\n]{1,500}(?<=\S)\*\*|__(?=\S)[^_\n]{1,500}(?<=\S)__|<b>[^<\n]{1,500}</b>")
@@ -92,25 +92,10 @@ class JudgedVerifier(Verifier):
         text = PREDICT.format(rubric=self.rubric, question=question, thought=thought, low=self.low, high=self.high)
         return [Message("user", text)]
 
-    def parse_judge(self, text: str) -> Score:
+    def read_rating(self, number: float, thought: str) -> Score:
         """The rating, mapped to [0, 1]."""
-        return self._map_to_unit(parse_score(text, "judge", 1.0) if self.high == 1 else self._raw(text, "judge"))
-
-    def parse_monitor(self, text: str) -> Score:
-        """The predicted rating, mapped to [0, 1]."""
-        return self._map_to_unit(self._raw(text, "monitor"))
-
-    def _raw(self, text: str, who: str) -> Score:
-        found = parse_score(text, who, float(self.high))
-        return found if found.value is None else Score(found.value * self.high, detail=found.detail)
-
-    def _map_to_unit(self, rating: Score) -> Score:
-        if rating.value is None:
-            return rating
-        if rating.value < self.low:
-            return Score.missing(Reason.BAD_ANSWER, "judge: score out of range", raw=rating.value)
-        value = (rating.value - self.low) / (self.high - self.low)
-        return Score(value, detail={**rating.detail, "rating": rating.value})
+        value = (number - self.low) / (self.high - self.low)
+        return Score(value, detail={"thought": thought[:2000], "rating": number})
 
     async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
         """The judge's rating."""
@@ -132,7 +117,7 @@ class JudgedVerifier(Verifier):
             return Score.missing(Reason.TIMEOUT, f"judge: took more than {self.seconds:g} s")
         except ModelCallError as error:
             return Score.failed(error, "judge")
-        return self._map_to_unit(Score(float(answer["score"]), detail={"thought": str(answer["thought"])[:2000]}))
+        return self.read_rating(float(answer["score"]), answer["thought"])
 
 
 @verifiers.register("judged")

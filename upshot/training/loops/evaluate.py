@@ -63,7 +63,7 @@ class Evaluator:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
         if self.run.ranks.broadcast_object("last look", self.last_is_due):
             self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
-            if lost := self.tracker.lost():
+            if lost := self.tracker.describe_loss():
                 kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
                 self.run.say(f"{lost}: {kept}")
 

@@ -25,6 +25,7 @@ from upshot.training.loops.evaluate import play_held_out
 from upshot.training.loops.minibatches import Round, pick, update
 from upshot.training.loops.phase import Step, TrainingPhase
 from upshot.training.loops.rollouts import RolloutSchedule, staleness
+from upshot.training.metrics.pull import tell_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
 from upshot.training.objectives.mismatch import LogprobSource, weigh
@@ -75,6 +76,8 @@ async def play_and_learn(
         async with RolloutSchedule(play_rows, policy.sampler, ahead, left) as schedule:
             async for step in phase.steps(evaluate, play_next):
                 stop_if_missing(step.groups, recipe.reward.max_missing)
+                if step.number == 0 and (pull := tell_pull(step.groups)):
+                    run.say(pull)
                 run.count_services()
                 schedule.start_next(step.number)
                 await policy.rest()
@@ -179,15 +182,34 @@ def lesson_of(
     replies = [reply for group in groups for reply in group]
     if estimate:
         set_advantages(groups, config.advantage, credits)
+        for reply in replies:
+            share_advantage(reply)
         for forks in compared(replies):
             set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
-    lesson = [(reply, datum) for reply in replies for datum in teach(reply)]
+    lesson = [(reply, datum) for reply in replies for datum in teach(reply, config.length_norm)]
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
 
 
-def teach(reply: Rollout) -> list[Datum]:
-    """What a reply and the branches of its futures teach, their advantages being set."""
+def share_advantage(reply: Rollout) -> None:
+    """Give the other contexts of a program's episode the advantage of the episode, which they are parts of."""
+    found = next((advantage for advantage in reply.advantages if advantage is not None), None)
+    for path in reply.other_paths:
+        path.advantages = [found if span.parts else None for span in path.credit.spans]
+
+
+def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
+    """What a reply and the branches of its futures teach, their advantages being set.
+
+    An episode of several contexts counts as one whose tokens stand in one sequence, under every `train.length_norm`.
+    """
     own = data_of(reply)
+    parts = [datum for path in reply.other_paths for datum in data_of(path)]
+    tokens = sum(len(datum.places) for datum in own + parts)
+    for datum in parts:
+        datum.share, datum.counted = 1.0, length_norm == "token" or not own
+    for datum in own + parts if parts and length_norm == "sequence" else ():
+        datum.share *= len(datum.places) / tokens
+    own += parts
     below = [datum for fork in reply.siblings for branch in fork if branch.advantages for datum in data_of(branch)]
     for datum in below if not own else ():
         datum.counted = True  # there is no reply to add their loss to: a step of such alone would divide by nothing

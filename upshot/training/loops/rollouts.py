@@ -105,7 +105,7 @@ class RolloutSchedule:
 
 def staleness(groups: Sequence[Sequence[Rollout]], step: int) -> dict[str, float]:
     """How many steps behind the learner the weights were that sampled a step's tokens: mean and most."""
-    samples = [sample for group in groups for reply in group for sample in reply.conversation.samples() if sample.ids]
+    samples = [sample for group in groups for reply in group for sample in reply.samples() if sample.ids]
     tokens = sum(len(sample.ids) for sample in samples)
     if not tokens:
         return {}

@@ -60,7 +60,7 @@ class BestTracker:
         ordered = [self.values[step] for step in sorted(self.values)]
         return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
 
-    def lost(self) -> str:
+    def describe_loss(self) -> str:
         """What the last evaluation has lost since the best one, in words; '' where it is the best."""
         if not self.since_best():
             return ""

@@ -95,7 +95,7 @@ def put_mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
 
 
 def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
-    samples = [list(reply.conversation.samples()) for reply in replies]
+    samples = [list(reply.samples()) for reply in replies]
     spoken = [s for s in samples if s]
     out: dict[str, float] = {}
     put_mean(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])

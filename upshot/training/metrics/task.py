@@ -20,19 +20,13 @@ SOLVED = 1.0 - 1e-9
 GroupsOf = Callable[[Row], Mapping[str, str]]
 
 
-def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf | None = None) -> dict[str, float]:
+def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, float]:
     """All the numbers, under 'task/'; and under 'by/KEY=VALUE/' for each of the rows' groups."""
     out = {f"task/{name}": value for name, value in measure(groups).items()}
-    for label, part in _by_label(groups, groups_of or default_groups).items():
+    for label, part in _by_label(groups, groups_of).items():
         kept = ("pass@1", "maj@k", "turns", "format_errors", "missing")
         out |= {f"by/{label}/{name}": value for name, value in measure(part).items() if name in kept}
     return out
-
-
-def default_groups(row: Row) -> Mapping[str, str]:
-    """Task and difficulty as the row's own data says them."""
-    level = row.meta.get("difficulty") or row.meta.get("level")
-    return ({"task": row.source} if row.source else {}) | ({"difficulty": str(level)} if level else {})
 
 
 def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:

@@ -38,7 +38,7 @@ class ThroughputMeter:
         yield times
         times.logs |= {"time/step": time.perf_counter() - started, **self.memory()}
 
-    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
+    def measure_learning(self, tokens: int, seconds: float) -> dict[str, float]:
         """Tokens a second, and model FLOPs as a share of the peak where that is known."""
         if not tokens or seconds <= 0:
             return {}
@@ -71,7 +71,7 @@ class StepTimes:
         before, started = learner.read, time.perf_counter()
         yield
         took = time.perf_counter() - started
-        self.logs |= {"time/learn": took, **self.meter.learned(learner.read - before, took)}
+        self.logs |= {"time/learn": took, **self.meter.measure_learning(learner.read - before, took)}
 
 
 def all_finite(weights: Sequence[torch.Tensor]) -> bool:
@@ -83,8 +83,9 @@ def count_sampled(replies: Iterable[Rollout]) -> int:
     """Tokens that the policy sampled for replies and their futures."""
     count = 0
     for reply in replies:
-        turns = [*reply.conversation.turns, *(t for f in reply.futures for t in f.conversation.turns[f.shared :])]
+        turns = [turn for future in reply.futures for turn in future.conversation.turns[future.shared :]]
         count += sum(len(turn.sample.ids) for turn in turns if turn.sample is not None)
+        count += sum(len(sample.ids) for sample in reply.samples())
     return count
 
 

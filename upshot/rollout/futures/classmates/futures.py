@@ -32,11 +32,11 @@ from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.futures.classmates.baselines import Baselines
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.metrics import classmate_metrics
-from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmatesOptions
+from upshot.rollout.futures.classmates.options import CLASSMATE, UNMASKED, ClassmatesOptions
 from upshot.rollout.futures.classmates.panel import Panel, find_classmates
 from upshot.rollout.futures.classmates.parts import classmate_parts, is_right
 from upshot.rollout.futures.classmates.similar import OtherQuestions, before_another
-from upshot.rollout.futures.classmates.thought_cut import CutPoint, cut_thought
+from upshot.rollout.futures.classmates.thought_cut import CutPoint, cut_thought, mask_answer
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
@@ -50,7 +50,7 @@ class Classmates(Futures):
         own, task = dependencies, dependencies.task
         assert task is not None, "classmates answer the rows of a task"
         self.options = options
-        self.main = Talk(own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit)
+        self.main = Talk(own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit, own.with_user)
         self.every_turn = self.main.every_turn
         self.renderer = own.renderer
         self.whole_reply = options.thought == "reply"
@@ -94,7 +94,12 @@ class Classmates(Futures):
         cuts = self._cut(reply)
         if self.options.has_baselines and cuts:
             await self.baselines.ask(asked_row(reply.conversation))
-        answers = [self._ask(reply.conversation, one, cut) for cut in cuts for one in self.panel.classmates]
+        masked = [self._mask(reply, cut) for cut in cuts] if self.options.mask != "none" else cuts
+        answers = [self._ask(reply.conversation, one, cut) for cut in masked for one in self.panel.classmates]
+        if self.options.mask == "both":
+            answers += [
+                self._ask(reply.conversation, one, cut, UNMASKED) for cut in cuts for one in self.panel.classmates
+            ]
         return [future for futures in await asyncio.gather(*answers) for future in futures]
 
     def _cut(self, reply: Rollout) -> list[CutPoint]:
@@ -105,8 +110,15 @@ class Classmates(Futures):
             reply.conversation, self.options.keep, self.options.stretches, self.renderer.decode, self.whole_reply
         )
 
-    async def _ask(self, episode: Conversation, classmate: Classmate, cut: CutPoint) -> list[Future]:
-        """One classmate's answers to one cut, verified."""
+    def _mask(self, reply: Rollout, cut: CutPoint) -> CutPoint:
+        """What is handed on without what gives the answer away."""
+        said = reply.conversation.turns[-1].message.content
+        return replace(cut, text=mask_answer(cut.text, "" if self.whole_reply else said))
+
+    async def _ask(
+        self, episode: Conversation, classmate: Classmate, cut: CutPoint, name: str = CLASSMATE
+    ) -> list[Future]:
+        """One classmate's answers to one cut, verified; the verdicts are called `name`."""
         asked = asked_row(episode)
         prompt = ClassmatePrompt(asked.messages, cut.text, self.options.mode)
         if self.options.asks_another_question:
@@ -114,19 +126,22 @@ class Classmates(Futures):
             messages = before_another(asked.messages, cut.text, other.messages)
             asked, prompt = other, ClassmatePrompt(messages, "", self.options.mode)
         seed = derive_seed(episode.seed, CLASSMATE, classmate.name, cut.number)
-        conversation = Conversation(asked, seed, f"{episode.key}/{classmate.name}/{cut.number}")
+        kind = "" if name == CLASSMATE else f"/{name}"
+        conversation = Conversation(asked, seed, f"{episode.key}/{classmate.name}/{cut.number}{kind}")
         shared = len(episode.turns) - 1 if asked.id == episode.row.id else 0
         futures = await self.panel.ask(classmate, prompt, conversation)
         for index, future in enumerate(futures):
             future.conversation.key += f"/{index}"
             future.shared, future.by, future.cut = shared, classmate.name, cut.number
             future.span = (cut.begin, cut.stop)
+            future.scores = {name: future.scores[CLASSMATE]}
         return futures
 
     async def rescore(self, reply: Rollout) -> None:
         """The main reward's futures, and the answers that classmates sampled."""
         await self.main.rescore(reply)
-        await self.panel.rescore([future for future in reply.futures if future.cut and future.missing is None])
+        played = [future for future in reply.futures if future.cut and future.missing is None]
+        await self.panel.rescore([future for future in played if CLASSMATE in future.scores])
 
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """Main and classmate parts, and the tokens that earn them."""

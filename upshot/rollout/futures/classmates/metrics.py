@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from upshot.core.score import Score
-from upshot.rollout.futures.classmates.options import CLASSMATE
+from upshot.rollout.futures.classmates.options import CLASSMATE, UNMASKED
 from upshot.rollout.futures.classmates.parts import agreement
 from upshot.rollout.futures.classmates.thought_cut import last_sample, thought_span
 from upshot.rollout.rollout import Rollout
@@ -20,7 +20,9 @@ def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_re
         if values:
             out[f"{CLASSMATE}/{name}"] = sum(values) / len(values)
 
-    futures = [future for reply in replies for future in reply.futures if future.cut]
+    asked = [future for reply in replies for future in reply.futures if future.cut]
+    futures = [future for future in asked if CLASSMATE in future.scores]
+    put(UNMASKED, [score.value for f in asked if (score := f.scores.get(UNMASKED)) and score.value is not None])
     for name in names:
         own = [future.scores[CLASSMATE] for future in futures if future.by == name]
         put(f"{name}/score", [score.value for score in own if score.value is not None])
@@ -44,6 +46,6 @@ def _verdicts(reply: Rollout) -> dict[str, list[Score]]:
     """The classmates' verdicts on one reply."""
     by: dict[str, list[Score]] = defaultdict(list)
     for future in reply.futures:
-        if future.cut:
+        if future.cut and CLASSMATE in future.scores:
             by[future.by].append(future.scores[CLASSMATE])
     return by

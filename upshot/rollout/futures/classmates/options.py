@@ -11,6 +11,8 @@ from upshot.config.recipe import Section
 from upshot.core.thought import MARKERS
 from upshot.rollout.futures.classmates.thought_cut import WHOLE_THOUGHT, ThoughtCut
 
+UNMASKED = "unmasked"
+"""The name of their verdicts from a thought with the answer still in it (`mask: both`)."""
 CLASSMATE = "classmate"
 """The part of the reward that classmates give, and the name of their verdicts."""
 Kind = Literal["vanilla", "without-thought", "steps", "other-question", "similar-question"]
@@ -54,6 +56,9 @@ class ClassmatesOptions(Section):
     """marked: what stands between the markers of `episode.think`. reply: the whole reply is the thought."""
     keep: ThoughtCut = WHOLE_THOUGHT
     """How much of the thought is handed on: a share, [low, high] drawn by reply, first-K-tokens, last-K-tokens."""
+    mask: Literal["none", "answer", "both"] = "none"
+    """answer: the final number or letter is cut from what is handed on, so that no thought helps by giving it away.
+    both: the same, and every classmate is also asked with the thought as it is, which decides nothing and is logged."""
     mode: Literal["answer", "continue"] = "answer"
     """Answer at once, or continue the thought first."""
     reward: Kind = "vanilla"

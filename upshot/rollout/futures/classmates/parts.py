@@ -30,7 +30,7 @@ def classmate_parts(
     weights = {config.name: config.weight for config in options.classmates}
     samples: dict[int, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for future in futures:
-        if future.cut:
+        if future.cut and CLASSMATE in future.scores:
             samples[future.cut][future.by].append(future.scores[CLASSMATE])
     before = {name: mean_score(baselines.get(name, ()), f"{name}: no baseline") for name in weights}
     out: dict[str, Score] = {}

@@ -111,6 +111,30 @@ def cut_thought(
     return cuts
 
 
+_FINAL = re.compile(r"(?<![\w.])(-?\d[\d,]*(?:\.\d+)?|\([A-Z]\)|[B-HJ-Z]|[AI](?! (?!is\b)[a-z]))(?!\w|\.\d)")
+"""A number, or a letter that stands alone; 'a' and 'I' before a word are words."""
+MASK = "___"
+
+
+def mask_answer(thought: str, answer: str) -> str:
+    """A thought without the final number or letter: that of the answer, else (where it has none) its own last one.
+
+    It is cut wherever it stands alone, however it is written (1,000 and 1000.0 alike): a number that is the answer by
+    chance goes, too, and an answer in words stays.
+    """
+    finals = _FINAL.findall(answer) or _FINAL.findall(thought)
+    if not finals:
+        return thought
+    final = _plain(finals[-1])
+    return _FINAL.sub(lambda found: MASK if _plain(found[1]) == final else found[0], thought)
+
+
+def _plain(final: str) -> str:
+    """A number by its value, a letter without parentheses."""
+    text = final.replace(",", "").strip("()")
+    return f"{float(text):g}" if text[-1].isdigit() else text
+
+
 def thought_span(sample: Sample, whole_reply: bool) -> tuple[int, int]:
     """Where the thought of a turn stands among its ids; empty where it has none."""
     return (0, len(sample.ids)) if whole_reply else sample.thought or (0, 0)

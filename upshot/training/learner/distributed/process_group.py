@@ -140,7 +140,7 @@ class ProcessGroup(Ranks):
         """Raise `RankStopped` when the ranks have agreed to stop, `RankLost` when one is gone."""
         if not self.agreed:
             self._propose(self._wish)
-            said = None if self._updating else self._decided()
+            said = None if self._updating else self._read_decision()
             if said is not None:
                 raise RankStopped(said)
         elif self.store.check([APART]):
@@ -155,7 +155,7 @@ class ProcessGroup(Ranks):
             if self.store.compare_set(f"update/{number}", "", json.dumps(wish)).decode() != GO:
                 return
 
-    def _decided(self) -> dict[str, Any] | None:
+    def _read_decision(self) -> dict[str, Any] | None:
         """Why all ranks stop before the next update; None: they do not, or do not yet."""
         key = f"update/{self._updates}"
         said = self.store.get(key).decode() if self.store.check([key]) else GO
@@ -195,7 +195,7 @@ class ProcessGroup(Ranks):
         self._ended = True
         if not self._updating:
             self._propose(self._wish or {"rank": self.rank, "reason": reason[:2000]})
-        said = None if self._updating else self._decided()
+        said = None if self._updating else self._read_decision()
         if said is None:  # in an update, or another rank is in one that this one did not come to
             self.lost = self._find_lost()
             self.reason = str(self.lost or "")

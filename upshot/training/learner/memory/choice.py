@@ -33,7 +33,7 @@ ENOUGH_KV, MOST_KV = 0.2, 0.4
 """Shares of a GPU for keys and values: with less the engine waits, more is not taken."""
 
 
-def settings(job: MemoryJob) -> Iterator[MemorySetting]:
+def list_settings(job: MemoryJob) -> Iterator[MemorySetting]:
     """What can be chosen."""
     merges: tuple[Merging, ...] = ("copy", "in place", "never") if job.lends else ("copy", "never")
     again, overlaps = job.recipe.model.gradient_checkpointing, job.config.async_steps > 0
@@ -119,22 +119,22 @@ def cost(job: MemoryJob, plan: MemoryPlan) -> float:
 
 def choose(job: MemoryJob, limit: int) -> MemoryPlan | None:
     """The fastest settings that fit into `limit` bytes, with the rest for keys and values; None: nothing does."""
-    fitting = (plan for setting in settings(job) for plan in fitting_plans(job, setting, limit))
+    fitting = (plan for setting in list_settings(job) for plan in fitting_plans(job, setting, limit))
     return min(fitting, key=lambda plan: cost(job, plan), default=None)
 
 
-def smallest(job: MemoryJob, limit: int) -> MemoryPlan:
+def find_nearest(job: MemoryJob, limit: int) -> MemoryPlan:
     """The settings that come nearest to fitting."""
     places = {helper.name: helper.region(job.least) for helper in job.swappable}
     layout = lay_out(places, round_up(max(places.values(), default=0)))
     plans = (
         make_plan(job, setting, job.least, limit, layout if setting.helpers != "stay" else None)
-        for setting in settings(job)
+        for setting in list_settings(job)
     )
     return min(plans, key=lambda plan: plan.peak)
 
 
-def unlimited(job: MemoryJob) -> MemoryPlan:
+def plan_unlimited(job: MemoryJob) -> MemoryPlan:
     """The plan where nothing is limited (the CPU): what the recipe says, and the engine's own sizes."""
     again = job.recipe.model.gradient_checkpointing
     setting = MemorySetting(job.config.token_budget or WITHOUT_PLAN, "none" if again == "auto" else again)

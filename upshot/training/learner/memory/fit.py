@@ -16,7 +16,7 @@ from upshot.engine.engine import EngineSettings
 from upshot.models.local import local_path, pick_device
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.pool import ModelPool
-from upshot.training.learner.memory.choice import choose, smallest, unlimited
+from upshot.training.learner.memory.choice import choose, find_nearest, plan_unlimited
 from upshot.training.learner.memory.plan import HelperModel, MemoryJob, MemoryPlan, step_bytes, usable
 from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
 from upshot.training.learner.memory.table import arithmetic
@@ -85,14 +85,14 @@ def plan_of(
     """The plan for a device of `total` bytes (0: not limited); `UserError` with arithmetic and way out if none fits."""
     job = job_of(recipe, shape, size, config, processes)
     if not total:
-        return unlimited(job)
+        return plan_unlimited(job)
     limit = usable(total)
     plan = choose(job, limit)
     if plan is None:
         mild = [text for text, other in changes(recipe) if choose(job_of(other, shape, size, None, processes), limit)]
         way_out = f"it would with {', or '.join(mild[:3])}" if mild else "no setting makes it fit: take a smaller model"
         raise UserError(
-            f"the run does not fit into {limit / 2**30:.1f} GiB of the device: {arithmetic(smallest(job, limit))}; "
+            f"the run does not fit into {limit / 2**30:.1f} GiB of the device: {arithmetic(find_nearest(job, limit))}; "
             f"{way_out}{'' if mild else ' or a larger device'}"
         )
     return plan
@@ -117,7 +117,7 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
             if lora is not None:  # what is not trained is shared; a new adapter adds nothing to what is shared
                 targets = list(lora.targets or SEVEN)
                 fresh = spec.model == "policy@start"
-                own = policy.adapters(lora.r, targets) * 4 + (0 if fresh else policy.merged(targets) * size)
+                own = policy.adapters(lora.r, targets) * 4 + (0 if fresh else policy.count_merged(targets) * size)
             every = spec.model.partition("@")[2]
             states = states_at_once(int(every), len(ahead)) if every.isdigit() and name not in ahead else 1
             one = HelperModel(name, own, sum(step_bytes(policy, size)), policy.kv_numbers * size, copy=True)

@@ -285,7 +285,7 @@ def _weights(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
         return
     count, size = job.trained
     yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
-    merged = 0 if model.exact else shape.merged(model.lora.targets or SEVEN) * job.size
+    merged = 0 if model.exact else shape.count_merged(model.lora.targets or SEVEN) * job.size
     copy = merged if setting.merge == "copy" and job.samples else 0
     saved = merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
     yield MemoryPart("merged adapters", copy, copy * (not setting.park), "a copy of what they sit on, to sample", saved)

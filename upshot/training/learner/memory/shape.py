@@ -111,7 +111,7 @@ class ModelShape:
         sizes = [(self.sizes(name), self._times(name)) for name in targets]
         return sum((rank * (inner + outer) + outer * dora) * times for (inner, outer), times in sizes)
 
-    def merged(self, targets: Sequence[str]) -> int:
+    def count_merged(self, targets: Sequence[str]) -> int:
         """Weights that the engine has a second time where adapters on the targets are merged into a copy."""
         beside = [name for group in GROUPS if set(group) & set(targets) for name in group]
         return self.count(*beside, *(name for name in ("embed_tokens", "lm_head") if name in targets))

@@ -22,7 +22,7 @@ def table(plan: MemoryPlan) -> str:
         for name, weights, kv, step, where in _models(plan, unit):
             sizes = f"{_size(weights, unit):>9} {_size(kv, unit):>12} {_size(step, unit):>9}"
             lines.append(f"  {name:<15} {sizes}  {where}")
-    return "\n".join([*lines, *_chosen(plan)])
+    return "\n".join([*lines, *_describe_choice(plan)])
 
 
 def arithmetic(plan: MemoryPlan) -> str:
@@ -56,7 +56,7 @@ def _models(plan: MemoryPlan, unit: int) -> Iterator[tuple[str, int, int, int, s
     yield "learner", learner, 0, 0, "beside the policy, at its peak"
 
 
-def _chosen(plan: MemoryPlan) -> Iterator[str]:
+def _describe_choice(plan: MemoryPlan) -> Iterator[str]:
     """The settings in words."""
     setting, names = plan.setting, {part.name for part in plan.parts}
     again = "each block is computed again on the way back" if setting.checkpointing == "block" else "no checkpointing"

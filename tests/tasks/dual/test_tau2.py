@@ -1,0 +1,62 @@
+"""τ²-bench's domain `mock` as it is: run where its repository is installed, refused in one line where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+
+import pytest
+
+from tests.tasks.participants.speakers import in_turn
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.rollout.episode import play_episode
+from upshot.rollout.policy import Policy
+from upshot.tasks.base import tasks
+from upshot.tasks.dual.tau2 import Tau2Task
+from upshot.tasks.participants.dual import DualControl
+from upshot.tasks.users.plain import PlainUser
+
+HERE = importlib.util.find_spec("tau2") is not None and importlib.util.find_spec("tau2.registry") is not None
+CHECK = '<tool_call>{"name": "check_notifications", "arguments": {}}</tool_call>'
+UPDATE = (
+    '<tool_call>{"name": "update_task_status", "arguments": {"task_id": "task_1", "status": "completed"}}</tool_call>'
+)
+
+
+@pytest.mark.skipif(HERE, reason="τ²-bench is installed")
+def test_without_the_repository_one_line_says_what_to_install() -> None:
+    with pytest.raises(UserError, match="sierra-research/tau2-bench"):
+        tasks.create("tau2", {"domain": "mock"})
+
+
+@pytest.mark.skipif(not HERE, reason="needs τ²-bench, which is no package of PyPI")
+class TestMock:
+    def play(self, row: str, policy: list[str], user: list[str]) -> tuple[Tau2Task, Conversation]:
+        task = Tau2Task("mock")
+        conversation = Conversation(next(one for one in task.rows("train") if one.id == row))
+        dual = DualControl(PlainUser(in_turn(*user), end_mark=["###STOP###"], task=task), task.environment())
+
+        async def whole() -> None:
+            await dual.start(conversation)
+            await play_episode(conversation, Policy(in_turn(*policy)), dual, 6)
+
+        asyncio.run(whole())
+        return task, conversation
+
+    def test_its_own_evaluator_rewards_what_its_tools_did(self) -> None:
+        task, done = self.play("update_task_1", [UPDATE, "It is completed."], ["Please close task_1.", "###STOP###"])
+        assert done.ended == "user"
+        assert asyncio.run(task.verify(done)).value == 1
+        task, idle = self.play("update_task_1", ["It is completed."], ["Please close task_1.", "###STOP###"])
+        assert asyncio.run(task.verify(idle)).value == 0
+        assert task.world(idle).get_db_hash() != task.world(done).get_db_hash()
+
+    def test_the_users_tools_are_the_users_and_forks_have_their_own_world(self) -> None:
+        user = [CHECK, "I was told of task_1, close it.", "###STOP###"]
+        task, done = self.play("update_task_with_user_tools", [UPDATE, "Done."], user)
+        assert [act["by"] for act in done.session["acts"]] == ["user", "policy"]
+        fork = done.fork("future", 0)
+        assert task.world(fork) is not task.world(done)
+        assert task.world(fork).get_db_hash() == task.world(done).get_db_hash()
+        assert asyncio.run(task.verify(done)).detail["parts"]

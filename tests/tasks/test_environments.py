@@ -1,0 +1,279 @@
+"""Environments from elsewhere: Gymnasium's form, MCP servers, verifiers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.rollout.test_play import By
+from tests.tiny import tiny_policy
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
+from upshot.rollout.rollout import Rollout
+from upshot.tasks.base import Task, tasks
+from upshot.tasks.environments.mcp import ServerGone
+
+
+class Countdown:
+    """Gymnasium's form: says a number, gives 1 for every step, ends at zero."""
+
+    made: ClassVar[list[Countdown]] = []
+
+    def __init__(self, last: int = 3) -> None:
+        self.left, self.closed = last, False
+        self.made.append(self)
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        self.seed = seed
+        return f"{self.left} left", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.left == 9:
+            raise OSError("the board is on fire")
+        self.left -= 1
+        return f"{self.left} left", 1.0, self.left == 0, False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Remote:
+    """OpenEnv's form: awaited, and a result with fields."""
+
+    async def reset(self, seed: int) -> Any:
+        return SimpleNamespace(observation={"echo": ""}, reward=None, done=False)
+
+    async def step(self, action: Any) -> Any:
+        return SimpleNamespace(observation={"echo": action["message"]}, reward=0.25, done=True)
+
+
+def wrap(text: str) -> dict[str, str]:
+    """The action of `Remote`."""
+    if not text:
+        raise ValueError("say something")
+    return {"message": text}
+
+
+def play(task: Task, max_turns: int = 5, group_size: int = 2) -> list[Rollout]:
+    """One row, played with a policy that says random words."""
+    policy, _ = tiny_policy()
+    futures = Talk({"verifier": VerifierMetric(task), "one": By(lambda _: 0.0)}, {"verifier": MetricWeight()})
+    context = RolloutContext(policy, futures, task.environment(), max_turns=max_turns)
+    [group] = asyncio.run(play_step(context, task.rows("train")[:1], group_size, 0))
+    return group
+
+
+def test_an_environment_in_gymnasiums_form_opens_steps_and_pays() -> None:
+    Countdown.made.clear()
+    task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "episodes": 4, "system": "count"})
+    replies = play(task)
+    assert [reply.reward.means["verifier"].value for reply in replies] == [3.0, 3.0]
+    assert [message.content for message in replies[0].conversation.messages][:2] == ["count", "3 left"]
+    assert len(Countdown.made) == 2 and all(env.closed for env in Countdown.made), "one a conversation"
+    assert len({env.seed for env in Countdown.made}) == 1, "the replies to a row are compared: they meet one seed"
+    assert [reply.reward.means["verifier"].value for reply in play(task, max_turns=2)] == [2.0, 2.0], "so far"
+
+
+def test_seeds_of_a_split_are_of_no_other() -> None:
+    task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown"})
+    seeds = {split: {row.meta["seed"] for row in task.rows(split)} for split in ("train", "validation", "test")}
+    assert all(len(found) == 256 for found in seeds.values())
+    assert not seeds["train"] & (seeds["validation"] | seeds["test"]) and not seeds["validation"] & seeds["test"]
+
+
+def test_an_environment_that_raises_costs_its_episode_alone() -> None:
+    task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "arguments": {"last": 9}})
+    for reply in play(task):
+        assert reply.reward.total.reason == "error" and "the board is on fire" in reply.reward.total.why
+    assert all(env.closed for env in Countdown.made)
+
+
+def test_an_environment_in_openenvs_form_is_awaited_and_its_action_made() -> None:
+    options = {"env": f"{__name__}:Remote", "action": f"{__name__}:wrap"}
+    for reply in play(tasks.create("openenv", options)):
+        assert reply.reward.means["verifier"].value == 0.25
+        said = [turn.message.content for turn in reply.conversation.turns]
+        assert said[0] == json.dumps({"echo": ""})
+
+
+def test_a_real_gymnasium_environment_runs() -> None:
+    pytest.importorskip("gymnasium", reason="pip install gymnasium")
+    task = tasks.create("gymnasium", {"env": "FrozenLake-v1", "action": "number", "episodes": 2})
+    assert all(reply.reward.means["verifier"].value is not None for reply in play(task))
+
+
+def test_a_real_textarena_game_runs() -> None:
+    pytest.importorskip("textarena", reason="pip install textarena")
+    task = tasks.create("gymnasium", {"env": "textarena:GuessTheNumber-v0", "episodes": 2})
+    assert all(reply.reward.means["verifier"].value is not None for reply in play(task))
+
+
+SERVER = """
+import json, os, sys
+
+TOOL = {"name": "note", "description": "Keep a note; tells all that were kept.", "inputSchema": {
+    "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}
+said = []
+
+def call(text):
+    if text == "die":
+        os._exit(1)
+    if text == "bad":
+        return {"content": [{"type": "text", "text": "no such note"}], "isError": True}
+    said.append(text)
+    return {"content": [{"type": "text", "text": " ".join(said)}], "isError": False}
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, given = asked["method"], asked.get("params") or {}
+    if "id" not in asked:
+        continue
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if method == "initialize":
+        answer["result"] = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}},
+                            "serverInfo": {"name": "notes", "version": "1"}}
+    elif method == "tools/list":
+        answer["result"] = {"tools": [TOOL]}
+    elif method == "tools/call":
+        answer["result"] = call(given["arguments"]["text"])
+    else:
+        answer["error"] = {"code": -32601, "message": "no such method"}
+    print(json.dumps(answer), flush=True)
+"""
+"""A server without the library: its sessions are two hundred times as quick to start."""
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task whose server keeps notes."""
+    file = tmp_path_factory.mktemp("mcp") / "notes.py"
+    file.write_text(SERVER)
+    rows = [{"question": "?", "answer": "1"}]
+    data = file.with_name("rows.jsonl")
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {
+        "server": f"{sys.executable} -I -S {file}",
+        "train_file": str(data),
+        "verifier": "gsm8k",
+        "describe": True,
+    }
+    return tasks.create("mcp", options)
+
+
+def called(text: str) -> Message:
+    return Message("assistant", f"<tool_call>{json.dumps({'name': 'note', 'arguments': {'text': text}})}</tool_call>")
+
+
+async def talk_with(task: Task, *texts: str) -> list[str]:
+    """What the server answers to one call after another, in a session of its own."""
+    environment = task.environment()
+    assert environment is not None
+    conversation = Conversation(Row("r", ()))
+    await environment.start(conversation)
+    heard = []
+    try:
+        for text in texts:
+            conversation.say(called(text))
+            observation = await environment.observe(conversation)
+            heard += [message.content for message in observation.messages]
+    finally:
+        await environment.end(conversation)
+    return heard
+
+
+def test_the_tools_are_the_servers_list_and_a_session_is_one_conversations(notes: Task) -> None:
+    [tool] = notes.tools()
+    assert tool["function"]["name"] == "note" and tool["function"]["parameters"]["required"] == ["text"]
+    assert "Keep a note" in notes.rows("train")[0].messages[0].content, "described where the template shows no tools"
+
+    async def together() -> list[list[str]]:
+        return list(await asyncio.gather(talk_with(notes, "a", "bad", "b"), talk_with(notes, "c", "d")))
+
+    first, second = asyncio.run(together())
+    assert (first[0], first[2]) == ("a", "a b") and second == ["c", "c d"], "no note of another's"
+    assert "no such note" in first[1]
+
+
+def test_an_mcp_server_that_goes_away_makes_the_episode_missing(notes: Task) -> None:
+    with pytest.raises(ServerGone) as gone:
+        asyncio.run(talk_with(notes, "a", "die", "b"))
+    assert Score.failed(gone.value, "episode").reason == "connection"
+
+
+def test_an_mcp_server_that_is_not_there_is_refused_before_any_work() -> None:
+    task = tasks.create("mcp", {"server": "no-such-server --quick", "seconds": 5.0})
+    with pytest.raises(UserError, match=r"task.server: the MCP server 'no-such-server --quick' did not start"):
+        task.tools()
+
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):
+    @vf.reward(weight=1.0)
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def spoke(self, trace: vf.Trace) -> float:
+        return 1.0
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for n in range(20):
+            yield Sum(Data(prompt=f"i want a lamp {n}", answer=str(2 * n)), self.config.task)
+
+__all__ = ["Sums"]
+"""
+
+
+def test_an_environment_of_verifiers_plays_itself_and_its_rewards_are_the_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verifiers.v1", reason="pip install verifiers uv")
+    from upshot.config.recipe import AgentConfig
+    from upshot.rollout.agents.runner import AgentRunner
+
+    (tmp_path / "sums_for_upshot").mkdir()
+    (tmp_path / "sums_for_upshot" / "__init__.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = tasks.create("verifiers", {"env": "sums_for_upshot"})
+    assert {split: len(task.rows(split)) for split in ("train", "validation", "test")}["train"] == 16
+    policy, _ = tiny_policy()
+    futures = Talk({"verifier": VerifierMetric(task)}, {"verifier": MetricWeight()})
+
+    async def run() -> list[list[Rollout]]:
+        agent = AgentRunner(AgentConfig(program="verifiers"), policy.model.tokenizer, task.agent())
+        await agent.start()
+        try:
+            return await play_step(RolloutContext(policy, futures, agent=agent), task.rows("train")[:2], 2, 0)
+        finally:
+            await agent.aclose()
+            await task.aclose()
+
+    for group in asyncio.run(run()):
+        for reply in group:
+            assert reply.reward.total.value == 0.5
+            assert reply.conversation.messages[0].content.startswith("i want a lamp")
+            assert [sample.ids for sample in reply.conversation.samples()]
+
+
+def test_without_the_library_the_task_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    with pytest.raises(UserError, match="pip install 'verifiers"):
+        tasks.create("verifiers", {"env": "gsm8k"}).rows("train")

@@ -1,0 +1,156 @@
+"""What `upshot eval monitor` tells: numbers by step and task, what the thought adds to question or answer alone, pairs.
+
+Standard numbers of a monitor: g-mean² (TPR x TNR: 0 for who always says the same), accuracy with the thought and
+without it, with intervals, over the same replies. Pure functions; who was asked what is `monitor.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.core.score import Score
+from upshot.offline.statistics import Estimate, compare, gmean2, wilson
+from upshot.rewards.monitor import VIEWS, MonitorPrediction, agreement, by_task
+from upshot.tasks.verifiers.base import binary_metrics
+
+COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
+COUNTS = ("tp", "tn", "fp", "fn")
+RATES: tuple[str, ...] = (
+    "accuracy",
+    "precision",
+    "recall",
+    "tnr",
+    "gmean2",
+    "f1",
+    "rmse",
+    "mean_prediction",
+    "mean_truth",
+    "correlation",
+)
+MEASURES = {"accuracy": "accuracy", "gmean2": "g-mean²"}
+TITLES = {"no_thought": "no thought", "no_verdict": "no verdict", "no_prediction": "no prediction"}
+TITLES |= {"mean_prediction": "predicted", "mean_truth": "verdict", "gmean2": "g-mean²"}
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorLook:
+    """A look at a reply: which one, in which view, and what it is paired with."""
+
+    reply: str
+    look: MonitorPrediction
+    step: int | None = None
+    pair: str = ""
+    """Replies to the same question with and without an intervention share it."""
+    intervened: bool = False
+
+    @property
+    def view(self) -> str:
+        """What was shown."""
+        return self.look.case.view
+
+    @property
+    def said(self) -> bool:
+        """Yes or no as predicted."""
+        return (self.look.prediction.value or 0.0) >= 0.5
+
+    @property
+    def true(self) -> bool:
+        """Yes or no as it was."""
+        return (self.look.case.verdict.value or 0.0) >= 0.5
+
+
+def make_report(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+    """How well verdicts were predicted from thoughts: over all looks, by task, by step and task where there are steps;
+    and beside them the other views, and the pairs with and without an intervention."""
+    looks = [(one.step, one.look) for one in seen if one.view == "thought"]
+    every = [look for _, look in looks]
+    steps = [
+        {"step": step, "task": task, **agreement(own)}
+        for step in sorted({step for step, _ in looks if step is not None})
+        for task, own in sorted(by_task(look for at, look in looks if at == step).items())
+    ]
+    own_tasks = {task: agreement(own) for task, own in sorted(by_task(every).items())}
+    found = {"all": agreement(every), "tasks": own_tasks, "steps": steps}
+    return found | {"views": compare_views(seen), "pairs": compare_pairs(seen)}
+
+
+def compare_views(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+    """Accuracy and g-mean² of each view with their intervals, and what the thought adds to each baseline."""
+    valid = [one for one in seen if not one.look.invalid]
+    hits = {view: {one.reply: (one.said, one.true) for one in valid if one.view == view} for view in VIEWS}
+    right = {view: {reply: float(said == true) for reply, (said, true) in own.items()} for view, own in hits.items()}
+    out: dict[str, Any] = {}
+    for view, own in right.items():
+        if own:
+            out[view] = {"accuracy": _told(wilson(int(sum(own.values())), len(own)))}
+            if (whole := gmean2(list(hits[view].values()))) is not None:
+                out[view]["gmean2"] = _told(whole)
+            if view != "thought" and (gain := compare(right["thought"], own)) is not None:
+                out[view]["thought_adds"] = {**_told(gain.estimate), "p": gain.p_value}
+    return out
+
+
+def _told(found: Estimate) -> dict[str, float]:
+    return {"value": found.mean, "low": found.low, "high": found.high, "n": found.n}
+
+
+def compare_pairs(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+    """Over pairs with and without an intervention: is it seen in the thoughts whether it changed the verdict?
+
+    tpr: of the verdicts that it changed. tnr: of those that it did not.
+    """
+    sides: dict[str, dict[bool, MonitorLook]] = {}
+    for one in seen:
+        if one.pair and not one.look.invalid and one.view == "thought":
+            sides.setdefault(one.pair, {})[one.intervened] = one
+    whole = [(own[True], own[False]) for own in sides.values() if len(own) == 2]
+    changes = [(one.said != other.said, one.true != other.true) for one, other in whole]
+    if not changes:
+        return {}
+    found = binary_metrics([Score(float(said)) for said, _ in changes], [Score(float(true)) for _, true in changes])
+    out: dict[str, Any] = {name: found[name] for name in ("tpr", "tnr") if name in found}
+    spread = gmean2(changes)
+    return {"pairs": len(changes), **out, **({"gmean2": _told(spread)} if spread is not None else {})}
+
+
+def tell_views(views: Mapping[str, Any]) -> list[str]:
+    """The views in words, where there is more than one or an interval to tell."""
+    out = []
+    for view, own in views.items():
+        numbers = [f"{name} {_spread(own[key])}" for key, name in MEASURES.items() if key in own]
+        adds = own.get("thought_adds")
+        gain = f"; the thought adds {_spread(adds, '+')}, p = {adds['p']:.2g}" if adds else ""
+        out.append(f"from the {view}{' alone' if view != 'thought' else ''}: {', '.join(numbers)}{gain}")
+    return out
+
+
+def tell_pairs(pairs: Mapping[str, Any]) -> list[str]:
+    """The intervention pairs in words."""
+    if not pairs:
+        return []
+    rates = [f"{name} {pairs[name]:.3f}" for name in ("tpr", "tnr") if name in pairs]
+    whole = [f"g-mean² {_spread(pairs['gmean2'])}"] if "gmean2" in pairs else []
+    return [f"changed by the intervention, over {pairs['pairs']} pairs: {', '.join([*rates, *whole])}"]
+
+
+def _spread(found: Mapping[str, float], sign: str = "") -> str:
+    return f"{found['value']:{sign}.3f} ({found['low']:{sign}.3f} to {found['high']:{sign}.3f})"
+
+
+def table(name: str, report: Mapping[str, Any]) -> str:
+    """The report as lines of text; a rate that is undefined is a dash, not a zero."""
+    rows = [(str(line["step"]), line["task"], line) for line in report["steps"]]
+    if len(report["tasks"]) > 1 or not rows:
+        rows += [("all", task, numbers) for task, numbers in report["tasks"].items()]
+    if len(rows) > 1:
+        rows.append(("all", "all", report["all"]))
+    shown = [key for key in (*COLUMNS, *COUNTS, *RATES) if key in COLUMNS or any(key in own for *_, own in rows)]
+    lines = [["step", "task", *(TITLES.get(key, key) for key in shown)]]
+    for step, task, own in rows:
+        cells = [f"{own[key]:{'.3f' if key in RATES else 'g'}}" if key in own else "-" for key in shown]
+        lines.append([step, task or "-", *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join([f"how well a monitor predicts the verdicts from the thoughts of '{name}'", *texts])

@@ -1,0 +1,106 @@
+"""`upshot eval user FILE`: how much is a simulated user like the people of real transcripts?
+
+It is asked wherever the real one spoke, with what had really been said by then, and where the real one left.
+So both have said something to the same words, and are compared transcript by transcript: length, initiative,
+information a turn, leaving, and whether a classifier can tell them apart. How that is measured: `user_report.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from upshot.core.conversation import Conversation, Row, Turn, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Score, tell_missing
+from upshot.core.time_limit import limit_call
+from upshot.offline.arguments import SCRIPT, read_mapping, read_model, read_rows
+from upshot.offline.job import Job, Journal, open_log
+from upshot.offline.user_report import make_report, tell_report
+from upshot.rollout.services import assemble
+from upshot.tasks.participants.base import Participant, users
+from upshot.tasks.users.transcripts import Transcript, transcript_of
+from upshot.tasks.verifiers.base import BadRow
+
+
+def run(args: argparse.Namespace) -> int:
+    """Let the user speak in the place of the real ones and print the comparison; 1 when there is nothing to compare."""
+    transcripts = read_transcripts(args.file, args.limit)
+    out = Path(args.out or f"{args.file}.user.jsonl")
+    settings = {"user": args.user, "as": args.kind, "with": args.settings, "seed": args.seed}
+    with open_log(out, settings) as log, Journal(out, keep=lambda line: "missing" not in line) as results:
+        lines = {line["transcript"]: line for line in results.lines}
+        asyncio.run(_ask_all(Job("transcripts", args, log, results), transcripts, lines))
+    found = [lines[number] for number in range(len(transcripts))]
+    report = make_report([line for line in found if "missing" not in line], args.seed)
+    failed = [Score.from_dict(line) for line in found if "missing" in line]
+    report |= {"missing": len(failed)}
+    if args.json:
+        print(json.dumps({**report, "file": str(out)}))
+    else:
+        told = [f"  missing {line}" for line in tell_missing(failed)]
+        print("\n".join([*tell_report(args.file, report), *told, f"every turn is in {out}"]))
+    return 0 if report["transcripts"] else 1
+
+
+def read_transcripts(file: str, limit: int | None) -> list[Transcript]:
+    """The conversations of a file; what is none is named before any model is asked."""
+    found = []
+    for number, record in enumerate(read_rows(file, limit), 1):
+        try:
+            found.append(transcript_of(record))
+        except BadRow as why:
+            raise UserError(f"{file}, row {number}: {why}; a row is a conversation with role and content") from why
+    return found
+
+
+async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int, dict[str, Any]]) -> None:
+    todo = [number for number in range(len(transcripts)) if number not in lines]
+    if not todo:
+        return
+    args = job.args
+    options = read_mapping(args.settings, "the user's options") if args.settings else {}
+    specs = {} if args.user == SCRIPT else {"user": read_model(args.user)}
+    async with assemble(None, specs, budget=job.budget) as services:
+        kind = "scripted" if args.user == SCRIPT else args.kind
+        user = users.create(kind, options, "--as", models=services.models, task=None)
+
+        async def one(number: int) -> None:
+            try:
+                line = await compare_turns(user, transcripts[number], number, args.seed)
+                failure = None
+            except UserError:
+                raise
+            except Exception as error:
+                score = Score.failed(error, "user")
+                line, failure = score.to_dict(), str(score.reason)
+            lines[number] = {"transcript": number, **line}
+            job.write(lines[number], failure=failure)
+
+        await job.run(todo, one, len(transcripts) - len(todo))
+
+
+async def compare_turns(user: Participant, transcript: Transcript, number: int, seed: int) -> dict[str, Any]:
+    """What the real user and the simulated one said in each of its turns; None: it left."""
+    turns, persona = [], ""
+    said = transcript.messages
+    places = [at for at, message in enumerate(said) if message.role == "user" and (at or transcript.told)]
+    for at in [*places, *([len(said)] if said[-1].role == "assistant" else [])]:
+        meta = {"persona": transcript.persona} if transcript.persona else {}
+        row = Row(f"transcript {number}", said[:1] if at else (), transcript.goal, None, "", meta)
+        before = tuple(Turn(message) for message in said[:at])
+        conversation = Conversation(row, derive_seed(seed, "eval user", number, at), turns=before)
+        # What a scripted user has said so far: its place among its lines, the first of which may be the opening.
+        own = before if transcript.told else before[1:]
+        conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in own)}
+        heard = await limit_call(user, user.observe, conversation)
+        spoken = " ".join(message.content for message in heard.messages)
+        persona = str(heard.note.get("persona") or persona)
+        real = said[at].content if at < len(said) else None
+        context = said[at - 1].content if at else ""
+        turns.append({"real": real, "said": spoken, "left": heard.done, "heard": context})
+    return {"turns": turns, "goal": transcript.goal, "opening": said[0].content, "persona": persona}

@@ -1,0 +1,174 @@
+"""Real and simulated users side by side: measures of their turns, leaving, and a classifier that tells them apart.
+
+Transcripts are the unit of every interval and test: turns of one conversation are no independent draws. Pure functions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from upshot.offline.statistics import Estimate, compare, estimate, wilson
+from upshot.tasks.users.quality import copied_share, is_role_flip, words
+
+MEASURES = {
+    "words": "words a turn",
+    "initiative": "turns with a question of its own",
+    "information": "new words a turn",
+    "lower": "turns that begin in lower case",
+}
+FOLDS = 5
+SIDES = {"real": "real", "user": "said"}
+"""Where in a turn stands what either of them said."""
+
+
+def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
+    """All numbers of the transcripts that were played."""
+    out: dict[str, Any] = {"transcripts": len(lines)}
+    spoken = [[turn for turn in line["turns"] if turn["real"] is not None and turn["said"]] for line in lines]
+    for name in MEASURES:
+        sides = {who: _by_transcript(lines, spoken, side, name) for who, side in SIDES.items()}
+        out[name] = {who: _told(estimate(list(own.values()), seed)) for who, own in sides.items()}
+        difference = compare(sides["user"], sides["real"], seed)
+        if difference is not None:
+            out[name]["difference"] = {**_told(difference.estimate), "p": difference.p_value}
+    out["leaving"] = _leaving(lines)
+    turns = [(line, turn) for line, own in zip(lines, spoken, strict=True) for turn in own]
+    if turns:
+        flips = sum(is_role_flip(turn["said"], turn["heard"]) for _, turn in turns)
+        copies = sum(copied_share(line["goal"], turn["said"]) >= 0.5 for line, turn in turns)
+        out["role_flips"] = _told(wilson(flips, len(turns)))
+        out["goal_pasted"] = _told(wilson(copies, len(turns)))
+    out["told_apart"] = _told(estimate(tell_apart(spoken, seed), seed))
+    personas = {line["persona"] for line in lines} - {""}
+    if len(personas) > 1:
+        out["personas"] = {name: _of_persona(lines, spoken, name, seed) for name in sorted(personas)}
+    return out
+
+
+def _of_persona(lines: Sequence[Any], spoken: Sequence[Any], persona: str, seed: int) -> dict[str, Any]:
+    """The measures of the simulated user's turns under one persona."""
+    own = [(line, turns) for line, turns in zip(lines, spoken, strict=True) if line["persona"] == persona]
+    some, theirs = [line for line, _ in own], [turns for _, turns in own]
+    return {name: _told(estimate(list(_by_transcript(some, theirs, "said", name).values()), seed)) for name in MEASURES}
+
+
+def _by_transcript(
+    lines: Sequence[Mapping[str, Any]], spoken: Sequence[Sequence[Mapping[str, Any]]], side: str, name: str
+) -> dict[str, float]:
+    """The mean of a measure over one side's turns, by transcript."""
+    out = {}
+    for line, turns in zip(lines, spoken, strict=True):
+        if turns:
+            # The real words, on both sides: each turn is asked for what it adds to what had really been said.
+            before = {*words(line["opening"])} if turns[0]["heard"] else set()
+            values = []
+            for turn in turns:
+                before |= {*words(turn["heard"])}
+                values.append(measure(turn[side], before)[name])
+                before |= {*words(turn["real"])}
+            out[str(line["transcript"])] = fmean(values)
+    return out
+
+
+def measure(text: str, before: set[str]) -> dict[str, float]:
+    """One message: its length, whether it asks, and how many words it says that nobody had said."""
+    own = words(text)
+    return {
+        "words": float(len(own)),
+        "initiative": float("?" in text),
+        "information": float(len({word for word in own if len(word) > 3 or word.isdigit()} - before)),
+        "lower": float(text[:1].islower()),
+    }
+
+
+def _leaving(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How often it leaves where the real user left, and where the real user went on."""
+    ends = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is None]
+    goes_on = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is not None]
+    return {
+        "where_they_left": _told(wilson(sum(ends), len(ends))) if ends else {},
+        "too_early": _told(wilson(sum(goes_on), len(goes_on))) if goes_on else {},
+    }
+
+
+def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> list[float]:
+    """By transcript, how often a classifier that has not seen it says rightly which message is the real one's.
+
+    0.5: it cannot tell. Logistic regression on words, pairs of letters and length, in five folds of transcripts.
+    """
+    own = [turns for turns in spoken if turns]
+    if len(own) < 2:
+        return []
+    order = random.Random(seed).sample(range(len(own)), len(own))
+    folds = [order[start :: min(FOLDS, len(own))] for start in range(min(FOLDS, len(own)))]
+    out = [0.0] * len(own)
+    for fold in folds:
+        seen = [turn for number, turns in enumerate(own) if number not in fold for turn in turns]
+        weights = _fit([(turn["real"], 1.0) for turn in seen] + [(turn["said"], 0.0) for turn in seen])
+        for number in fold:
+            # The two are a pair: which of them looks more real? Ties are a coin's.
+            gaps = [_logit(weights, turn["real"]) - _logit(weights, turn["said"]) for turn in own[number]]
+            out[number] = fmean(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps)
+    return out
+
+
+def _features(text: str) -> Counter[str]:
+    own = words(text)
+    found = Counter({f"w {word}": 1.0 for word in own})
+    found.update({f"c {text[at : at + 2]}": 1.0 for at in range(min(len(text), 200) - 1)})
+    return found + Counter({f"n {min(len(own) // 4, 10)}": 1.0, f"e {text.strip()[-1:]}": 1.0, f"b {text[:1]}": 1.0})
+
+
+def _fit(examples: Sequence[tuple[str, float]], rounds: int = 60, rate: float = 0.5) -> dict[str, float]:
+    """Weights by feature, by gradient steps on the mean loss with a little decay."""
+    import numpy as np
+
+    counted = [(_features(text), label) for text, label in examples]
+    often = Counter(name for found, _ in counted for name in found)
+    names = {name: place for place, (name, count) in enumerate(often.most_common(2000)) if count > 1}
+    data = np.zeros((len(counted), len(names)))
+    for row, (found, _) in enumerate(counted):
+        for name in found.keys() & names.keys():
+            data[row, names[name]] = 1.0
+    data /= np.maximum(np.sqrt(data.sum(1, keepdims=True)), 1.0)
+    labels, weights = np.array([label for _, label in counted]), np.zeros(len(names))
+    for _ in range(rounds):
+        guess = 1 / (1 + np.exp(-data @ weights))
+        weights = weights * (1 - 1e-3) + rate * len(labels) ** -0.5 * (data.T @ (labels - guess))
+    return {name: float(weights[place]) for name, place in names.items()}
+
+
+def _logit(weights: Mapping[str, float], text: str) -> float:
+    found = _features(text)
+    return sum(weights.get(name, 0.0) for name in sorted(found)) / max(len(found), 1) ** 0.5
+
+
+def _told(found: Estimate | None) -> dict[str, float]:
+    return {} if found is None else {"value": found.mean, "low": found.low, "high": found.high, "n": found.n}
+
+
+def tell_report(file: str, report: Mapping[str, Any]) -> list[str]:
+    """The report as lines of text."""
+    out = [f"a simulated user beside the people of '{file}': {report['transcripts']} transcripts (95 % intervals)"]
+    for name, title in MEASURES.items():
+        own = report[name]
+        if own["real"]:
+            by = own["difference"]
+            told = f"{_spread(own['user'])} against {_spread(own['real'])}: {_spread(by, '+')}, p = {by['p']:.2g}"
+            out.append(f"  {title:<34}{told}")
+    titles = {"where_they_left": "leaves where they left", "too_early": "leaves where they went on"}
+    rows = [(title, report["leaving"][key]) for key, title in titles.items()]
+    rows += [("talks like the assistant", report.get("role_flips")), ("pastes its goal", report.get("goal_pasted"))]
+    rows += [("told apart by a classifier (0.5: not)", report["told_apart"])]
+    out += [f"  {title:<38}{_spread(found)}" for title, found in rows if found]
+    for persona, own in report.get("personas", {}).items():
+        out.append(f"  as '{persona}': " + ", ".join(f"{MEASURES[key]} {_spread(own[key])}" for key in MEASURES))
+    return out
+
+
+def _spread(found: Mapping[str, float], sign: str = "") -> str:
+    return f"{found['value']:{sign}.2f} ({found['low']:{sign}.2f} to {found['high']:{sign}.2f})"

@@ -1,0 +1,1 @@
+"""Episodes that somebody else's program plays: it calls the policy, and every call is recorded."""

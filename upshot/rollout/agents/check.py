@@ -1,0 +1,23 @@
+"""What a recipe may not say where a program plays the episodes, and why; asked before any work."""
+
+from __future__ import annotations
+
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+
+
+def check_agent(recipe: Recipe) -> None:
+    """Refuse what an episode of several contexts cannot be learned from, or would do nothing."""
+    episode, train, who = recipe.episode, recipe.train, "a program plays the episodes (episode.agent)"
+    if episode.max_turns > 1 or episode.with_user:
+        raise UserError(f"{who}, and takes as many turns as it likes: leave out episode.max_turns and with_user")
+    if recipe.futures.name not in ("talk", "none"):
+        raise UserError(f"{who}: futures '{recipe.futures.name}' go on from one reply; set futures.name=none")
+    if recipe.credit.by == "turns":
+        raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
+    if train.samples and train.method != "rl":
+        raise UserError(
+            f"{who}, whose contexts are several sequences: train.method '{train.method}' takes one a reply; set rl"
+        )
+    if train.samples and train.kl.weight and train.kl.where == "reward":
+        raise UserError(f"{who}, whose contexts are several sequences: set train.kl.where=loss")

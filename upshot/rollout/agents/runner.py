@@ -1,0 +1,222 @@
+"""Plays episodes by somebody else's program: a command started for each, or a function called for each.
+
+A program reads what it is to do as JSON from its standard input (`AgentEpisode.to_dict`), finds the policy where
+clients look (OPENAI_BASE_URL, OPENAI_API_KEY), and has a session of its own, of which nothing is left when it ends. An
+async function runs on the event loop, a plain one in a thread; one that hangs in a thread cannot be ended, only left.
+
+It does not isolate: a program has the rights of the run. What outlives a killed run finds nobody at its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+from upshot.config.recipe import AgentConfig
+from upshot.config.registry import import_thing
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.process import end_session
+from upshot.core.score import Reason, Score
+from upshot.rollout.agents.recording import CallRecording, PlayedPath
+from upshot.rollout.policy import Policy
+from upshot.tasks.environments.agent import AgentEpisode, AgentFunction
+
+HOST = "127.0.0.1"
+TAIL = 2000
+"""Characters of a program's last words that are looked at."""
+
+
+class AgentFailure(Exception):
+    """An episode that came to nothing, and the reason it is counted under."""
+
+    def __init__(self, reason: Reason, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason.value
+
+
+class AgentRunner:
+    """Starts a program for every episode, and answers its calls at an address of its own."""
+
+    def __init__(self, config: AgentConfig, tokenizer: Any, function: AgentFunction | None = None) -> None:
+        """function: what to call instead of `config.program`."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.function = function or find_function(config.program)
+        self.words = [] if self.function is not None else find_command(config.program)
+        self._gate = asyncio.Semaphore(config.at_once)
+        self._open = AsyncExitStack()
+        self._starting = asyncio.Lock()
+        self._server: Any = None
+        self._root = ""
+
+    async def start(self) -> None:
+        """Listen, if nobody does yet: done for the first episode, so that who plays none needs no server."""
+        from upshot.core.http_listener import listen, serve_beside
+        from upshot.serving.openai.conversations import ConversationServer
+
+        async with self._starting:
+            if self._server is not None:
+                return
+            server = ConversationServer("policy", self.tokenizer)
+            listener = self._open.enter_context(closing(listen(HOST, 0)))
+            self._root = f"http://{HOST}:{listener.getsockname()[1]}"
+            await self._open.enter_async_context(serve_beside(server.app, listener))
+            self._server = server
+
+    async def aclose(self) -> None:
+        """Listen no more."""
+        await self._open.aclose()
+        self._server = None
+
+    async def play(self, conversation: Conversation, policy: Policy, others: list[PlayedPath]) -> None:
+        """Have one episode played: the conversation becomes the last call's, `others` gets what else there is.
+
+        `AgentFailure` where the program crashes, takes too long or never asks the policy; what was said stays, to be
+        read, and has no reward.
+        """
+        from upshot.serving.openai.conversations import addresses
+
+        await self.start()
+        async with self._gate:
+            recording = CallRecording(conversation, policy, self._server.dialect, self.config.calls)
+            served = self._server.open(recording)
+            told = dict(addresses(served, self._root))
+            episode = AgentEpisode(conversation.row, model=self._server.name, **told)
+            try:
+                async with asyncio.timeout(self.config.seconds):
+                    worth = await self._run(episode)
+            except TimeoutError as error:
+                raise _failure(Reason.TIMEOUT, f"it took more than {self.config.seconds:g} s", served.faults) from error
+            except AgentFailure as error:
+                raise _failure(Reason(error.reason), str(error), served.faults) from error
+            finally:
+                self._server.close(served)
+                _write_down(conversation, recording.paths(), others)
+            if not recording.replies:
+                raise _failure(Reason.NOTHING_SAID, "it never called the policy", served.faults)
+            score = served.reward or worth
+            if score is not None:
+                conversation.session["score"] = score
+
+    async def _run(self, episode: AgentEpisode) -> Score | None:
+        """What the program's end is worth; None: nothing by itself."""
+        if self.function is None:
+            return await self._run_command(episode)
+        given = await call_function(self.function, episode)
+        return None if given is None else Score.of(given, "the agent")
+
+    async def _run_command(self, episode: AgentEpisode) -> Score | None:
+        own = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_BASE": episode.base_url}
+        own |= {"OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
+        # Files and no pipes: what a program starts and leaves behind may hold them open as long as it likes.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+            given.write(json.dumps(episode.to_dict(), default=str).encode())
+            given.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *self.words, stdin=given, stdout=said, stderr=said, env={**os.environ, **own}, start_new_session=True
+            )
+            try:
+                status = await process.wait()
+            finally:
+                end_session(process.pid)
+                await process.wait()
+            said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
+            tail = said.read().decode(errors="replace").strip()
+        if status < 0 or (status and self.config.outcome == "task"):
+            how = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
+            raise AgentFailure(Reason.CRASHED, f"{how}: {' '.join(tail.splitlines()[-1:])}".removesuffix(": "))
+        return Score(float(status == 0)) if self.config.outcome == "exit" else None
+
+
+def _failure(reason: Reason, what: str, faults: Sequence[str]) -> AgentFailure:
+    """The same, with what the program was refused, which may be why."""
+    refused = f" (it was refused: {faults[-1]})" if faults else ""
+    return AgentFailure(reason, f"agent: {what}{refused}")
+
+
+def _write_down(conversation: Conversation, paths: Sequence[PlayedPath], others: list[PlayedPath]) -> None:
+    """Make a conversation the first path's; its row opens as the program did."""
+    if not paths:
+        return
+    turns = paths[0].conversation.turns
+    first = next(at for at, turn in enumerate(turns) if turn.sample is not None)
+    conversation.row = replace(conversation.row, messages=tuple(turn.message for turn in turns[:first]))
+    conversation.turns = turns
+    conversation.ended = "agent"
+    others += paths[1:]
+
+
+def find_function(program: str) -> AgentFunction | None:
+    """The function that a program's name stands for; None for a command."""
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", program) is None:
+        return None
+    found = import_thing(program, "agent", "episode.agent")
+    if not callable(found):
+        raise UserError(f"agent '{program}' in episode.agent is no function, but {type(found).__name__}")
+    function: AgentFunction = found
+    return function
+
+
+def find_command(program: str) -> list[str]:
+    """The words of a command, whose first must be there."""
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
+        raise UserError(f"episode.agent '{program}' is no command: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UserError(
+            f"episode.agent: there is no program '{words[0] if words else program}'; give a command or "
+            "'my_pkg.module:function'"
+        )
+    return words
+
+
+async def call_function(function: AgentFunction, episode: AgentEpisode) -> Any:
+    """What a function returns: on the event loop where it is async, else in a thread that nobody waits for at exit."""
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(episode)
+        return await _in_thread(functools.partial(function, episode))
+    except SystemExit as error:
+        raise AgentFailure(Reason.CRASHED, f"it ended with status {error.code}") from error
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        failed: BaseException | None = None
+        try:
+            result = work()
+        except SystemExit as error:
+            failed = AgentFailure(Reason.CRASHED, f"it ended with status {error.code}")
+        except BaseException as error:
+            failed = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name="upshot-agent", daemon=True).start()
+    return await done

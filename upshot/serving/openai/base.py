@@ -1,0 +1,125 @@
+"""What every server of OpenAI's API has in common: reading requests, checking names, errors in OpenAI's form, choices.
+
+A request is weighed before it is tokenised, and a long one is read in a thread beside the loop: nothing that a client
+sends keeps others waiting. Where replies come from is the servers' own: `server.py` has an engine, `conversations.py`
+whoever plays a conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from upshot.core.errors import UserError
+from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, while_connected
+from upshot.models.base import ModelCallError
+from upshot.models.openai_format import TokenPieces
+from upshot.serving.openai.message import Dialect
+
+MAX_BYTES = 16 << 20
+"""Most bytes of a request: a million ids of context, with every character escaped."""
+LONG_BYTES = 128 << 10
+"""A request of more bytes is read beside the event loop: it takes longer than a step of the engine."""
+MOST_LONG = 16
+"""Long requests that may wait to be read."""
+READ_S = 60.0
+"""Most seconds until a request is read."""
+STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
+Asked = TypeVar("Asked")
+
+
+class OtherModel(Exception):
+    """A request for a model that is not here."""
+
+
+def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+    """An error in OpenAI's form."""
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps({**outer, 'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+
+class ApiServer:
+    """Requests in and errors out, for one model under one name."""
+
+    served = ""
+    """What there is, for whoever asks for something else."""
+
+    def __init__(self, name: str, tokenizer: Any, api_key: str = "", any_name: bool = False, parser: str = "") -> None:
+        self.name = name
+        self.api_key = api_key
+        self.any_name = any_name
+        """Whether a request that names another model is answered all the same."""
+        self.pieces = TokenPieces(tokenizer)
+        self.dialect = Dialect(tokenizer, parser or "auto")
+        self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
+        self._long = 0
+        """Long requests that are being read or wait for it."""
+        self._reader = ThreadPoolExecutor(1, "upshot-requests")
+        gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
+        kinds: tuple[type[Exception], ...] = (UserError, ModelCallError, OtherModel, ClientGone, HTTPException)
+        handlers: Any = dict.fromkeys(kinds, self._answer_error)
+        self.app = Starlette(routes=self._routes(), middleware=[Middleware(CalmEnd), gate], exception_handlers=handlers)
+
+    def _routes(self) -> Sequence[Route]:
+        raise NotImplementedError
+
+    def _turn_away(self, status: int, reason: str) -> JSONResponse:
+        """The answer to a request that may not come in."""
+        return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
+
+    async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
+        """Errors in OpenAI's form."""
+        if isinstance(error, HTTPException):  # no such path, or not with that method
+            said = error.detail if error.status_code == 401 else _nothing_at(http.method, http.url.path, self.served)
+            return self._turn_away(error.status_code, said)
+        if isinstance(error, OtherModel):
+            return failure(404, str(error))
+        if isinstance(error, ClientGone):
+            self.counts["disconnected"] += 1
+            return failure(499, "the client went away", "disconnected")
+        if isinstance(error, ModelCallError):
+            status = STATUS.get(error.reason, 500)
+            self.counts["refused" if status == 429 else "failed"] += 1
+            return failure(status, str(error), error.reason)
+        return failure(400, str(error))
+
+    def _check_name(self, name: str) -> None:
+        """Refuse a request for another model; one that names none means the one that is here."""
+        if name not in ("", self.name) and not self.any_name:
+            raise OtherModel(f"no model '{name}' here, only '{self.name}' (upshot serve --any-name takes any name)")
+
+    async def _read(self, http: HttpRequest, read: Callable[[bytes], Asked]) -> Asked:
+        """What a request asks, `read` of its body; of a long one only while its client waits for it."""
+        self.counts["requests"] += 1
+        raw = b"".join([piece async for piece in http.stream()])
+        if len(raw) <= LONG_BYTES:
+            return read(raw)
+        if self._long >= MOST_LONG:
+            raise ModelCallError("rate_limited", f"{self._long} long requests wait to be read already")
+        self._long += 1
+        try:
+            reading: Awaitable[Asked] = asyncio.get_running_loop().run_in_executor(self._reader, read, raw)
+            return await while_connected(http.receive, reading)
+        finally:
+            self._long -= 1
+
+
+def _nothing_at(method: str, path: str, served: str) -> str:
+    """What is said of a path that a server does not have."""
+    return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"

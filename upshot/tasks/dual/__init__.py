@@ -1,0 +1,1 @@
+"""Tasks in which user and policy both act: one file a domain."""

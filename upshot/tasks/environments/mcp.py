@@ -1,0 +1,244 @@
+"""Tools of an MCP server: what its list names, the policy may call.
+
+Every conversation has a session of its own (for a command: a process of its own), so that what a server remembers is
+one conversation's; `shared` is for servers that remember nothing. What a tool refuses is told to the policy. A server
+that does not start, goes away or breaks the protocol makes the episode missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from upshot.config.bounds import Positive, Words
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.tasks.base import tasks
+from upshot.tasks.participants.tools import Tool, ToolEnvironment
+from upshot.tasks.tool_use import ToolUse
+
+KEY = "mcp"
+"""Where a conversation keeps its session."""
+
+
+class ServerGone(Exception):
+    """An MCP server that does not answer."""
+
+    reason = "connection"
+
+
+class McpSession:
+    """One session with a server, open from `start` to `aclose`."""
+
+    def __init__(self, server: str, seconds: float) -> None:
+        self.server = server
+        self.seconds = seconds
+        self._client: Any = None
+        self._over = asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
+
+    def __deepcopy__(self, _: Mapping[int, Any]) -> McpSession:
+        return self  # a copy of the conversation calls nothing: its episode is over
+
+    async def start(self) -> None:
+        """Connect; `ServerGone` where that does not work."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(ready))
+        try:
+            async with asyncio.timeout(self.seconds):
+                await ready
+        except Exception as error:
+            await self.aclose()
+            raise ServerGone(f"the MCP server '{self.server}' did not start: {_words(error)}") from error
+
+    async def _own(self, ready: asyncio.Future[None]) -> None:
+        """Hold the connection: the library wants it closed by the task that opened it."""
+        try:
+            from mcp import Client, StdioServerParameters, stdio_client
+
+            with open(os.devnull, "w") as nowhere:
+                if self.server.startswith(("http://", "https://")):
+                    place: Any = self.server
+                else:
+                    command, *arguments = shlex.split(self.server)
+                    told = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+                    place = stdio_client(told, errlog=nowhere)
+                async with Client(place) as self._client:
+                    ready.set_result(None)
+                    await self._over.wait()
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+        finally:
+            self._client = None
+
+    async def tools(self) -> list[Any]:
+        """What the server lists."""
+        listed = await self._ask("its list of tools", lambda client: client.list_tools())
+        return list(listed.tools)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A tool's answer as text; `ValueError` with its words where the tool says that the call was no good."""
+        result = await self._ask(f"tool '{name}'", lambda client: client.call_tool(name, dict(arguments)))
+        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        if result.is_error:
+            raise ValueError(text or "the tool failed")
+        return text or "(no output)"
+
+    async def _ask(self, what: str, ask: Any) -> Any:
+        if self._client is None:
+            raise ServerGone(f"the MCP server '{self.server}' is gone ({what})")
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await ask(self._client)
+        except Exception as error:
+            raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}") from error
+
+    async def aclose(self) -> None:
+        """End the session."""
+        self._over.set()
+        if self._owner is not None:
+            done, _ = await asyncio.wait([self._owner], timeout=self.seconds)
+            if not done:
+                self._owner.cancel()
+            self._owner = None
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+class McpTool(Tool):
+    """One tool of a server."""
+
+    def __init__(self, listed: Any) -> None:
+        self.name = listed.name
+        self.description = listed.description or ""
+        self._schema = dict(listed.input_schema)
+        self.parameters = dict.fromkeys(self._schema.get("required", ()), "")
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """As the server describes it."""
+        told = {"name": self.name, "description": self.description, "parameters": self._schema}
+        return {"type": "function", "function": told}
+
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """Ask the conversation's session."""
+        session: McpSession = conversation.session[KEY]
+        return await session.call(self.name, arguments)
+
+
+class McpEnvironment(ToolEnvironment):
+    """Answers the calls of a turn by the server's tools."""
+
+    def __init__(self, server: str, shared: bool, role: str, seconds: float) -> None:
+        super().__init__((), role, 2 * seconds)
+        self.server, self.shared, self.limit = server, shared, seconds
+        self._all: McpSession | None = None
+        self._starting = asyncio.Lock()
+
+    def list_tools(self) -> None:
+        """Ask the server once what it has; in a thread, since whoever asks may be on an event loop."""
+        try:
+            import mcp
+        except ImportError as error:
+            raise UserError(f"task 'mcp' needs the library: pip install -e '.[mcp]'; {error}") from error
+        assert mcp
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(asyncio.run(self._list())))
+        thread.start()
+        thread.join()
+        if not found or isinstance(found[0], ServerGone):
+            raise UserError(f"task.server: {found[0] if found else 'it cannot be asked for its tools'}")
+        self.tools = {tool.name: McpTool(tool) for tool in found[0]}
+
+    async def _list(self) -> list[Any] | ServerGone:
+        session = McpSession(self.server, self.limit)
+        try:
+            await session.start()
+            return await session.tools()
+        except ServerGone as error:
+            return error
+        finally:
+            await session.aclose()
+
+    async def start(self, conversation: Conversation) -> None:
+        """Open the conversation's session."""
+        if not self.shared:
+            conversation.session[KEY] = session = McpSession(self.server, self.limit)
+            await session.start()
+            return
+        async with self._starting:
+            if self._all is None:
+                self._all = McpSession(self.server, self.limit)
+                await self._all.start()
+        conversation.session[KEY] = self._all
+
+    async def end(self, conversation: Conversation) -> None:
+        """Close it."""
+        session: McpSession | None = conversation.session.pop(KEY, None)
+        if session is not None and not self.shared:
+            await session.aclose()
+
+    async def aclose(self) -> None:
+        """Close the shared one."""
+        if self._all is not None:
+            with contextlib.suppress(Exception):
+                await self._all.aclose()
+            self._all = None
+
+
+@tasks.register("mcp")
+class McpTask(ToolUse):
+    """Rows of any verifier; the policy may call the tools of an MCP server before it answers."""
+
+    name = "mcp"
+
+    def __init__(
+        self,
+        server: Words,
+        shared: bool = False,
+        seconds: Positive = 30.0,
+        verifier: str | None = None,
+        verifier_options: Mapping[str, Any] | None = None,
+        role: Literal["tool", "user"] = "tool",
+        describe: bool = False,
+        **rows: Any,
+    ) -> None:
+        """Make the task.
+
+        server: a command that speaks MCP on its standard input and output, or the address of one that speaks HTTP.
+        shared: one session for all conversations, where the server remembers nothing. seconds: of one call.
+        The others are as for task 'tools'.
+        """
+        fixed = {"tools", "corpus", "results", "sandbox"} & rows.keys()
+        if fixed:
+            raise UserError(f"task 'mcp' takes no '{min(fixed)}': its tools are the server's; use task 'tools'")
+        super().__init__(tools=(), verifier=verifier, verifier_options=verifier_options, role=role, **rows)
+        self._environment: McpEnvironment = McpEnvironment(server, shared, role, seconds)
+        if describe:
+            self.describe_tools()
+
+    @cached_property
+    def _listed(self) -> Sequence[Mapping[str, Any]]:
+        self._environment.list_tools()
+        return super().tools()
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """What the server lists, asked once."""
+        return self._listed
+
+    def environment(self) -> McpEnvironment:
+        """The server's tools."""
+        assert self._listed is not None
+        return self._environment

@@ -1,0 +1,127 @@
+"""Environments of the library `verifiers` (its v1): their tasks are the rows, their rollouts the episodes, their
+rewards the outcome.
+
+The environment plays: its harness calls the policy at the address of its own conversation, so multi-turn games, tools
+and several agents are as their authors wrote them, and every call is recorded. What is not here: environments of
+verifiers before v1 (`load_environment` with a Rubric object), and runtimes other than those that `verifiers` brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property
+from typing import Any
+
+from upshot.config.bounds import Made, Share, Whole, Words
+from upshot.core.conversation import Message, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.tasks.base import Task, tasks
+from upshot.tasks.datasets.splits import split_in_three
+from upshot.tasks.environments.agent import AgentEpisode, AgentFunction
+
+MISSING = "task 'verifiers' needs the library: pip install 'verifiers>=0.4' (and the environment's own package)"
+
+
+@tasks.register("verifiers")
+class VerifiersTask(Task):
+    """One environment by its id, as `verifiers` finds it: a package that exports its Taskset."""
+
+    name = "verifiers"
+
+    def __init__(
+        self,
+        env: Words,
+        taskset: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        harness: str = "null",
+        rows: Made = 1000,
+        held_out: Share = 0.1,
+        seed: Whole = 0,
+    ) -> None:
+        """Make the task.
+
+        env: the taskset's id. taskset: its own settings. config: the rest of verifiers' `[env]` block.
+        harness: the program of roles that name none; null: chat with the taskset's tools; '': the taskset's own choice.
+        rows: most tasks that are read. held_out: the share of them for validation, and for test.
+        """
+        self.env = env
+        self._limit, self._held_out, self._seed = rows, held_out, seed
+        self._config = {**(config or {}), "taskset": {**(taskset or {}), "id": env}}
+        self._harness = harness
+        self._stack = AsyncExitStack()
+        self._entered: asyncio.Future[None] | None = None
+
+    @cached_property
+    def _environment(self) -> Any:
+        try:
+            import verifiers.v1 as vf
+        except ImportError as error:
+            raise UserError(f"{MISSING}; {error}") from error
+        try:
+            kind = vf.env_config_type(self.env, self._config.get("id", ""))
+            own = {"runtime": {"type": "subprocess"}} | ({"harness": {"id": self._harness}} if self._harness else {})
+            roles = [name for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+            seats = {name: {**own, **self._config.get(name, {})} for name in roles}
+            return vf.load_environment(vf.resolve_env_config({**self._config, **seats}))
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"task 'verifiers', env '{self.env}': {error}") from error
+
+    @cached_property
+    def _tasks(self) -> dict[str, Any]:
+        found = {f"{self.env}-{task.data.idx}": task for task in self._environment.taskset.take(self._limit)}
+        if not found:
+            raise UserError(f"task 'verifiers', env '{self.env}': its taskset is empty")
+        return found
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Row]]:
+        rows = [Row(key, _opening(task.data), source=self.env) for key, task in self._tasks.items()]
+        return split_in_three({"train": rows}, self._held_out, self._seed)
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """The taskset's tasks."""
+        return self._splits.get(split, [])
+
+    def agent(self) -> AgentFunction:
+        """The environment itself."""
+        return self._play
+
+    async def _play(self, episode: AgentEpisode) -> Score:
+        """One rollout of the environment: the sum of its rewards, missing where it failed."""
+        import verifiers.v1 as vf
+
+        await self._serve()
+        # Its client sends a key of its own as the bearer's; ours comes by the other header.
+        client = vf.EvalClientConfig(
+            base_url=episode.base_url, api_key_var="UPSHOT_NO_KEY", headers={"x-api-key": episode.api_key}
+        )
+        played = await self._environment.run_episode(
+            self._tasks[episode.row.id], vf.ModelContext(episode.model, client, vf.Sampling())
+        )
+        if not played.ok:
+            faults = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
+            told = "; ".join(f"{fault.type}: {fault.message}" for fault in faults)
+            return Score.missing(Reason.ERROR, f"verifiers: {told or 'the episode failed'}"[:300])
+        worth = math.fsum(trace.reward for trace in played.traces)
+        return Score(worth, detail={"rewards": {n: r.value for t in played.traces for n, r in t.rewards.items() if r}})
+
+    async def _serve(self) -> None:
+        """Have what all episodes share (tool servers, verifiers' own proxy) up, once."""
+        if self._entered is None:
+            self._entered = asyncio.ensure_future(self._stack.enter_async_context(self._environment.serving()))
+        await asyncio.shield(self._entered)
+
+    async def aclose(self) -> None:
+        """Take it down."""
+        await self._stack.aclose()
+        self._entered = None
+
+
+def _opening(data: Any) -> tuple[Message, ...]:
+    """What the policy will be shown first; the environment itself shows it."""
+    said = [Message("system", data.system_prompt)] if data.system_prompt else []
+    return (*said, *([Message("user", data.prompt_text)] if data.prompt_text else []))

@@ -1,0 +1,145 @@
+"""Dual control: policy and user each have tools of their own, over one state that belongs to the conversation.
+
+The state is begun from the row, lives in `conversation.session` (so forks copy it) and can be made again from what was
+done (`session['acts']`), which is how a finished run is scored again. A call that is refused (`ValueError`) changes
+nothing; any other exception of a tool makes the future missing. What the user does is not shown to the policy: it
+stands in the acts, and in the note of the user's turn.
+
+Who takes turns when is not decided here: a `DualControl` is one more participant of the one turn-taking loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from upshot.core.conversation import Conversation, Row
+from upshot.core.score import Reason
+from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.tools import ACTS, Tool, ToolEnvironment, ToolRequest, calls_of
+
+STATE = "state"
+"""The key of a conversation's session under which the shared state lives."""
+MAX_ACTS = 16
+"""Tool calls that a user may make before it has to say something."""
+
+
+class RuleBroken(Exception):
+    """The simulated user did what it may not; nothing can be learned from how that went on."""
+
+    reason = Reason.USER_RULES
+
+
+class StateTool(Tool):
+    """A plain function of the state and of texts, `def refund(shop, order): …`; its docstring describes it."""
+
+    def __init__(self, function: Callable[..., str], state: SharedState, ends: bool = False) -> None:
+        self.name = function.__name__
+        self.description = (inspect.getdoc(function) or "").partition("\n")[0]
+        self.parameters = {name: name for name in list(inspect.signature(function).parameters)[1:]}
+        self.function = function
+        self.state = state
+        self.ends = ends
+
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """The function's answer; its changes count from then on, or not at all where it raises."""
+        changed = copy.deepcopy(self.state.of(conversation))
+        answer = self.apply(changed, arguments)
+        conversation.session[STATE] = changed
+        return answer
+
+    def apply(self, state: Any, arguments: Mapping[str, Any]) -> str:
+        """Work on a state as it is."""
+        return self.function(state, **{name: str(arguments[name]) for name in self.parameters})
+
+
+class SharedState:
+    """One state with two sets of tools: `policy` and `user`, plain functions of it."""
+
+    def __init__(
+        self,
+        begin: Callable[[Row], Any],
+        policy: Sequence[Callable[..., str]],
+        user: Sequence[Callable[..., str]] = (),
+        ends: Sequence[Callable[..., str]] = (),
+        role: str = "tool",
+    ) -> None:
+        """begin: the state of a new conversation with a row. ends: the functions whose call ends the conversation.
+
+        role: of the answers to the policy; 'user' for chat templates without a tool role.
+        """
+        self.begin = begin
+        self.policy = ToolEnvironment([StateTool(one, self, one in ends) for one in policy], role)
+        self.user = ToolEnvironment([StateTool(one, self, one in ends) for one in user], by="user")
+
+    def of(self, conversation: Conversation) -> Any:
+        """The conversation's state: begun where nothing was done yet, made again where only the acts are known."""
+        if STATE not in conversation.session:
+            state = copy.deepcopy(self.begin(conversation.row))
+            for act in conversation.session.get(ACTS, ()):
+                tool = (self.user if act["by"] == "user" else self.policy).tools.get(act["name"])
+                if act["good"] and isinstance(tool, StateTool):
+                    tool.apply(state, act["arguments"])
+            conversation.session[STATE] = state
+        return conversation.session[STATE]
+
+
+class DualControl(Participant):
+    """Answers the policy's tool calls by its tools, and everything else by the simulated user."""
+
+    answers_calls = True
+
+    def __init__(self, user: Participant, tools: Participant) -> None:
+        self.user = user
+        self.tools = tools
+
+    async def start(self, conversation: Conversation) -> None:
+        """As the user begins."""
+        await self.user.start(conversation)
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The tools' answers where the policy called any, else the user's words."""
+        last = conversation.last("assistant")
+        calls = last is not None and last == conversation.turns[-1].message and calls_of(last)
+        return await (self.tools if calls else self.user).observe(conversation)
+
+    async def end(self, conversation: Conversation) -> None:
+        """As the user ends."""
+        await self.user.end(conversation)
+
+    async def aclose(self) -> None:
+        """Close the user; the tools are closed by their task."""
+        await self.user.aclose()
+
+    def stats(self) -> dict[str, float]:
+        """The user's."""
+        return self.user.stats()
+
+    def state(self) -> dict[str, Any]:
+        """The user's."""
+        return self.user.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Hand it to the user."""
+        self.user.restore(state)
+
+
+def with_tools(user: Participant, environment: Participant | None) -> Participant:
+    """A user beside whom the task's tools answer the policy's calls, where its environment is tools."""
+    return DualControl(user, environment) if isinstance(environment, ToolEnvironment) else user
+
+
+async def act_as_user(
+    tools: ToolEnvironment | None, calls: Sequence[ToolRequest], conversation: Conversation, done: int = 0
+) -> list[dict[str, Any]]:
+    """Do what a user wants to do, having `done` so many acts in this turn; `RuleBroken` where it may not."""
+    own = tools.tools if tools is not None else {}
+    foreign = next((call.name for call in calls if call.name not in own), None)
+    if foreign is not None:
+        raise RuleBroken(f"the user called '{foreign}', which is none of its tools ({', '.join(own) or 'it has none'})")
+    if done + len(calls) > MAX_ACTS:
+        raise RuleBroken(f"the user made more than {MAX_ACTS} tool calls in one turn and said nothing")
+    assert tools is not None
+    return await tools.act(calls, conversation)
