@@ -7,7 +7,7 @@ PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[opena
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,15 +76,19 @@ test-peers: setup  ## other people's clients and agent loops against upshot serv
 
 lint: setup  ## ruff
 	@echo "checking style"
-	@$(BIN)/ruff check upshot tests benchmarks examples docs/draw_*.py
-	@$(BIN)/ruff format --check --quiet upshot tests benchmarks examples docs/draw_*.py || (echo "run: make format"; exit 1)
+	@$(BIN)/ruff check upshot tests benchmarks examples docs/draw_*.py docs/notebooks
+	@$(BIN)/ruff format --check --quiet upshot tests benchmarks examples docs/draw_*.py docs/notebooks || (echo "run: make format"; exit 1)
 
 types: setup  ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy upshot
 
 format: setup  ## reformat
-	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_*.py; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_*.py
+	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_*.py docs/notebooks; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_*.py docs/notebooks
+
+docs: setup  ## the documentation as a site, in build/site; needs no network once .venv is there
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html    (with search: $(BIN)/python -m http.server --directory build/site)"
 
 collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
 	@$(BIN)/python -m tests.collabllm.smoke

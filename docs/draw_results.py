@@ -2,6 +2,8 @@
 
     python docs/draw_results.py          # writes docs/fall-and-hold.svg and prints the tables
 
+`results/demo/table.json` is that of one `upshot demo` (seed 0); README and the tour show it.
+
 A file is one run: the lines of its metrics.jsonl with the keys that are needed here. Runs whose names differ only in
 the number after the last dash are seeds of one setting.
 """
@@ -100,6 +102,23 @@ def quickstart_table() -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
+DEMO = {
+    "warm start": "warm start (demonstrations that mostly guess)",
+    "single-reply reward": "single-reply reward (`rounds: 0`)",
+    "multiturn-aware reward": "**multiturn-aware reward** (`rounds: 2`)",
+}
+
+
+def demo_table() -> str:
+    """The table of `upshot demo`, in Markdown; intervals beside the scores alone."""
+    said = json.loads((RUNS / "demo" / "table.json").read_text())
+    rows = [["", *said["columns"][1:]], ["---"] * len(said["columns"])]
+    for name, *cells in said["rows"]:
+        scores = [f"{cell['value']:.2f} ({cell['low']:.2f}–{cell['high']:.2f})" for cell in cells[:2]]
+        rows.append([DEMO[name], *scores, f"{cells[2]['value']:.1f}", *(f"{cell['value']:.2f}" for cell in cells[3:])])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 WIDTH, HEIGHT, LEFT, TOP, GAP = 980, 330, 52, 58, 60
 CURVES = {"reply": ("#b4532a", "credit to the reply (as published)"), "tree2": ("#1f6f5c", "along the tree")}
 
@@ -151,7 +170,7 @@ def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
 def main() -> int:
     """Draw and print."""
     (DOCS / "fall-and-hold.svg").write_text(draw())
-    print(table(), quickstart_table(), sep="\n\n")
+    print(table(), quickstart_table(), demo_table(), sep="\n\n")
     return 0
 
 

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from tests.docs.pages import DOCS, PAGES, ROOT
 from upshot.cli import VERBS, main, make_parser
 
-ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = re.compile(r"\((?:(?:GPU|key|hub)(?:, )?)+\)")
 PAGE_NEEDS = re.compile(r"<!-- commands: (GPU|key|hub)[^>]*-->")
 PROGRAMS = ("upshot", "make", "python", "pip", "source", "git", "curl")
@@ -36,6 +37,7 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot train quickstart credit.by=tree": ("task.rows_per_split=16", *SMALL),
     "upshot recipe list": (),
     "upshot recipe show collabllm-grpo train.lr=1e-5": (),
+    "upshot recipe show quickstart": (),
     "upshot new task my_task": (),
     "upshot new task kiosk": (),
     "upshot train shop": ("task.rows_per_split=16", "eval.rows=2", *SMALL),
@@ -80,6 +82,8 @@ IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classma
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 PLAY = "tests/offline/play/test_rollout_verb.py"
 TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
+PASTED = "tests/docs/test_pasted.py::test_recipes_for_ones_own_files_train"
+PLAIN = "tests/docs/test_pasted.py::test_sft_and_then_dpo_on_a_jsonl"
 ELSEWHERE = {
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
@@ -89,9 +93,17 @@ ELSEWHERE = {
     "upshot train sft train.data=talks.jsonl": TRIAL,
     "upshot train dpo train.data=pairs.jsonl": TRIAL,
     "upshot train grpo task.file=qa.jsonl": TRIAL,
+    "make setup": "Makefile::setup",
+    "pip install -e '.[hub]'": "tests/test_extras.py::test_pip_resolves",
+    "upshot view runs/": VIEW,
+    "upshot train sft.yaml": PLAIN,
+    "upshot train dpo.yaml": PLAIN,
+    "upshot train polite.yaml": PASTED,
+    "upshot train questions.yaml": PASTED,
+    "upshot train goals.yaml": PASTED,
     "make test": "Makefile::test",
     "upshot train quickstart credit.by=reply --engine verl --dry-run": VERL,
-    "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",
+    "pip install -e '.[verl-cpu]'": "Makefile::test-cluster",
     "upshot train quickstart credit.by=reply --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has",
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
@@ -242,12 +254,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 OWN_MODULES = ("kiosk", "rewards", *(path.stem for path in (ROOT / "examples").glob("*.py")))
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def readme_code() -> str:
+    """The README's code, as pasted."""
+    return next(block for block in python_blocks(ROOT / "README.md") if "def polite" in block)
 
 
 def readme_metric() -> str:
-    """The README's metric, as pasted."""
-    return next(block for block in BLOCKS if "def polite" in block)
+    """Its metric alone."""
+    return readme_code().partition("run = ")[0]
 
 
 @pytest.mark.parametrize("command", sorted(RUN_HERE))
@@ -267,6 +288,16 @@ def test_the_readmes_metric_works_as_pasted_in_a_recipe(folder: Path) -> None:
     assert main(["train", "quickstart", *words]) == 0
 
 
+def test_the_readmes_code_runs_as_pasted(folder: Path) -> None:
+    small = ["train", "quickstart", "task.rows_per_split=16", *SMALL[:-3]]
+    assert main(["recipe", "show", *small[1:]]) == 0
+    overrides = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in small[2:])}
+    code = readme_code().replace('"quickstart", ', '"quickstart", **small, ')
+    space: dict[str, Any] = {"small": overrides}
+    exec(compile(code, "README.md", "exec"), space)
+    assert space["run"].status["state"] == "finished" and any("polite" in key for key in space["run"].metrics[-1])
+
+
 def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
     import upshot
 
@@ -277,10 +308,10 @@ def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
     assert (kind.reward.total.value, rude.reward.total.value) == (1.0, 0.0)
 
 
-def test_the_readmes_call_of_reward_names_arguments_that_exist() -> None:
+def test_the_call_of_reward_names_arguments_that_exist() -> None:
     from upshot.api.settings import RewardOptions
 
-    tree = ast.parse(next(block for block in BLOCKS if "upshot.reward(" in block))
+    tree = ast.parse(next(block for block in python_blocks(DOCS / "collabllm.md") if "upshot.reward(" in block))
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and "upshot.reward" in ast.unparse(node.func)
     ]

@@ -1,7 +1,8 @@
-"""docs/results.md says what the runs say, and has a line for every recipe."""
+"""docs/results.md and README say what the runs say; there is a line for every recipe; pictures are what draws them."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -15,6 +16,23 @@ def test_tables_and_picture_are_made_of_the_runs() -> None:
     made = runpy.run_path(str(DOCS / "draw_results.py"))
     assert made["table"]() in PAGE and made["quickstart_table"]() in PAGE, "run: python docs/draw_results.py"
     assert (DOCS / "fall-and-hold.svg").read_text() == made["draw"](), "run: python docs/draw_results.py"
+
+
+def test_readme_and_tour_show_the_table_of_one_run() -> None:
+    """One `upshot demo`, whose table is kept: none of its numbers stands in the text beside it."""
+    table = runpy.run_path(str(DOCS / "draw_results.py"))["demo_table"]()
+    readme = (DOCS.parent / "README.md").read_text()
+    for page in (readme, (DOCS / "tour.md").read_text()):
+        assert table in page, "run: python docs/draw_results.py, and put its last table there"
+    rest = readme.replace(table, "")
+    stray = re.findall(r"\b0\.\d\d\b", rest)
+    assert stray == [], "numbers beside the table are not checked: leave them to it"
+
+
+def test_the_pictures_of_the_concepts_are_what_draws_them() -> None:
+    made = runpy.run_path(str(DOCS / "draw_concepts.py"))
+    for name in ("loop", "tree"):
+        assert (DOCS / f"{name}.svg").read_text() == made[f"draw_{name}"](), "run: python docs/draw_concepts.py"
 
 
 def test_every_recipe_has_a_line() -> None:

@@ -116,7 +116,7 @@ def test_a_missing_package_names_the_pip_command(name: str, tmp_path: Path, monk
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr("upshot.run.trackers.importlib.import_module", absent)
-    with pytest.raises(UserError, match=rf"pip install 'upshot\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '\.\[{name}\]'"):
         make_trackers([name], tmp_path, RECIPE)
 
 

@@ -88,7 +88,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
 def test_without_verl_the_way_out_is_said(recipe: Recipe) -> None:
     if launching.importlib.util.find_spec("verl") is not None:
         pytest.skip("verl is here")
-    with pytest.raises(UserError, match=r"upshot\[verl\]"):
+    with pytest.raises(UserError, match=r"\.\[verl\]"):
         launch(recipe, [])
 
 

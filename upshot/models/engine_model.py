@@ -157,7 +157,7 @@ class EngineModel(Model):
             return None
         if not grammars.available():
             what = "a tool_choice that demands a call" if rules else "a JSON schema"
-            raise UserError(f"{what} needs the library llguidance: pip install 'upshot[schema]'")
+            raise UserError(f"{what} needs the library llguidance: pip install -e '.[schema]'")
         if self._compiler is None:
             self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
         return self._compiler.lark(rules) if request.schema is None else self._compiler.grammar(request.schema)

@@ -138,5 +138,5 @@ def _package(extra: str, module: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise UserError(
-            f"tracker '{extra}' needs a package that is not installed; run: pip install 'upshot[{extra}]'"
+            f"tracker '{extra}' needs a package that is not installed; run: pip install -e '.[{extra}]'"
         ) from error

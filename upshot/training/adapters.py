@@ -72,7 +72,7 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
     try:
         import peft
     except ImportError as error:
-        raise UserError("model.lora needs peft: pip install 'upshot[lora]'") from error
+        raise UserError("model.lora needs peft: pip install -e '.[lora]'") from error
     lora = config.lora
     if adapter:
         settings = peft.PeftConfig.from_pretrained(adapter)

@@ -43,7 +43,7 @@ def launch(
     `resumed`: the folder of a run to go on with.
     """
     if importlib.util.find_spec("verl") is None:
-        raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
+        raise UserError("--engine verl needs verl: pip install -e '.[verl]'")
     wanted = compose(recipe, None, theirs, local)
     wanted.check()
     refuse(find(recipe, wanted, resumed=resumed is not None, env=on_cpu.ENVIRONMENT if local else None))

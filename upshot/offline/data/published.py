@@ -155,7 +155,7 @@ def push(path: Path, name: str) -> None:
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise UserError("--push needs the datasets package: pip install 'upshot[hub]'") from error
+        raise UserError("--push needs the datasets package: pip install -e '.[hub]'") from error
     try:
         Dataset.from_parquet(str(path)).push_to_hub(name, private=True)
     except (OSError, ValueError) as error:

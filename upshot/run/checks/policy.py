@@ -19,7 +19,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
     if config.device not in ("auto", "cpu"):
         pick_device(config.device)
     if config.lora is not None and importlib.util.find_spec("peft") is None:
-        yield Finding("model.lora needs peft: pip install 'upshot[lora]'")
+        yield Finding("model.lora needs peft: pip install -e '.[lora]'")
     if config.quantize == "4bit" and importlib.util.find_spec("bitsandbytes") is None:
         yield Finding(NO_BITSANDBYTES)
     if config.path:

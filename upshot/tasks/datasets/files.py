@@ -168,7 +168,7 @@ def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> di
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise UserError(f"'{name}' is a Hugging Face name: pip install 'upshot[hub]', or give a file") from error
+        raise UserError(f"'{name}' is a Hugging Face name: pip install -e '.[hub]', or give a file") from error
     try:
         loaded = load_dataset(*name.split("@"))
     except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend

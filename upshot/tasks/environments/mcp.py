@@ -152,7 +152,7 @@ class McpEnvironment(ToolEnvironment):
         try:
             import mcp
         except ImportError as error:
-            raise UserError(f"task 'mcp' needs the library: pip install 'upshot[mcp]'; {error}") from error
+            raise UserError(f"task 'mcp' needs the library: pip install -e '.[mcp]'; {error}") from error
         assert mcp
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(asyncio.run(self._list())))

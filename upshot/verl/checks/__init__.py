@@ -86,7 +86,7 @@ def _here(recipe: Recipe, plan: VerlPlan, env: Mapping[str, str]) -> Iterator[Fi
     Our own plug-ins are not imported: the program does so at once, and says what fails.
     """
     if importlib.util.find_spec("verl") is None:
-        yield Finding("--engine verl needs verl: pip install 'upshot[verl]'")
+        yield Finding("--engine verl needs verl: pip install -e '.[verl]'")
         return
     found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not found.startswith(VERL):

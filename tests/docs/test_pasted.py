@@ -1,0 +1,100 @@
+"""What the tutorials and how-to pages print runs as pasted: files, recipes, commands, Python; made small."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS
+from upshot.cli import main
+
+OWN, SFT, TRL = DOCS / "tutorials/own-data.md", DOCS / "howto/sft-dpo.md", DOCS / "tutorials/from-trl.md"
+FEW = ("train.steps=1", "train.prompts_per_step=2", "model.path=model", "run_dir=run", "--quiet")
+GROUP = ("train.group_size=2", "episode.max_tokens=4", "eval.every=0")
+SMALL = {
+    "model.tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32},
+    "task.rows_per_split": 16,
+    "warm_start": {"steps": 1, "batch": 4},
+    "train.prompts_per_step": 2,
+    "train.group_size": 2,
+    "train.steps": 1,
+    "eval.rows": 2,
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def block(page: Path, holds: str, language: str = "python") -> str:
+    """The one block that holds something."""
+    (found,) = [text for text in blocks(page, language) if holds in text]
+    return found
+
+
+def paste(code: str, **space: Any) -> dict[str, Any]:
+    """Run code as if it were pasted."""
+    exec(compile(code, "pasted", "exec"), space)
+    return space
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A reader's folder with the files, recipes and metrics of the pages, and the model that one of them makes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for page, names in {OWN: ("questions", "goals"), SFT: ("chats", "pairs")}.items():
+        for name, lines in zip(names, blocks(page, "json"), strict=True):
+            (tmp_path / f"{name}.jsonl").write_text(lines)
+    for page in (OWN, SFT, TRL):
+        for text in blocks(page, "yaml"):
+            if named := re.match(r"# (\w+\.yaml)\n", text):
+                (tmp_path / named[1]).write_text(text)
+    polite = block(TRL, "# Upshot: rewards.py").partition("# Upshot")[2].partition("\n")[2]
+    (tmp_path / "rewards.py").write_text(block(OWN, "mentions_reference") + polite)
+    small = "shape={'hidden': 16, 'layers': 1, 'heads': 2, 'mlp': 32}, max_tokens=8"
+    paste(block(OWN, "Trainer.tiny").replace("max_tokens=8", small))
+    yield tmp_path
+    sys.modules.pop("rewards", None)
+
+
+def test_recipes_for_ones_own_files_train(desk: Path) -> None:
+    assert main(["train", "questions.yaml", "--dry-run", "--quiet"]) == 0
+    for recipe in ("questions", "goals", "polite"):
+        assert main(["train", f"{recipe}.yaml", *FEW, *GROUP, f"run_dir={recipe}"]) == 0
+        assert (desk / recipe / "metrics.jsonl").is_file()
+
+
+def test_sft_and_then_dpo_on_a_jsonl(desk: Path) -> None:
+    import upshot
+
+    assert main(["train", "sft.yaml", *FEW]) == 0
+    first = upshot.runs.read("run").checkpoint
+    assert main(["train", "dpo.yaml", *FEW, f"model.path={first}", "run_dir=dpo"]) == 0
+    assert "dpo/margin" in upshot.runs.read("dpo").metrics[-1]
+    (desk / "sft.yaml").write_text((desk / "sft.yaml").read_text().replace("FOLDER", "model"))
+    assert paste(block(SFT, "upshot.train("))["run"].status["state"] == "finished"
+
+
+def test_the_python_of_tour_run_folder_and_sweep_runs(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import upshot
+
+    sweep = block(DOCS / "howto/compare-and-sweep.md", "itertools")
+    short = sweep.replace("(0, 1, 2)", "(0,)").replace("(2, 4)", "(2,)").replace("seed=seed", "seed=seed, **small")
+    short = short.replace(', "eval.every": 20, "train.steps": 40', ', "eval.every": 1')
+    assert short.count("small") == 1 and "40" not in short
+    assert set(paste(short, small=SMALL)["results"]) == {("reply", 2), ("tree", 2)}
+    (run, *_) = upshot.runs.find("runs")
+    paste(block(DOCS / "howto/run-folder.md", "runs.read").replace("runs/quickstart-…", str(run.path)))
+    paste(block(DOCS / "howto/compare-and-sweep.md", "run.path.name"))
+    tour = block(DOCS / "tour.md", "upshot.train(")
+    whole = 'train={"steps": 2}, warm_start={"steps": 20}'
+    assert whole in tour
+    paste(tour.replace(whole, "**small"), small=SMALL)
+    assert "→" in capsys.readouterr().out
