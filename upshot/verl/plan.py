@@ -1,6 +1,6 @@
 """verl's config as data: its settings with their sources, what a recipe has that it has not, and hydra's spelling.
 
-How a recipe becomes one: `config.py` (rl, ppo) and `sft.py`. Neither torch nor verl is imported.
+How a recipe becomes one: `config.py`. Neither torch nor verl is imported.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    *("engine", "optim", "upshot"),
+    "upshot",
 )
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
+COMMAND_LINE = "command line"
+"""The source of a setting that the user gave."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
 MAIN = "upshot.verl.adapters.main"
 TOKENS = 16384
@@ -74,8 +76,6 @@ class VerlPlan:
     played: tuple[tuple[str, str], ...]
     """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
     missing: tuple[MissingKey, ...]
-    program: tuple[str, ...] = (MAIN,)
-    """What is run, as `python -m` takes it."""
 
     def check(self) -> None:
         """Refuse a recipe that would be another one on verl."""
@@ -188,7 +188,7 @@ def parse_override(word: str) -> VerlSetting:
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
     mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
-    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), COMMAND_LINE, mark)
 
 
 def _hydra(value: Any) -> str:

@@ -17,8 +17,6 @@ from upshot.verl.plan import VerlPlan, VerlSetting, is_theirs
 
 WORDS = "verl.json"
 """verl's own words of the command line, which a resumed run keeps."""
-LOCAL = "--local"
-"""Among those words: the run is on the CPU of its machine."""
 
 
 def reopen_run(path: Path, words: Sequence[str]) -> tuple[Recipe, list[str], RunFolder]:

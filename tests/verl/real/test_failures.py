@@ -34,7 +34,7 @@ def test_a_killed_agent_loop_worker_stops_the_run_with_the_reason(tmp_path: Path
         run.until(lambda: a_step_saved(run))
         kill(run.named("ray::AgentLoopWorker")[:1])
         assert run.ended() == 2
-        # Said by the ledger, which asks for silent workers, or by verl, which may miss one first.
+        # Said by the driver, which looks for dead workers, or by verl, which may miss one first.
         assert "AgentLoopWorker" in run.words and "died" in run.words and "--resume" in run.words
         assert run.left() == []
 
@@ -88,7 +88,8 @@ def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_r
         run.until(lambda: run.steps >= 1)
         assert run.ended(180) == 2
         assert "the budget of 100 calls is spent (100)" in run.words and "raise budget.max_calls" in run.words
-        assert judge.tally() == {"calls": 1 + 100, "most": 3}  # every endpoint is tried once before the start
+        tally = judge.tally()  # every endpoint is tried once before the start; a worker has a whole share of 3
+        assert tally["calls"] == 1 + 100 and tally["most"] == 2
         assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')
         assert run.left() == []
 

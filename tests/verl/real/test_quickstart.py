@@ -1,4 +1,4 @@
-"""The quickstart on two FSDP2 ranks through `upshot train --engine verl --local`, our engine sampling.
+"""The quickstart on two FSDP2 ranks through `upshot train --engine verl`, our engine sampling.
 
 One run of 20 steps beside one of local mode, then two steps more by `--resume`: what is learned, what is in the folder,
 and its model. The tests stand in the order in which the folder grows.

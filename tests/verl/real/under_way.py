@@ -17,7 +17,9 @@ from tests.verl.real.verl_run import ENV
 from upshot.config.recipe import TinyConfig
 from upshot.core.process import session_members
 from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
+from upshot.verl.checkpoints import newest_step
 
 SMALL = (
     *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1", "eval.every=0"),
@@ -48,6 +50,11 @@ class UnderWay:
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         return max((line["step"] for line in map(json.loads, lines) if line["phase"] == "rl"), default=0)
+
+    @property
+    def saved(self) -> int:
+        """The step of the newest whole checkpoint."""
+        return newest_step(RunFolder(self.folder))
 
     @property
     def log(self) -> str:
@@ -113,9 +120,12 @@ class UnderWay:
 
 @contextmanager
 def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: int = 1) -> Iterator[UnderWay]:
-    """Start a run as a user does; whatever happens, nothing of it is left afterwards."""
-    words = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", "--engine", "verl", "--local"]
-    words += [f"trainer.n_gpus_per_node={ranks}", f"model.path={model_in(folder.parent)}", *SMALL, *overrides]
+    """Start a run as a user does, or go on with one (`recipe=""`); nothing of it is left afterwards."""
+    words = [sys.executable, "-m", "tests.support.verl_cpu"]
+    own = [recipe, f"run_dir={folder}", f"trainer.n_gpus_per_node={ranks}", f"model.path={folder.parent / 'model'}"]
+    if recipe and not (folder.parent / "model").is_dir():
+        model_in(folder.parent)
+    words += [*own, *SMALL, *overrides] if recipe else ["--resume", str(folder), *overrides]
     run = UnderWay(folder, words)
     try:
         yield run

@@ -1,4 +1,4 @@
-"""Whole runs on verl, as a user starts them: `upshot train --engine verl --local` in a process group of its own."""
+"""Whole runs on verl, as a user starts them, but for what a CPU needs; each in a process group of its own."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def verl_run(
     With `check` a run that fails is an AssertionError with the end of what it said.
     """
     named = [recipe, f"run_dir={folder}"] if recipe else []
-    command = [sys.executable, "-m", "upshot.cli", "train", *named, "--engine", "verl", "--local", *words]
-    command += [f"trainer.n_gpus_per_node={ranks}", *overrides]
+    command = [sys.executable, "-m", "tests.support.verl_cpu", *named, *words]
+    command += [*([f"trainer.n_gpus_per_node={ranks}"] if ranks else []), *overrides]
     done = _ended(command, folder, seconds, env)
     if done.code and recipe and TAKEN in done.log:
         shutil.rmtree(folder)

@@ -11,7 +11,8 @@ from transfer_queue import KVBatchMeta
 from upshot.core.errors import UserError
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.distributed.pickling import loads
-from upshot.verl.adapters.loop import FAULT, REPLY
+from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY
+from upshot.verl.recorder import Counted
 
 Groups = list[list[Rollout]]
 
@@ -26,6 +27,7 @@ class PlayedRollouts:
         self.groups: dict[str, Groups] = {}
         """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
         self.of_key: dict[str, Rollout] = {}
+        self.counted: Counted = {}
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -45,6 +47,9 @@ class PlayedRollouts:
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
+        for name, number, counters in (extra[COUNTED] for extra in extras.values()):
+            if number >= self.counted.get(name, (0, {}))[0]:
+                self.counted = {**self.counted, name: (number, counters)}
         first = {_session(key): loads(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
         groups: dict[int, list[tuple[int, Rollout]]] = {}

@@ -65,9 +65,6 @@ class Node:
 def find_needs(read: Read) -> Need:
     """The arithmetic of a config."""
     groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
-    if read("trainer.v1.trainer_mode", "sync") == "separate_async":
-        rollout = "actor_rollout_ref.rollout"
-        groups += [int(read(f"{rollout}.n_gpus_per_node", 0))] * int(read(f"{rollout}.nnodes", 0))
     for key, where in POOLS.items():
         if read(key, False):
             groups += [int(read(f"{where}.n_gpus_per_node", 0))] * int(read(f"{where}.nnodes", 0))
@@ -98,9 +95,9 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
 def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
     taken = math.ceil(need.units / max(len(nodes), 1))
-    left = {node.name: [node.gpus, node.cpus - taken] for node in nodes}
+    left = {place: [node.gpus, node.cpus - taken] for place, node in enumerate(nodes)}  # names may be the same
     for group in sorted(need.groups, reverse=True):
-        fits = [name for name, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
+        fits = [place for place, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
         if not fits:
             most = max(nodes, key=lambda node: (node.gpus, node.cpus))
             yield Finding(
@@ -109,7 +106,7 @@ def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
                 "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
             )
             return
-        best = min(fits, key=lambda name: left[name])
+        best = min(fits, key=lambda place: left[place])
         left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * group]
 
 

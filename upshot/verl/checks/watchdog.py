@@ -24,6 +24,8 @@ class Patience:
     """Seconds without a new line of the log; no step for ten times as long counts as well."""
     end_after_s: float | None = None
     """Seconds without a step after which the run is ended; None: never, it is only said."""
+    grace_s: float = 20.0
+    """Seconds after SIGTERM in which the step under way may end and be saved (read by the command itself)."""
 
     @classmethod
     def of(cls, config: Any) -> Patience:
