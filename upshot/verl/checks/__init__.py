@@ -69,7 +69,7 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
     """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
     given = [name for name in environment.split(",") if name.strip()]
     external = read(f"{MODEL}.external_lib", None)
-    many = external if isinstance(external, list) else [external] if external else []
+    many = [external] if isinstance(external, str) else list(map(str, external or ()))  # a list, or OmegaConf's
     return [*dict.fromkeys([*map(str.strip, given), *many])]
 
 
