@@ -72,8 +72,8 @@ IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_
 ELSEWHERE = {
     "make test": "Makefile::test",
     "upshot train quickstart credit.by=reply --engine verl --dry-run": VERL,
-    "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",
-    "upshot train quickstart credit.by=reply --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has",
+    "pip install 'upshot[verl]' vllm": "Makefile::test-cluster",
+    "python -m tests.support.verl_cpu quickstart": f"{REAL}/test_quickstart.py::test_every_step_has",
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",

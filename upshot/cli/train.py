@@ -145,11 +145,12 @@ def _on_verl(args: argparse.Namespace) -> int:
     from upshot.verl.config import compose
     from upshot.verl.paths import make_absolute
     from upshot.verl.plan import ClusterPlace
+    from upshot.verl.ranks import METHODS
 
     recipe, theirs, folder = _load_verl_recipe(args)
     check_names(recipe)
     recipe = make_absolute(recipe)
-    if recipe.train.method == "sft":
+    if recipe.train.method in METHODS:
         return _by_torchrun(args, recipe, theirs)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     plan = compose(recipe, ClusterPlace(rows=len(task.rows("train"))), theirs)
@@ -170,14 +171,14 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 
 def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]) -> int:
-    """Supervised training on several ranks; this process becomes torchrun."""
+    """A method that needs no Ray on several ranks; this process becomes torchrun."""
     from upshot.verl.plan import is_theirs
-    from upshot.verl.sft import torchrun_command
+    from upshot.verl.ranks import torchrun_command
 
     own = [word for word in args.overrides if not is_theirs(word)]
     command = torchrun_command([args.recipe, *own, *(["--quiet"] if args.quiet else [])], theirs)
     if args.dry_run:
-        print("sft is trained without Ray, by:  " + " ".join(command))
+        print("trained without Ray, by:  " + " ".join(command))
         return 0 if _check(recipe, args, False, int(command[command.index("--nproc-per-node") + 1])) else 2
     sys.stdout.flush()
     return os.execv(command[0], command)

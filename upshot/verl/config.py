@@ -215,7 +215,10 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
 def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
-        yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, sft by torchrun", True)
+        yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, the others by torchrun", True)
+    if recipe.model.lora and recipe.model.lora.dropout:
+        why = "verl's adapters have none: they are trained without"
+        yield MissingKey("model.lora.dropout", recipe.model.lora.dropout, why, False)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)

@@ -53,6 +53,8 @@ def launch(
             warm = make_start(recipe, folder.path, reporter.say, resumed is not None)
             plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs), folder)
             plan.check()
+            for note in plan.notes():
+                reporter.say(note)
             begin_folder(folder, recipe, plan, theirs)
             with conclude(recipe, folder, plan, reporter) as echo:
                 if newest_step(folder) < plan.value("trainer.total_training_steps"):  # else a finished run was resumed

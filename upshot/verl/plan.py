@@ -26,6 +26,8 @@ THEIRS = (
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
+NOTED = ("model.lora.dropout", "eval.monitor")
+"""Recipe keys that are left out with a word."""
 COMMAND_LINE = "command line"
 """The source of a setting that the user gave."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
@@ -83,6 +85,11 @@ class VerlPlan:
         told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
         if told:
             raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def notes(self) -> list[str]:
+        """What is another thing on verl and does not refuse a run: worth a line before it starts."""
+        told = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
+        return [f"{m.key}={_short(m.value)}: {m.reason}" for m in told]
 
     def value(self, key: str, otherwise: Any = None) -> Any:
         """The value of one of verl's keys; `otherwise` where nothing sets it here."""

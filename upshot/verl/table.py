@@ -69,8 +69,6 @@ def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
             return otherwise
         if own.kind != "lora":
             raise NoCounterpart(f"verl has no adapters of kind '{own.kind}'")
-        if own.dropout:
-            raise NoCounterpart(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
         return read(own)
 
     return make
@@ -243,6 +241,6 @@ LEFT: dict[str, UnmappedKey] = {
     "train.async_steps": UnmappedKey("verl's own: trainer.v1.trainer_mode", True),
     "eval.data": UnmappedKey("for sft and dpo", True),
     "eval.stop_after": UnmappedKey("verl does not stop early", True),
-    "eval.monitor": UnmappedKey(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
+    "eval.monitor": UnmappedKey("it only looks on; `upshot eval monitor` on the run afterwards"),
 }
 """By prefix."""

@@ -42,7 +42,7 @@ def stopped(here: Path, address: str) -> UnderWay:
     with under_way(here / "run", *few, "--join", address) as run:
         run.until(lambda: run.steps >= 1)
         run.process.send_signal(signal.SIGTERM)
-        run.ended(400)
+        run.ended()
         return run
 
 

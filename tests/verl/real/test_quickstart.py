@@ -69,7 +69,7 @@ def beside(here: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def run(here: Path, beside: subprocess.Popen[bytes]) -> VerlRun:
     told = {FOLDER: str(here / "seen")}
-    return verl_run(here / "verl", f"train.steps={STEPS}", *OWN, LIB, seconds=900, env=told)
+    return verl_run(here / "verl", f"train.steps={STEPS}", *OWN, LIB, env=told)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.verl.real.verl_run import ENV
+from tests.patience import patience
+from tests.verl.real.verl_run import ENV, SILENT_S, Signs
 from upshot.config.recipe import TinyConfig
 from upshot.core.process import session_members
 from upshot.models.tiny import tiny_model, tiny_tokenizer
@@ -26,7 +27,7 @@ SMALL = (
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""
-START_S, END_S, LEFT_S = 800.0, 150.0, 30.0
+LEFT_S = 30.0
 
 
 class UnderWay:
@@ -86,26 +87,27 @@ class UnderWay:
         """Processes whose command line has a word."""
         return [pid for pid in self.look() if word in _command(pid)]
 
-    def until(self, sign: Callable[[], object], seconds: float = START_S) -> None:
-        """Wait for something; AssertionError with the end of the log when it does not come, or the run ends first."""
-        end = time.monotonic() + seconds
+    def until(self, sign: Callable[[], object]) -> None:
+        """Wait for something; AssertionError with the end of the log when the run falls silent, or ends first."""
+        life = Signs(self.folder)
         while not sign():
             told = self.log[-4000:] + self.words[-2000:]
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{told}"
-            assert time.monotonic() < end, f"not within {seconds:.0f} s:\n{told}"
+            assert life.silent() < patience(SILENT_S), f"no sign of life for {SILENT_S:.0f} s:\n{told}"
             time.sleep(0.5)
         self.look()
 
-    def ended(self, seconds: float = END_S) -> int:
+    def ended(self) -> int:
         """Its exit code, when it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
+        life = Signs(self.folder)
+        while self.process.poll() is None and life.silent() < patience(SILENT_S):
+            time.sleep(0.2)
         assert self.process.returncode is not None, f"it has not ended:\n{self.log[-4000:]}{self.words[-2000:]}"
         return self.process.returncode
 
     def left(self) -> list[str]:
         """Processes and segments that are still there after a moment."""
-        end = time.monotonic() + LEFT_S
+        end = time.monotonic() + patience(LEFT_S)
         while (found := self._left()) and time.monotonic() < end:
             time.sleep(0.5)
         return found

@@ -38,7 +38,7 @@ def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = 
     bench = CheckContext(recipe, offline, resumed)
     own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan))
     found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
 
 
 def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRequirements:

@@ -1,4 +1,4 @@
-"""Supervised training with --engine verl: local mode on as many ranks, by torchrun."""
+"""Methods that need no Ray with --engine verl: local mode on as many ranks, by torchrun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from upshot.cli import main
 from upshot.core.errors import UserError
-from upshot.verl.sft import torchrun_command
+from upshot.verl.ranks import torchrun_command
 
 WORDS = ["quickstart", "train.method=sft", "warm_start=null"]
 
