@@ -11,9 +11,9 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
+from upshot.verl.checkpoints import WORDS, begin_folder, reopen_run, skip_first_validation
 from upshot.verl.config import compose
 from upshot.verl.plan import ClusterPlace
-from upshot.verl.resume import WORDS, begin_folder, reopen_run, skip_first_validation
 
 THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 

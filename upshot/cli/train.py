@@ -187,8 +187,8 @@ def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]
 def _load_verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
     from upshot.config.load import load_recipe
+    from upshot.verl.checkpoints import reopen_run
     from upshot.verl.plan import is_theirs
-    from upshot.verl.resume import reopen_run
 
     if args.resume:
         recipe, theirs, folder = reopen_run(Path(args.resume), _resume_overrides(args))
@@ -213,7 +213,7 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
 
     if args.resume:
         from upshot.run.resume import resumed_recipe
-        from upshot.verl.resume import refuse_verl
+        from upshot.verl.checkpoints import refuse_verl
 
         words = _resume_overrides(args)
         folder = RunFolder.open(Path(args.resume))

@@ -15,14 +15,13 @@ from upshot.core.errors import UserError, reason_of
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
-from upshot.verl.checkpoints import make_whole, newest_step
+from upshot.verl.checkpoints import begin_folder, make_whole, newest_step, skip_first_validation
 from upshot.verl.checks import find, refuse
 from upshot.verl.config import compose
 from upshot.verl.echo import RunEcho
 from upshot.verl.plan import MAIN, RECIPE, VerlPlan
 from upshot.verl.prepare import make_start, prepare
 from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
-from upshot.verl.resume import begin_folder, skip_first_validation
 
 LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
