@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,24 @@ def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(stage:
     assert after == {"phase": "rl", "step": 5, "eval/reward/mean": 1.0, "time/eval": 1.5}
     assert [evaluated_step(before), evaluated_step(after)] == [0, 5]
     assert not any(name.startswith("eval/") for name in step)
+
+
+def test_checkpoints_from_before_a_resume_count_among_those_that_are_kept(stage: Stage) -> None:
+    """verl forgets them when it is started anew."""
+    path = stage.folder.checkpoints.path
+
+    def save(step: int) -> None:
+        (path / f"global_step_{step}" / "actor").mkdir(parents=True)
+        (path / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt").touch()
+        (path / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+    keep = stage.recorder().keep
+    for step in range(1, keep + 1):
+        stage.recorder().save(step, partial(save, step))
+    assert len(list(path.glob("global_step_*"))) == keep
+    stage.recorder(done=keep).save(keep + 1, partial(save, keep + 1))
+    found = {entry.name for entry in path.glob("global_step_*")}
+    assert found == {f"global_step_{step}" for step in range(2, keep + 2)}
 
 
 def counted(calls: int, retries: int = 0) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     return VerlPlan(
         tuple(kept.values()),
         tuple(PLAYED.items()),
-        (*missing, *refused, *unknown, *find_uncarried(recipe), *_unfit(recipe)),
+        (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
 
 
@@ -212,7 +212,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
     ], []
 
 
-def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
+def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
         yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, the others by torchrun", True)
@@ -225,10 +225,10 @@ def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.credit.by == "tree":
         why = "verl learns from one row a reply; the branches of its futures are not carried yet: set credit.by=reply"
         yield MissingKey("credit.by", "tree", why, True)
-    yield from _copies(recipe)
+    yield from _find_copies(recipe)
 
 
-def _copies(recipe: Recipe) -> Iterator[MissingKey]:
+def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
     """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
     classmates = classmate_names(recipe.futures)
     named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}

@@ -133,7 +133,7 @@ def sweep(since: float) -> list[str]:
             stat = path.stat()
             if stat.st_uid == os.getuid() and stat.st_ctime >= since and stat.st_mtime < time.time() - 1:
                 stale.append(path)
-    held = _held() if stale else ""
+    held = _list_mapped() if stale else ""
     gone = [path for path in stale if str(path) not in held]
     for path in gone:
         with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def sweep(since: float) -> list[str]:
     return [path.name for path in gone]
 
 
-def _held() -> str:
+def _list_mapped() -> str:
     """All that living processes have mapped, as far as we may know."""
     out = []
     for maps in Path("/proc").glob("[0-9]*/maps"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from upshot.run.reporter import Reporter
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
 from upshot.tasks.base import Task
+from upshot.verl.checkpoints import saved_steps
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
@@ -36,6 +38,7 @@ class StepRecorder:
     def __init__(self, recipe: Recipe, folder: RunFolder, task: Task, spell: Callable[[Sequence[int]], str]) -> None:
         self.folder = folder
         self.phase = recipe.train.method
+        self.keep = max(recipe.train.save.keep, 2)  # verl drops the old one before the new one is whole
         trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
         self.writer = Writer(recipe, folder, Reporter(), task, spell, trackers)
         self._counters: dict[str, Any] = {}
@@ -79,11 +82,13 @@ class StepRecorder:
         self.writer.announce(step, logs)
 
     def save(self, step: int, save: Callable[[], None]) -> None:
-        """Have a checkpoint saved, with the helpers' counters beside it."""
+        """Have a checkpoint saved, with the helpers' counters beside it, and old ones dropped: verl forgets them."""
         began = time.perf_counter()
         save()
         if self._checkpoint(step).is_dir():
             write_json(self._checkpoint(step) / COUNTERS, self._counters)
+        for old in saved_steps(self.folder)[: -self.keep]:
+            shutil.rmtree(self._checkpoint(old), ignore_errors=True)
         self._saving += time.perf_counter() - began
 
     def _checkpoint(self, step: int) -> Path:

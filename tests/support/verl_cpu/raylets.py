@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.verl_cpu.settings import ENVIRONMENT
-from upshot.core.process import end_session
+from upshot.core.process import Reaper, end_session
 
 CPUS, GPUS = 12, 1
 UP_S = 300.0
@@ -31,17 +31,22 @@ def two_raylets(names: tuple[str, str] = ("first", "second")) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     started: list[subprocess.Popen[bytes]] = []
+    reaper = Reaper()  # whatever ends us, they end as well
     try:
         head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false", f"--temp-dir={folder}"]
         started.append(_start(names[0], ["--node-ip-address=127.0.0.1", *head], folder))
+        reaper.watch(started[0].pid)
         _wait_for(address, started[0], folder, 1)
         started.append(_start(names[1], [f"--address={address}", "--node-ip-address=127.0.0.1"], folder))
+        reaper.watch(started[1].pid)
         _wait_for(address, started[1], folder, 2)
         yield address
     finally:
         for process in reversed(started):
             end_session(process.pid)
             process.wait()
+            reaper.forget(process.pid)
+        reaper.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -35,7 +35,7 @@ class PlayedRollouts:
         self.of_key, self._tags = {}, {}
         groups, logs = self.read(global_steps, partition_id, batch_size)
         self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
-        return self._kept(partition_id), logs
+        return self._keep_trained(partition_id), logs
 
     def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
         """Wait until so many prompts are played; their replies."""
@@ -57,7 +57,7 @@ class PlayedRollouts:
             groups.setdefault(reply.group, []).append((session, reply))
         return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
 
-    def _kept(self, partition_id: str) -> KVBatchMeta:
+    def _keep_trained(self, partition_id: str) -> KVBatchMeta:
         """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
         there = {id(reply) for group in self.groups[partition_id] for reply in group}
         kept = [key for key, reply in self.of_key.items() if id(reply) in there and _counts(reply, partition_id)]

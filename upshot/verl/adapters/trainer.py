@@ -98,7 +98,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
-        first, rounds = self._picked(), self.recipe.train.dynamic_sampling
+        first, rounds = self._pick_rows(), self.recipe.train.dynamic_sampling
         asking = ask_until_varied(other_rows(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
         next(asking)  # the first round is played
         while True:
@@ -122,13 +122,13 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         """How many ranks share a minibatch."""
         return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
 
-    def _picked(self) -> list[int]:
+    def _pick_rows(self) -> list[int]:
         """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
         count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
         return pick(len(self.train_dataset), count, step, self.recipe.seed)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
-        return self._rows(self._picked())
+        return self._rows(self._pick_rows())
 
     def _rows(self, items: Sequence[int], again: int = 0) -> TensorDict:
         rows = [self.train_dataset[item] for item in items]
@@ -152,7 +152,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
-        rows = self._measured(batch)
+        rows = self._read_measures(batch)
         real = [row for row in rows if row is not None]
         told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
         metrics.update(mark_own(logs))
@@ -160,7 +160,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
-    def _measured(self, batch: KVBatchMeta) -> list[BatchRow | None]:
+    def _read_measures(self, batch: KVBatchMeta) -> list[BatchRow | None]:
         """The rows with what verl computed of them; None where verl filled up."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []

@@ -37,7 +37,7 @@ def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = 
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
     own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan))
-    found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
+    found = [finding for check in (*SAME, *own) for finding in _run_check(check, bench)]
     return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
 
 
@@ -106,7 +106,7 @@ def _critic(plan: VerlPlan) -> Iterator[Finding]:
         )
 
 
-def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:
+def _run_check(check: Check, bench: CheckContext) -> Iterator[Finding]:
     try:
         yield from check(bench)
     except UserError as error:

@@ -47,7 +47,7 @@ class Need:
         """CPUs in all."""
         return CPUS_A_RANK * self.gpus + self.units + 2
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The sum in words."""
         ranks = f"{CPUS_A_RANK} for each of {self.gpus} ranks"
         return f"{self.cpus} CPUs ({ranks}, {self.units} storage units, 1 controller, 1 to place the rest)"
@@ -84,15 +84,15 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
         return
     if cpus < need.cpus:
         yield Finding(
-            f"the run needs {need.told()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
+            f"the run needs {need.describe()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
             f"counted: set ray_kwargs.ray_init.num_cpus={need.cpus} (or `ray start --num-cpus`), or fewer "
             "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
         return
-    yield from _unplaced(need, nodes)
+    yield from _find_unplaced(need, nodes)
 
 
-def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
+def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
     taken = math.ceil(need.units / max(len(nodes), 1))
     left = {place: [node.gpus, node.cpus - taken] for place, node in enumerate(nodes)}  # names may be the same
