@@ -1,8 +1,10 @@
-"""What holds for all tests: properties are searched without a clock, deadlines follow the machine, Ctrl-C is heeded."""
+"""What holds for all tests: properties are searched without a clock, PyTorch draws the same numbers in every run,
+deadlines follow the machine, Ctrl-C is heeded."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,3 +27,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(patience(float(item.config.getini("timeout")))))
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _seed_torch() -> None:
+    """A failure that hangs on numbers drawn can be seen again; hypothesis seeds Python's and NumPy's, not PyTorch's."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)

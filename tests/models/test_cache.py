@@ -7,7 +7,7 @@ import multiprocessing
 
 import pytest
 
-from upshot.cli.cache import add_parser
+from upshot.cli.machines.cache import add_parser
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError

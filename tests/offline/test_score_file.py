@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from upshot.cli.eval import add_judge
-from upshot.cli.score import add_parser
+from upshot.cli.files.score import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError, Request

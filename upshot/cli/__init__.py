@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from upshot.core.errors import user_error_in
 from upshot.core.threads import settle_threads
@@ -18,6 +19,11 @@ VERBS = (
     "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",
     "pool", "cache",
 )  # fmt: skip
+FOLDERS = {
+    **dict.fromkeys(("replay", "data", "score", "verify"), "files"),
+    **dict.fromkeys(("sandbox", "serve", "pool", "cache"), "machines"),
+}
+"""Verbs whose file stands in a folder of its kind."""
 INTERRUPTED = 130
 _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*
@@ -80,8 +86,13 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     wanted = [verb for verb in VERBS if asked and asked[0] == verb]
     for verb in wanted or VERBS:
-        importlib.import_module(f"upshot.cli.{verb}").add_parser(verbs)
+        module_of(verb).add_parser(verbs)
     return parser
+
+
+def module_of(verb: str) -> Any:
+    """The module of a verb."""
+    return importlib.import_module(".".join(filter(None, ("upshot.cli", FOLDERS.get(verb), verb))))
 
 
 def load_environment(folder: Path | None = None) -> None:

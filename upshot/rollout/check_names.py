@@ -39,7 +39,7 @@ def check_names(recipe: Recipe) -> None:
         _check_reward(recipe)
         _check_thoughts(recipe)
     _check_credit(recipe)
-    _check_monitor(recipe)
+    _check_evaluation(recipe)
     check_served(recipe.serve, recipe.models)
 
 
@@ -83,15 +83,13 @@ def _check_thoughts(recipe: Recipe) -> None:
         )
 
 
-def _check_monitor(recipe: Recipe) -> None:
-    """A monitor is one of the helper models, and predicts a score that is there."""
-    name = recipe.eval.monitor
-    if name is None:
-        return
+def _check_evaluation(recipe: Recipe) -> None:
+    """Its judge and its monitor are helper models, and the monitor predicts a score that is there."""
     models = {*recipe.models, *(read_map(recipe.futures.map_file)[0] if recipe.futures.map_file else ())}
-    if name not in models:
-        raise UserError(f"eval.monitor is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
-    if METRIC not in (metric.name for metric in recipe.reward.metrics):
+    for key, name in (("judge", recipe.eval.judge), ("monitor", recipe.eval.monitor)):
+        if name is not None and name not in models:
+            raise UserError(f"eval.{key} is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
+    if recipe.eval.monitor is not None and METRIC not in (metric.name for metric in recipe.reward.metrics):
         raise UserError(f"eval.monitor predicts the metric '{METRIC}'; add it to reward.metrics (weight: 0 only logs)")
 
 

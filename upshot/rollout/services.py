@@ -52,6 +52,8 @@ class Services:
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
+    held_out: Services | None = None
+    """The same with a judge of its own, for held-out rows (`eval.judge`); None: these judge them, too."""
     _watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -59,10 +61,15 @@ class Services:
         for model in dict.fromkeys(self.models.values()):
             if model in self.closers:
                 await model.start()
-        if self.futures is not None:
-            await self.futures.start()
+        for services in self._sets:
+            if services.futures is not None:
+                await services.futures.start()
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
+
+    @property
+    def _sets(self) -> list[Services]:
+        return [self] if self.held_out is None else [self, self.held_out]
 
     def _watched(self) -> list[UsageMeter]:
         """How the calls of each model stand."""
@@ -129,8 +136,9 @@ class Services:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
-        await close_all(dict.fromkeys(things))
+        built = [thing for own in self._sets for thing in (own.futures, *own.metrics.values())]
+        managers = [own.manager for own in self._sets]
+        await close_all(dict.fromkeys([*built, self.user, self.task, *self.closers, *managers]))
 
     async def __aenter__(self) -> Services:
         try:
@@ -166,10 +174,7 @@ def assemble(
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
     runner = connect_sandbox(sandbox, believes=undecided == "believe") if isinstance(sandbox, str) else sandbox
-    own = Dependencies(task, named.get("judge"), tokenizer, named, runner)
-    chosen = manager or Named(name="inline")
-    # A manager is built without one: its verifiers may name everything else.
-    own = replace(own, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **_but_manager(own)))
+    own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner), manager, prefix)
     built = _build_metrics(metrics, f"{prefix}metrics", own)
     weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
     if isinstance(user, Named):
@@ -178,8 +183,11 @@ def assemble(
     return Services(task, named, user, built, weights, budget, own, closers)
 
 
-def _but_manager(own: Dependencies) -> dict[str, Any]:
-    return {name: value for name, value in own.by_name().items() if name != "manager"}
+def _with_manager(own: Dependencies, manager: Named | None, prefix: str) -> Dependencies:
+    """The same, and where verifiers run; a manager is built without one: its verifiers may name everything else."""
+    chosen = manager or Named(name="inline")
+    given = {name: value for name, value in own.by_name().items() if name != "manager"}
+    return replace(own, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **given))
 
 
 def _build_metrics(configs: Sequence[MetricConfig], where: str, own: Dependencies) -> dict[str, Metric]:
@@ -232,9 +240,20 @@ def build_services(
         pool=pool,
         where="reward",
     )
+    if recipe.eval.judge is not None:
+        services.held_out = _judged_by(recipe.eval.judge, services, recipe)
     credit = CreditRule(**recipe.credit.model_dump())
-    services.build_futures(futures, renderer, credit, recipe.seed)
+    for own in services._sets:
+        own.build_futures(futures, renderer, credit, recipe.seed)
     return services
+
+
+def _judged_by(judge: str, services: Services, recipe: Recipe) -> Services:
+    """Everybody as they are, but metrics and verifiers ask another judge."""
+    own = replace(services.dependencies, judge=services.models[judge])
+    own = _with_manager(own, recipe.reward.manager, "reward.")
+    built = _build_metrics(recipe.reward.metrics, "reward.metrics", own)
+    return replace(services, metrics=built, dependencies=own, closers=[])
 
 
 def build_context(recipe: Recipe, services: Services, policy: Policy) -> RolloutContext:
@@ -250,3 +269,10 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),
     )
+
+
+def build_held_out(recipe: Recipe, services: Services, context: RolloutContext) -> RolloutContext:
+    """The same for held-out rows: at the temperature of evaluation, scored by its judge."""
+    futures = (services.held_out or services).futures
+    assert futures is not None
+    return replace(context, policy=context.policy.at(recipe.eval.temperature), futures=futures)

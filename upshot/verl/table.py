@@ -209,6 +209,7 @@ PLAYED: dict[str, str] = {
     "warm_start": "run by local mode before verl starts, once, in RUN/warm-start",
     "eval.split": "which rows are written for validation",
     "eval.rows": "how many rows are written for validation",
+    "eval.judge": "who judges the replies to them",
     "trackers": "told by our trainer, under local mode's names",
     "keep_rollouts": "rollouts.jsonl, written by our trainer",
 }

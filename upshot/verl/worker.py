@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.recipe import Recipe
@@ -19,7 +19,7 @@ from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.prompt_length import build_prompt_filter
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import build_context, build_services
+from upshot.rollout.services import build_context, build_held_out, build_services
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
 from upshot.verl.budget import BudgetClient, WorkerBudget, share_endpoints
@@ -97,7 +97,7 @@ class RolloutWorker:
             recipe.episode.think,
         )
         self.context = build_context(recipe, self.services, policy)
-        self.held_out = replace(self.context, policy=policy.at(recipe.eval.temperature))
+        self.held_out = build_held_out(recipe, self.services, self.context)
         self.name = name
         share_endpoints(self.services.models.values(), workers)
         self.budget = None if client is None else WorkerBudget(name, client, self.services.budget)

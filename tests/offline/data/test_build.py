@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from upshot.cli.data import add_parser
+from upshot.cli.files.data import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.offline.job import Journal

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from upshot.cli.data import add_parser
+from upshot.cli.files.data import add_parser
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.cli import main
-from upshot.cli.data import run_prepare
+from upshot.cli.files.data import run_prepare
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.offline.data.prepare import PrepareSettings, PrepareSummary, prepare
@@ -319,7 +319,7 @@ def test_the_command_prints_its_summary_as_json_and_as_a_table(
 ) -> None:
     import argparse
 
-    from upshot.cli.data import add_parser
+    from upshot.cli.files.data import add_parser
 
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())

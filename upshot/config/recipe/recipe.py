@@ -47,6 +47,9 @@ class EvalConfig(Section):
     that end the training; 0: never."""
     temperature: float = Field(0.0, ge=0)
     """Of the policy in evaluation."""
+    judge: str | None = None
+    """A helper model among `models` that judges held-out replies in place of `judge`, so that what is reported is not
+    by the judge that was learned from; None: the same judge. A metric with a `judge` of its own keeps it."""
     monitor: str | None = None
     """A helper model among `models` that reads question and thought only and predicts the verifier's score; None: no
     monitor."""

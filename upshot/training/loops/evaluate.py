@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -19,7 +18,7 @@ from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import Services
+from upshot.rollout.services import Services, build_held_out
 from upshot.tasks.base import Task, groups_of
 from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
@@ -88,12 +87,12 @@ class Evaluator:
 async def play_held_out(run: LoopRun, services: Services, context: RolloutContext) -> Logs:
     """Rewards and metrics of the policy on the held-out rows."""
     config = run.recipe.eval
-    calm = replace(context, policy=context.policy.at(config.temperature))
+    context = build_held_out(run.recipe, services, context)
     rows = run.policy.fit_prompts(run.task.rows(config.split)[: config.rows])
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
     seed = derive_seed(run.recipe.seed, "eval")
-    own = await play_step(calm, rows, config.samples, seed, only=run.ranks.own(len(rows)))
+    own = await play_step(context, rows, config.samples, seed, only=run.ranks.own(len(rows)))
     groups = interleave(await run.ranks.all_gather_object_async("eval", own))
     replies = [reply for group in groups for reply in group]
     watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
@@ -117,7 +116,8 @@ async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollo
         row = reply.conversation.row
         return groups_of(run.task, row).get("task") or row.source or run.task.name
 
-    cases = [case_of(reply.conversation, reply.reward, run.task, services.manager, label(reply)) for reply in replies]
+    manager = (services.held_out or services).manager
+    cases = [case_of(reply.conversation, reply.reward, run.task, manager, label(reply)) for reply in replies]
     monitor = Monitor(services.models[str(run.recipe.eval.monitor)])
     seen = await monitor.look_at_all([cases[i] for i in run.ranks.own(len(cases))])
     predicted = interleave(await run.ranks.all_gather_object_async("monitor", [one.prediction for one in seen]))

@@ -1,0 +1,1 @@
+"""Verbs that work through files and what runs have left behind."""

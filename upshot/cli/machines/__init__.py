@@ -1,0 +1,1 @@
+"""Verbs of what models and programs run on: servers, pools, sandboxes, caches."""
