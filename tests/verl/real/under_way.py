@@ -23,7 +23,8 @@ from upshot.tasks.slots import SlotsTask
 from upshot.verl.checkpoints import newest_step
 
 SMALL = (
-    *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1", "eval.every=0"),
+    *("credit.by=reply", "train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1"),
+    "eval.every=0",
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""
