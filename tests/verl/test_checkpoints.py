@@ -27,7 +27,7 @@ from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import merge
 from upshot.verl.checkpoints import check_ranks, make_whole, newest_step, saved_steps
-from upshot.verl.merge import read_shards, whole, write_merged
+from upshot.verl.merge import join_parts, read_shards, write_merged
 
 TOKENIZER = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
 
@@ -176,7 +176,7 @@ def test_a_shard_that_lies_on_another_node_is_missed_by_name(tmp_path: Path) -> 
 
 def test_what_is_not_a_shard_of_fsdp2_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fsdp2"):
-        whole("weight", [[1.0]])
+        join_parts("weight", [[1.0]])
 
 
 @pytest.fixture

@@ -37,10 +37,7 @@ def test_a_rank_needs_three_cpus_and_each_storage_unit_and_the_controller_one() 
     assert find_needs(planned("trainer.n_gpus_per_node=1", own).value).cpus == 6
 
 
-def test_servers_and_reward_models_with_gpus_of_their_own_are_counted() -> None:
-    apart = ["trainer.v1.trainer_mode=separate_async", "trainer.n_gpus_per_node=4"]
-    apart += ["actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=4"]
-    assert find_needs(planned(*apart).value).groups == (4, 4, 4)
+def test_reward_models_with_gpus_of_their_own_are_counted() -> None:
     judge = ["verl.reward.reward_model.enable_resource_pool=true", "verl.reward.reward_model.nnodes=1"]
     judge += ["verl.reward.reward_model.n_gpus_per_node=2", "trainer.n_gpus_per_node=8"]
     assert find_needs(planned(*judge).value).groups == (8, 2)
@@ -62,6 +59,7 @@ def test_too_few_gpus_and_a_group_that_fits_on_no_node_are_told() -> None:
     (told,) = says(compare_needs(Need((8,), 1), two))
     assert "no node of Ray has 8 GPUs and 24 CPUs free at once" in told and "a, has 4 GPUs" in told
     assert not says(compare_needs(Need((4, 4), 8), two))
+    assert not says(compare_needs(Need((4, 4), 8), [Node("a", 40, 4), Node("a", 40, 4)])), "two raylets of one host"
     assert "12 CPUs" in says(compare_needs(Need((4, 4), 8), [Node("a", 15, 4), Node("b", 60, 4)]))[0]
 
 
@@ -78,10 +76,10 @@ def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch:
 
 def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    said = check_node(NodeRequirements(str(model), str(tmp_path / "run"), code=(str(tmp_path / "own"),)))
+    said = check_node(NodeRequirements(str(model), str(tmp_path / "run"), files=(("code", str(tmp_path / "own")),)))
     assert any(f"model folder {model} is not there" in line for line in said)
     assert any("run folder" in line and "run_dir" in line for line in said)
-    assert any("your code" in line for line in said)
+    assert any("(`code`) is not there" in line for line in said)
     model.mkdir()
     assert [line for line in check_node(NodeRequirements(str(model), "")) if "model" in line] == [
         f"the model folder {model} has no config.json",

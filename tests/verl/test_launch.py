@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,10 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     place = prepare(recipe, tmp_path / "run")
     assert (place.rows, place.context) == (64, 256)
     assert place.prompt_tokens is not None and 10 < place.prompt_tokens < 40
-    assert pq.read_table(tmp_path / "run/data/validation.parquet").num_rows == 8
+    assert len(json.loads((tmp_path / "run/data/validation.json").read_text())) == 8
     plan = compose(recipe, place)
     plan.check()
     words = command(plan)
@@ -114,8 +113,8 @@ def test_a_stopped_run_has_its_reason_its_report_and_the_way_to_go_on(
     code = f"""
 import json, pathlib
 run = pathlib.Path({str(run)!r})
-(run / "verl/upshot").mkdir(parents=True)
-(run / "verl/upshot/quickstart.jsonl").write_text(json.dumps({{"step": 1, "data": {{"actor/grad_norm": 1.0}}}}) + "\\n")
+(run / "metrics.jsonl").write_text(json.dumps({{"phase": "rl", "step": 1, "reward/mean": 1.0}}) + "\\n")
+(run / "status.json").write_text(json.dumps({{"state": "running", "phase": "rl", "step": 1, "steps": 9}}))
 (run / "checkpoints/global_step_1/actor").mkdir(parents=True)
 (run / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
 raise SystemExit("out of paper")
@@ -123,7 +122,12 @@ raise SystemExit("out of paper")
     monkeypatch.setattr(launching, "command", lambda plan: [sys.executable, "-c", code])
     said: list[str] = []
 
+    told: list[tuple[int, float]] = []
+
     class Saying(Reporter):
+        def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+            told.append((step, metrics["reward/mean"]))
+
         def say(self, text: str) -> None:
             said.append(text)
 
@@ -131,5 +135,7 @@ raise SystemExit("out of paper")
         launch(recipe, [], lambda line: None, reporter=Saying())
     status = json.loads((run / "status.json").read_text())
     assert status["state"] == "stopped" and "out of paper" in status["reason"]
+    assert (status["step"], status["steps"]) == (1, 9), "what the trainer told stays"
+    assert told == [(1, 1.0)]
     assert (run / "report.html").is_file()
     assert said[-1] == f"go on with  upshot train --engine verl --resume {run}"

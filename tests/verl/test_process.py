@@ -62,7 +62,7 @@ def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_what_a_program_says_while_it_ends_is_kept(tmp_path: Path) -> None:
-    code = "import time, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('closed' * 50_000)); "
+    code = "import time, signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit('closed' * 50_000)); "
     code += "print('up', flush=True); time.sleep(60)"
 
     def stop(line: str) -> None:

@@ -11,9 +11,9 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
+from upshot.verl.checkpoints import WORDS, begin_folder, reopen_run, skip_first_validation
 from upshot.verl.config import compose
 from upshot.verl.plan import ClusterPlace
-from upshot.verl.resume import LOCAL, WORDS, begin_folder, reopen_run, skip_first_validation
 
 THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 
@@ -28,7 +28,7 @@ def recipe(tmp_path: Path) -> Recipe:
 def run(recipe: Recipe) -> RunFolder:
     folder = RunFolder.create(recipe)
     plan = compose(recipe, ClusterPlace(str(folder.path), 64, 20, 256), THEIRS)
-    begin_folder(folder, recipe, plan, [*THEIRS, LOCAL])
+    begin_folder(folder, recipe, plan, THEIRS)
     return folder
 
 
@@ -43,8 +43,8 @@ def save(folder: RunFolder, step: int, ranks: int = 2) -> None:
 def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe: Recipe) -> None:
     found, theirs, folder = reopen_run(run.path, ["train.steps=99", "trainer.n_gpus_per_node=4"])
     assert found.train.steps == 99 and folder.path == run.path
-    assert theirs == [*THEIRS, LOCAL, "trainer.n_gpus_per_node=4"]
-    plan = compose(found, ClusterPlace(str(run.path), 64, 20, 256), [word for word in theirs if word != LOCAL])
+    assert theirs == [*THEIRS, "trainer.n_gpus_per_node=4"]
+    plan = compose(found, ClusterPlace(str(run.path), 64, 20, 256), theirs)
     assert plan.ranks == 4 and plan.value("trainer.total_training_steps") == 99
 
 

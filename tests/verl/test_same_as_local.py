@@ -32,7 +32,7 @@ from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
 from upshot.training.loops.rl import Lesson
 from upshot.training.setup import sampling_of
-from upshot.verl.parquet import record_of
+from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
 from upshot.verl.train_batch import BatchRow as TrainedRow
 from upshot.verl.train_batch import LearnerInputs, teach
@@ -125,7 +125,7 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
         record = record_of(rows[group], 0, "train")
         info = describe_place(record["extra_info"], group, before[group])
         line = ConversationLink(servers, f"{group}.{session}", seeded=True)
-        return loads(dumps(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
+        return loads(dumps(await worker.play(PlayRequest(info, session, step), line)))
 
     async def all_of_them() -> list[list[Rollout]]:
         return [

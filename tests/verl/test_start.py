@@ -9,7 +9,7 @@ import pytest
 from upshot.config.load import load_recipe
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import Recipe
-from upshot.verl.start import make_start, needs_start, start_recipe
+from upshot.verl.prepare import make_start, needs_start, start_recipe
 
 TINY = (
     "model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}",

@@ -40,11 +40,11 @@ from upshot.training.loops import rl
 from upshot.training.setup import sampling_of
 from upshot.verl.adapters import replies as replies_module
 from upshot.verl.adapters import trainer as trainer_module
-from upshot.verl.adapters.loop import FAULT, REPLY, _output
+from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY, _output
 from upshot.verl.adapters.replies import PlayedRollouts
 from upshot.verl.adapters.trainer import UpshotTrainer
-from upshot.verl.parquet import record_of
 from upshot.verl.plan import RECIPE
+from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
@@ -81,6 +81,7 @@ class Buffer:
             for session, reply in enumerate(own):
                 for index, row in enumerate(trajectories_of(reply, 1)):
                     extra = {REPLY: b"" if index else dumps(reply), **({FAULT: faults[0]} if faults else {})}
+                    extra[COUNTED] = ("a worker", group + session, {})
                     key = f"{prefix}{group}_{session}_{index}"
                     queue.rows[key] = _output(row, 0.0, extra, 0.0).as_dict()
                     ids = [*row.prompt_ids, *row.response_ids]
@@ -106,7 +107,7 @@ def trainer_of(recipe: Recipe, buffer: Buffer) -> UpshotTrainer:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     made = Queue()
-    monkeypatch.setenv(RECIPE, str(tmp_path / "recipe.yaml"))  # the trainer leaves the replies beside it
+    monkeypatch.setenv(RECIPE, str(tmp_path / "recipe.yaml"))
     for module in (replies_module, trainer_module):
         monkeypatch.setattr(module, "tq", made)
     return made
@@ -173,13 +174,12 @@ class Playing(Buffer):
     def submit(self, batch: Any) -> None:
         """Play the rows of a batch."""
         infos = [getattr(one, "data", one) for one in batch["extra_info"]]
-        prompts = [getattr(one, "data", one) for one in batch["raw_prompt"]]
 
         async def all_of_them() -> list[list[Rollout]]:
             line, size = ConversationLink(self.servers, "x", seeded=True), self.worker.recipe.train.group_size
             return [
-                [await self.worker.play(PlayRequest(info, prompt, session, 0), line) for session in range(size)]
-                for info, prompt in zip(infos, prompts, strict=True)
+                [await self.worker.play(PlayRequest(info, session, 0), line) for session in range(size)]
+                for info in infos
             ]
 
         new = Buffer(self.queue, asyncio.run(all_of_them()), prefix=f"round{self.rounds}")
@@ -209,14 +209,14 @@ def test_flat_groups_are_played_again_with_the_rows_that_local_mode_takes(queue:
 
 
 class Dataset(list[Any]):
-    """verl's rows of a file."""
+    """verl's rows."""
 
     @property
-    def dataframe(self) -> dict[str, list[Any]]:
-        return {"extra_info": [row["extra_info"] for row in self]}
+    def records(self) -> list[Any]:
+        return list(self)
 
     def __getitem__(self, at: Any) -> Any:
-        return {"raw_prompt": super().__getitem__(at)["prompt"], **super().__getitem__(at)}
+        return dict(super().__getitem__(at))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_rows_of_a_step_are_those_that_local_mode_picks_each_with_its_place() ->
 
     recipe = recipe_of("train.prompts_per_step=40")
     trainer = trainer_of(recipe, None)  # type: ignore[arg-type]
-    rows = [{"extra_info": {"id": str(item)}, "raw_prompt": [], "dummy": torch.zeros(1)} for item in range(64)]
+    rows = Dataset({"extra_info": {"id": str(item)}, "raw_prompt": [], "index": item} for item in range(64))
     trainer.train_dataset, trainer.global_steps = rows, 2
     batch = trainer._fetch_one_gen_batch()
     infos = [getattr(one, "data", one) for one in batch["extra_info"]]

@@ -17,8 +17,8 @@ from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.config import compose
-from upshot.verl.parquet import record_of
 from upshot.verl.plan import RECIPE, ClusterPlace
+from upshot.verl.rows import record_of
 from upshot.verl.worker import describe_place
 
 OWN = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "model.dtype=float32"]
@@ -69,12 +69,12 @@ def test_verls_trainer_calls_what_ours_overrides() -> None:
 
     from upshot.verl.adapters.trainer import UpshotTrainer
 
-    own = ("_rows", "_measured", "_teaches", "_play_on", "_picked")
+    own = ("_rows", "_read_measures", "_teaches", "_play_on", "_pick_rows")
     for name, ours in vars(UpshotTrainer).items():
         theirs = getattr(PPOTrainer, name, None)
         if callable(ours) and not name.startswith("__") and name not in own:
             assert theirs is not None, f"verl's trainer has no {name} any more"
-            wanted = [p for p in inspect.signature(ours).parameters if p != "more"]
+            wanted = [p for p in inspect.signature(ours).parameters if p not in ("more", "_", "__")]
             assert set(wanted) <= set(inspect.signature(theirs).parameters), name
     step = inspect.getsource(PPOTrainer._step_once)
     order = ["replay_buffer.sample", "_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"]
@@ -105,7 +105,11 @@ def rows_of(manager: Manager, config: Any, step: int = 1) -> list[Any]:
     from upshot.verl.adapters.loop import UpshotLoop
 
     record = record_of(HALF_SAID, 0, "train")
-    given = {"raw_prompt": record["prompt"], "extra_info": describe_place(record["extra_info"], 0, 0), "session_id": 0}
+    given = {
+        "raw_prompt": record["raw_prompt"],
+        "extra_info": describe_place(record["extra_info"], 0, 0),
+        "session_id": 0,
+    }
 
     async def run() -> Any:
         loop = UpshotLoop(DictConfigWrap(config), manager, TOKENIZER, None, None, DictConfigWrap(config.data))
@@ -185,10 +189,10 @@ def test_on_a_cpu_the_critic_is_loaded_with_the_attention_that_its_config_names(
     from transformers import AutoConfig
     from verl.workers.engine.base import EngineRegistry
 
+    from tests.support.verl_cpu.critic import DEVICE, ValueEngine
+    from tests.support.verl_cpu.settings import PLATFORM
     from upshot.config.recipe import TinyConfig
     from upshot.models.tiny import tiny_model
-    from upshot.verl.adapters.critic import DEVICE, ValueEngine
-    from upshot.verl.on_cpu import PLATFORM
 
     monkeypatch.setenv("VERL_ENGINE_DEVICE", DEVICE)
     monkeypatch.setenv("VERL_ENGINE_VENDOR", PLATFORM)

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
+from tests.support.verl_cpu.settings import ENVIRONMENT, list_words, ray_settings, settings
 from tests.verl.test_sampler import PARAMS, TOKENIZER, model, prompt
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
 from upshot.verl.config import compose
-from upshot.verl.on_cpu import ENVIRONMENT
 from upshot.verl.plan import ClusterPlace
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
@@ -33,18 +33,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_local_sets_lands_where_verl_reads_it() -> None:
+def test_what_a_cpu_needs_lands_where_verl_reads_it() -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(
-        load_recipe("quickstart", ["credit.by=reply", "model.path=/m", "warm_start=null"]).recipe, PLACE, (), local=True
-    )
+    recipe = load_recipe("quickstart", ["credit.by=reply", "model.path=/m", "warm_start=null"]).recipe
+    plan = compose(recipe, PLACE, list_words(2)[1:])
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("ppo_trainer", overrides=plan.overrides())  # refuses a key that it does not have
-    here = [setting for setting in plan.settings if setting.source.startswith("--local")]
+    here = {key.lstrip("+"): value for key, (value, _) in (settings(2) | ray_settings(2)).items()}
     assert len(here) > 20
-    assert [s.key for s in here if OmegaConf.select(theirs, s.key) != s.value] == []
+    assert [key for key, value in here.items() if OmegaConf.select(theirs, key) != value] == []
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +61,7 @@ print(type(get_platform()).__module__, torch.distributed.get_backend())
 """
     alone = {"RANK": "0", "WORLD_SIZE": "1", "DIST_INIT_METHOD": "tcp://127.0.0.1:0"}
     found = python(code, **alone)
-    assert found.stdout.split() == ["upshot.verl.adapters.platform", "cpu:gloo"], found.stderr[-2000:]
+    assert found.stdout.split() == ["tests.support.verl_cpu.platform", "cpu:gloo"], found.stderr[-2000:]
 
 
 def test_a_plug_in_that_fails_to_import_is_loud() -> None:
@@ -71,7 +70,7 @@ def test_a_plug_in_that_fails_to_import_is_loud() -> None:
 
 
 def test_without_being_asked_for_the_platform_is_never_chosen() -> None:
-    from upshot.verl.adapters.platform import CpuPlatform
+    from tests.support.verl_cpu.platform import CpuPlatform
 
     assert CpuPlatform().is_platform_available() is (os.environ.get("VERL_PLATFORM") == "cpu")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -140,19 +139,6 @@ def test_the_rows_data_set_keeps_our_extra_info() -> None:
     assert "self.dataframe" in text and "extra_info" in text
 
 
-def test_metrics_are_a_line_of_json_a_step_under_project_and_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from verl.utils.tracking import Tracking
-
-    monkeypatch.setenv("VERL_FILE_LOGGER_ROOT", str(tmp_path))
-    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
-    tracking = Tracking("upshot", "mine", default_backend=["file"], config={})
-    tracking.log({"actor/grad_norm": 0.5}, step=3)
-    (line,) = (tmp_path / "upshot" / "mine.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"step": 3, "data": {"actor/grad_norm": 0.5}}
-
-
 def test_checkpoints_lie_where_resume_and_export_look_for_them() -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils.checkpoint import checkpoint_manager, fsdp_checkpoint_manager
@@ -171,26 +157,34 @@ def test_agent_loop_workers_are_spread_over_the_nodes_that_have_cpus() -> None:
     assert 'node["Resources"].get("CPU", 0) > 0' in text and "NodeAffinitySchedulingStrategy" in text
 
 
-def test_the_sft_trainer_calls_what_ours_overrides_and_has_what_it_reads() -> None:
-    from verl.trainer.sft_trainer import SFTTrainer
-    from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
+def test_a_step_is_trained_before_it_is_saved_and_its_numbers_are_asked_for_last() -> None:
+    """Our trainer writes the line of a step when `step` has ended, and that of an evaluation at `_compute_metrics`."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    text = inspect.getsource(SFTTrainer)
-    assert "self._build_dataloader()" in text and "self.train_sampler.set_epoch(" in text
-    for name in ("train_dataset", "val_dataset", "collate_fn", "train_dataloader", "val_dataloader", "engine"):
-        assert f"self.{name}" in text, name
-    assert "get_data_parallel_rank()" in text and "get_data_parallel_size()" in text
-    assert {"config"} <= parameters(SFTTrainer.__init__) and callable(SFTTrainer.fit)
-    for start in (initialize_global_process_group, destroy_global_process_group):
-        assert all(p.default is not p.empty for p in inspect.signature(start).parameters.values())
+    text = inspect.getsource(PPOTrainer.fit)
+    loop = text[text.index("while current_epoch") :]
+    marks = ["self.step(metrics, self.timing_raw)", "self._save_checkpoint()", "self._validate()"]
+    marks += ["self._compute_metrics(batch, metrics, self.timing_raw"]
+    assert all(mark in loop for mark in marks)
+    assert sorted(marks, key=loop.index) == marks
+    assert text.index("self._validate()") < text.index("self.on_train_begin()"), "one before the first step"
+    wanted = {"batch", "metrics", "timing_raw", "global_steps", "epoch"}
+    assert wanted <= parameters(PPOTrainer._compute_metrics)
 
 
 def test_a_data_set_of_our_own_is_made_as_verl_makes_one() -> None:
-    from verl.trainer import sft_trainer
+    from verl.trainer.ppo import utils
 
-    from upshot.verl.adapters.sft import Examples
+    from upshot.verl.adapters.dataset import RowIds
 
-    made = inspect.getsource(sft_trainer.create_sft_dataset)
-    assert "custom_cls" in made
-    for name in ("parquet_files", "tokenizer", "config", "processor", "max_samples"):
-        assert name in parameters(Examples.__init__) and f"{name}=" in made, name
+    made = inspect.getsource(utils.create_rl_dataset)
+    for name in ("data_files", "tokenizer", "config", "processor", "max_samples"):
+        assert name in parameters(RowIds.__init__) and f"{name}=" in made, name
+
+
+def test_a_mistyped_key_is_told_in_hydras_own_words_before_anything_starts() -> None:
+    from upshot.verl.adapters.composing import find_fault
+
+    assert find_fault(["trainer.n_gpus_per_node=2"]) is None
+    said = find_fault(["trainer.n_gpu_per_node=2"]) or ""
+    assert "Could not override 'trainer.n_gpu_per_node'" in said and "not in struct" in said

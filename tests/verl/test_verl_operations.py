@@ -1,4 +1,4 @@
-"""Contracts with verl, Ray and TransferQueue behind oversight, ledger, checks and watchdog; skipped without verl."""
+"""Contracts with verl, Ray and TransferQueue behind oversight, budget, checks and watchdog; skipped without verl."""
 
 from __future__ import annotations
 

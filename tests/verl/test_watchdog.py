@@ -81,7 +81,7 @@ def test_a_run_ends_by_itself_only_where_a_limit_is_set(tmp_path: Path) -> None:
 def test_the_patience_is_a_section_of_the_config_and_unknown_keys_are_refused() -> None:
     assert Patience.of({}) == Patience()
     assert Patience.of({"upshot": {"watch": {"silent_s": 5}}}) == Patience(silent_s=5)
-    with pytest.raises(UserError, match="has no key 'silence'; known: end_after_s, silent_s"):
+    with pytest.raises(UserError, match="has no key 'silence'; known: end_after_s, grace_s, silent_s"):
         Patience.of({"upshot": {"watch": {"silence": 5}}})
 
 

@@ -20,7 +20,7 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.slots import SlotsTask, asked_slots
-from upshot.verl.parquet import record_of
+from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink, ServedModel, use_link
 from upshot.verl.trajectory import Trajectory, refuse_long, trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
@@ -71,7 +71,7 @@ def made(*overrides: str) -> RolloutWorker:
 
 def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> PlayRequest:
     record = record_of(row, 0, row.id.split("/")[1])
-    return PlayRequest(describe_place(record["extra_info"], group, 0), record["prompt"], session, step)
+    return PlayRequest(describe_place(record["extra_info"], group, 0), session, step)
 
 
 def shopkeeper(row: Row) -> Callable[[str], str]:

@@ -40,12 +40,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "overrides may then set verl's own keys, too (trainer.n_gpus_per_node=8)",
     )
     parser.add_argument(
-        "--local",
-        action="store_true",
-        help="with --engine verl: on the CPU of this machine, with a Ray of its own, to test or debug a cluster recipe "
-        "(trainer.n_gpus_per_node=2 for two ranks)",
-    )
-    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything (keys, endpoints, files, model, prompts …), print the plan, train nothing",
@@ -61,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
     """Check, train, report; a stopped run says how to go on."""
     if args.engine == "verl":
         return _on_verl(args)
-    if args.local:
-        raise UserError("--local is for --engine verl; without it everything is on this machine as it is")
     recipe, folder = _load_recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
@@ -155,41 +147,56 @@ def _on_verl(args: argparse.Namespace) -> int:
     from upshot.rollout.check_names import check_names
     from upshot.tasks.base import tasks
     from upshot.verl.config import compose
+    from upshot.verl.paths import make_absolute
     from upshot.verl.plan import ClusterPlace
+    from upshot.verl.ranks import METHODS
 
     recipe, theirs, folder = _load_verl_recipe(args)
     check_names(recipe)
+    recipe = make_absolute(recipe)
+    if recipe.train.method in METHODS:
+        return _by_torchrun(args, recipe, theirs)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    rows = None if recipe.train.method == "sft" else len(task.rows("train"))
-    plan = compose(recipe, ClusterPlace(rows=rows), theirs, args.local)
+    plan = compose(recipe, ClusterPlace(rows=len(task.rows("train"))), theirs)
     if args.dry_run:
-        from upshot.verl import on_cpu
         from upshot.verl.checks import find
 
         print(plan.page())
         plan.check()
-        env = on_cpu.ENVIRONMENT if args.local else None
-        found = find(recipe, plan, args.offline, folder is not None, env)
+        found = find(recipe, plan, args.offline, folder is not None)
         return 0 if _print_findings(found, args.quiet) else 2
     from upshot.run.console import make_reporter
     from upshot.verl.launch import launch
 
-    path = launch(recipe, theirs, lambda line: None, args.local, make_reporter(args.quiet, args.json), folder)
+    path = launch(recipe, theirs, lambda line: None, make_reporter(args.quiet, args.json), folder)
     if not args.json:
         print(path if args.quiet else f"run folder  {path}\nreport      {path / 'report.html'}")
     return 0
 
 
+def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]) -> int:
+    """A method that needs no Ray on several ranks; this process becomes torchrun."""
+    from upshot.verl.plan import is_theirs
+    from upshot.verl.ranks import torchrun_command
+
+    own = [word for word in args.overrides if not is_theirs(word)]
+    command = torchrun_command([args.recipe, *own, *(["--quiet"] if args.quiet else [])], theirs)
+    if args.dry_run:
+        print("trained without Ray, by:  " + " ".join(command))
+        return 0 if _check(recipe, args, False, int(command[command.index("--nproc-per-node") + 1])) else 2
+    sys.stdout.flush()
+    return os.execv(command[0], command)
+
+
 def _load_verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
     from upshot.config.load import load_recipe
+    from upshot.verl.checkpoints import reopen_run
     from upshot.verl.plan import is_theirs
-    from upshot.verl.resume import LOCAL, reopen_run
 
     if args.resume:
         recipe, theirs, folder = reopen_run(Path(args.resume), _resume_overrides(args))
-        args.local = args.local or LOCAL in theirs
-        return recipe, [word for word in theirs if word != LOCAL], folder
+        return recipe, theirs, folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
     theirs = [word for word in args.overrides if is_theirs(word)]
@@ -210,7 +217,7 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
 
     if args.resume:
         from upshot.run.resume import resumed_recipe
-        from upshot.verl.resume import refuse_verl
+        from upshot.verl.checkpoints import refuse_verl
 
         words = _resume_overrides(args)
         folder = RunFolder.open(Path(args.resume))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
-from upshot.verl import on_cpu
 from upshot.verl.plan import (
     RECIPE,
     TOKENS,
@@ -27,53 +27,107 @@ from upshot.verl.plan import (
     find_uncarried,
     is_under,
     parse_override,
+    read_key,
 )
-from upshot.verl.sft import compose_sft
-from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, MODEL, PLAYED, REF, ROLLOUT
+from upshot.verl.table import (
+    ACTOR,
+    BACKEND,
+    CARRIED,
+    CRITIC,
+    FIXED,
+    LIBRARY,
+    MODEL,
+    PLAYED,
+    REF,
+    REFUSED,
+    ROLLOUT,
+    USUAL,
+)
 
 
-def compose(
-    recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[str] = (), local: bool = False
-) -> VerlPlan:
-    """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
+def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[str] = ()) -> VerlPlan:
+    """verl's config of a recipe; `more` are verl's own `key=value`, which win."""
     place = place or ClusterPlace()
-    if recipe.train.method == "sft":
-        return compose_sft(recipe, place, more, local)
     if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
         recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
-    if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
     settings, missing = carry_over(recipe, CARRIED)
-    settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
+    fixed = (FIXED | USUAL).items()
+    settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in fixed]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
     own = {setting.key: setting for setting in map(parse_override, more)}
-    here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
-    kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
-    if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
+    refuse_ours(own.values(), settings)
+    if (given := own.get(f"{MODEL}.external_lib")) is not None:
+        theirs = given.value if isinstance(given.value, list) else [given.value]
+        own[given.key] = replace(given, value=list(dict.fromkeys([LIBRARY, *theirs])))
+    kept = {setting.key: setting for setting in [*settings, *steps, *_attention(recipe)]} | own
+    sampler, unknown = _truncation(recipe, str(kept[f"{ROLLOUT}.name"].value))
+    kept |= {setting.key: setting for setting in sampler}
+    if kept[f"{ROLLOUT}.name"].value == BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
     return VerlPlan(
-        tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *find_uncarried(recipe), *_unfit(recipe))
+        tuple(kept.values()),
+        tuple(PLAYED.items()),
+        (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
-
-
-def _on_cpu(own: Mapping[str, VerlSetting]) -> list[VerlSetting]:
-    """What `--local` sets."""
-    ranks = own["trainer.n_gpus_per_node"].value if "trainer.n_gpus_per_node" in own else 1
-    found = on_cpu.settings(ranks).items()
-    return [
-        VerlSetting(key.lstrip("+"), value, f"--local: {why}" if why else "--local", "+" if key[0] == "+" else "")
-        for key, (value, why) in found
-    ]
 
 
 def _backend() -> VerlSetting:
     """What samples: vLLM where it is installed, else our engine."""
     vllm = importlib.util.find_spec("vllm") is not None
-    name, why = ("vllm", "vLLM is installed here") if vllm else (on_cpu.BACKEND, "our engine: vLLM is not installed")
+    name, why = ("vllm", "vLLM is installed here") if vllm else (BACKEND, "our engine: vLLM is not installed")
     return VerlSetting(f"{ROLLOUT}.name", name, why)
+
+
+def refuse_ours(given: Iterable[VerlSetting], settings: Sequence[VerlSetting]) -> None:
+    """Refuse words of the command line for what the recipe says, or what a run is made of: it would be another run."""
+    ours = {setting.key: setting for setting in settings}
+    table = {line.theirs: f"set {' or '.join(line.ours)} of the recipe" for line in CARRIED}
+    fixed = {key: why or "it is fixed" for key, (_, why) in FIXED.items()}
+    known = REFUSED | fixed | table
+    told = []
+    for setting in given:
+        found = [key for key in known if is_under(setting.key, key)]
+        same = setting.key in ours and ours[setting.key].value == setting.value
+        if found and not same:
+            told.append(f"{setting.key} is not the command line's: {known[max(found, key=len)]}")
+    if told:
+        raise UserError("; ".join(told))
+
+
+def _attention(recipe: Recipe) -> list[VerlSetting]:
+    """verl takes flash attention unless it is told otherwise, and fails where that is not installed."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        return []
+    why = "flash-attn, verl's default, is not installed here"
+    models = [MODEL, *([f"{CRITIC}.model"] if recipe.train.method == "ppo" else [])]
+    named = [VerlSetting(f"{model}.override_config.attn_implementation", "sdpa", why, "+") for model in models]
+    return [*named, *(VerlSetting(f"{model}.use_remove_padding", False, why) for model in models)]
+
+
+def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[MissingKey]]:
+    """What a server's log-probabilities are of where top_p or top_k cut the distribution.
+
+    The trainer's are of the whole distribution at the sampling temperature, and so are our engine's. vLLM knows two
+    kinds: after the cut (verl's default, wrong by what was cut off) and before cut and temperature, right at 1.
+    """
+    episode = recipe.episode
+    cuts = {"top_p": episode.top_p < 1, "top_k": episode.top_k > 0}
+    if backend == BACKEND or not any(cuts.values()):
+        return [], []
+    key = next(f"episode.{name}" for name, cut in cuts.items() if cut)
+    if backend == "vllm" and episode.temperature == 1:
+        why = "vLLM's default are probabilities after the cut; the trainer's are before it"
+        return [VerlSetting(f"{ROLLOUT}.logprobs_mode", "raw_logprobs", f"{key}: {why}")], []
+    why = f"{backend} gives no log-probabilities of the distribution before the cut at temperature "
+    why += f"{episode.temperature:g}; set episode.temperature=1, or take {ROLLOUT}.name={BACKEND}"
+    if backend != "vllm":
+        why = (
+            f"what the log-probabilities of {backend} are of is not known here; take {ROLLOUT}.name={BACKEND}, or vllm"
+        )
+    return [], [MissingKey(key, read_key(recipe, key), why, True)]
 
 
 def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
@@ -99,8 +153,8 @@ def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     made = recipe.warm_start is not None or not recipe.model.path
     return [
         VerlSetting(f"{MODEL}.path", UNMADE if made else recipe.model.path, "model.path"),
-        VerlSetting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
-        VerlSetting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
+        VerlSetting("data.train_files", f"{place.folder}/data/train.json", "the rows of `task`, split train"),
+        VerlSetting("data.val_files", f"{place.folder}/data/validation.json", "eval.split, eval.rows"),
         VerlSetting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
         VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
     ]
@@ -158,10 +212,13 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
     ], []
 
 
-def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
+def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
-        yield MissingKey("train.method", recipe.train.method, "only rl, ppo and sft run on verl", True)
+        yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, the others by torchrun", True)
+    if recipe.model.lora and recipe.model.lora.dropout:
+        why = "verl's adapters have none: they are trained without"
+        yield MissingKey("model.lora.dropout", recipe.model.lora.dropout, why, False)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
@@ -174,10 +231,10 @@ def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.task.name == "verifiers":
         why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
         yield MissingKey("task.name", recipe.task.name, why, True)
-    yield from _copies(recipe)
+    yield from _find_copies(recipe)
 
 
-def _copies(recipe: Recipe) -> Iterator[MissingKey]:
+def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
     """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
     classmates = classmate_names(recipe.futures)
     named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}

@@ -5,24 +5,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, reason_of
 from upshot.run.folder import RunFolder
+from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
-from upshot.verl import on_cpu
-from upshot.verl.checkpoints import newest_step
+from upshot.verl.checkpoints import begin_folder, make_whole, newest_step, skip_first_validation
 from upshot.verl.checks import find, refuse
 from upshot.verl.config import compose
-from upshot.verl.folder.log_run import log_run
-from upshot.verl.folder.run_writer import VerlRunWriter
-from upshot.verl.plan import RECIPE, VerlPlan
-from upshot.verl.prepare import prepare
-from upshot.verl.process import reason_in, run
-from upshot.verl.resume import LOCAL, begin_folder, skip_first_validation
-from upshot.verl.start import make_start
+from upshot.verl.echo import RunEcho
+from upshot.verl.plan import MAIN, RECIPE, VerlPlan
+from upshot.verl.prepare import make_start, prepare
+from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
 
 LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
@@ -33,7 +32,6 @@ def launch(
     recipe: Recipe,
     theirs: Sequence[str],
     say: Callable[[str], None] = print,
-    local: bool = False,
     reporter: Reporter | None = None,
     resumed: RunFolder | None = None,
 ) -> Path:
@@ -44,33 +42,81 @@ def launch(
     """
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install -e '.[verl]'")
-    wanted = compose(recipe, None, theirs, local)
+    wanted = compose(recipe, None, theirs)
     wanted.check()
-    refuse(find(recipe, wanted, resumed=resumed is not None, env=on_cpu.ENVIRONMENT if local else None))
+    refuse(find(recipe, wanted, resumed=resumed is not None))
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
         with folder.lock(reporter.say):
             warm = make_start(recipe, folder.path, reporter.say, resumed is not None)
-            plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs, local), folder)
+            plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs), folder)
             plan.check()
-            begin_folder(folder, recipe, plan, [*theirs, *([LOCAL] if local else [])])
-            with log_run(warm, folder, plan, reporter) as writer:
+            for note in plan.notes():
+                reporter.say(note)
+            begin_folder(folder, recipe, plan, theirs)
+            with conclude(recipe, folder, plan, reporter) as echo:
                 if newest_step(folder) < plan.value("trainer.total_training_steps"):  # else a finished run was resumed
-                    _run(plan, environment(recipe, folder.path, local), writer, say)
+                    _run(plan, environment(recipe, folder.path), folder, echo, say)
     finally:
         reporter.close()
     return folder.path
 
 
-def _run(plan: VerlPlan, env: dict[str, str], writer: VerlRunWriter, say: Callable[[str], None]) -> None:
-    log = writer.folder.path / LOG
+@contextmanager
+def conclude(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporter) -> Iterator[RunEcho]:
+    """Inside, verl runs. Afterwards the newest checkpoint is written as a whole, status and report, however it ends."""
+    phase, done = recipe.train.method, newest_step(folder)
+    folder.rewind(phases_of(recipe), phase, done or -1)
+    reporter.phase(phase, int(plan.value("trainer.total_training_steps", 0)), done)
+    echo = RunEcho(folder, phase, reporter)
+    known = {key: value for key, value in folder.status.items() if key in STATUS}
+    folder.write_status("running", **known)
+    try:
+        with stop_on_sigterm():
+            yield echo
+        echo.follow()
+        make_whole(folder)
+        _write_end(folder, "finished")
+        write_report(folder.path)
+    except BaseException as error:
+        _tell_stopped(folder, echo, error)
+        raise
 
-    def told(line: str) -> None:
-        writer.follow()
+
+STATUS = ("phase", "step", "steps", "alarms", "metrics")
+"""What the trainer wrote into status.json that stays when the run has ended."""
+
+
+def _write_end(folder: RunFolder, state: str, **more: str) -> None:
+    folder.write_status(state, **{key: value for key, value in folder.status.items() if key in STATUS}, **more)
+
+
+def _tell_stopped(folder: RunFolder, echo: RunEcho, error: BaseException) -> None:
+    """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
+
+    def tell() -> None:
+        _write_end(folder, "stopped", reason=reason_of(error))
+        if folder.begun:
+            write_report(folder.path)
+
+    for work in (echo.follow, lambda: make_whole(folder), tell):
+        try:
+            work()
+        except Exception as second:
+            echo.reporter.say(f"at the end of the run: {reason_of(second)}")
+    if newest_step(folder):
+        echo.reporter.say(f"go on with  upshot train --engine verl --resume {folder.path}")
+
+
+def _run(plan: VerlPlan, env: dict[str, str], folder: RunFolder, echo: RunEcho, say: Callable[[str], None]) -> None:
+    log = folder.path / LOG
+
+    def hear(line: str) -> None:
+        echo.follow(line)
         say(line)
 
-    code = run(command(plan), env, log, told)
+    code = run(command(plan), env, log, hear, float(plan.value("upshot.watch.grace_s", GRACE_S)))
     if code:
         if why := reason_in(log):
             raise UserError(why)
@@ -80,12 +126,11 @@ def _run(plan: VerlPlan, env: dict[str, str], writer: VerlRunWriter, say: Callab
 
 def command(plan: VerlPlan) -> list[str]:
     """verl's program with its words."""
-    return [sys.executable, "-m", *plan.program, *plan.overrides(), *TIDY]
+    return [sys.executable, "-m", MAIN, *plan.overrides(), *TIDY]
 
 
-def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, str]:
+def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
     """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
-    usual = on_cpu.ENVIRONMENT if local else {}
-    return {**usual, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+    own = {RECIPE: str(folder.resolve() / "recipe.yaml")}
+    return {**os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}

@@ -73,7 +73,7 @@ def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
         return [torch.load(path, map_location="cpu", weights_only=True, mmap=True) for path in paths]
 
 
-def whole(name: str, parts: Sequence[Any]) -> torch.Tensor:
+def join_parts(name: str, parts: Sequence[Any]) -> torch.Tensor:
     """One weight of all ranks' parts."""
     import torch
     from torch.distributed.tensor import DTensor
@@ -86,13 +86,13 @@ def whole(name: str, parts: Sequence[Any]) -> torch.Tensor:
             )
         return first
     locals_ = {rank: part._local_tensor for rank, part in enumerate(parts)}
-    out = _joined(first.device_mesh.mesh, first.placements, locals_, name)
+    out = _join(first.device_mesh.mesh, first.placements, locals_, name)
     if out.shape != first.shape:
         raise UserError(f"the parts of '{name}' make {list(out.shape)}, not {list(first.shape)}: a shard is another's")
     return out.contiguous()
 
 
-def _joined(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any], name: str) -> torch.Tensor:
+def _join(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any], name: str) -> torch.Tensor:
     """The parts of a mesh of ranks, dimension by dimension: shards side by side, of copies one."""
     import torch
 
@@ -100,12 +100,12 @@ def _joined(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, A
         return parts[int(mesh)]  # type: ignore[no-any-return]
     here, *inner = placements
     if here.is_replicate():
-        return _joined(mesh[0], inner, parts, name)
+        return _join(mesh[0], inner, parts, name)
     if not here.is_shard() or type(here).__name__ != "Shard":
         raise UserError(
             f"'{name}' is laid out as {here}, which is not known here; merge it with verl's own model_merger"
         )
-    return torch.cat([_joined(row, inner, parts, name) for row in mesh], dim=here.dim)
+    return torch.cat([_join(row, inner, parts, name) for row in mesh], dim=here.dim)
 
 
 def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
@@ -113,12 +113,12 @@ def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
     from safetensors.torch import save_file
 
     config = json.loads((to / "config.json").read_text())
-    names = _without_tied(ranks, config)
+    names = _list_untied(ranks, config)
     files = _files({name: ranks[0][name] for name in names})
     index: dict[str, str] = {}
     for number, own in enumerate(files, 1):
         file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {name: whole(name, [rank[name] for rank in ranks]).clone() for name in own}
+        tensors = {name: join_parts(name, [rank[name] for rank in ranks]).clone() for name in own}
         save_file(tensors, to / file, {"format": "pt"})
         index |= dict.fromkeys(own, file)
     if len(files) > 1:
@@ -131,14 +131,14 @@ def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
     write_json(to / "config.json", config)
 
 
-def _without_tied(ranks: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> list[str]:
+def _list_untied(ranks: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> list[str]:
     """The names to write: the head goes where it is the embedding again; where it is not, the config says so."""
     import torch
 
     names, head, embedding = list(ranks[0]), "lm_head.weight", "model.embed_tokens.weight"
     if not config.get("tie_word_embeddings") or not {head, embedding} <= set(names):
         return names
-    one, other = (whole(name, [rank[name] for rank in ranks]) for name in (head, embedding))
+    one, other = (join_parts(name, [rank[name] for rank in ranks]) for name in (head, embedding))
     if torch.equal(one, other):
         return [name for name in names if name != head]
     config["tie_word_embeddings"] = False
@@ -168,7 +168,9 @@ def _write_adapter(shards: Path, ranks: Sequence[Mapping[str, Any]], to: Path, b
 
     told = json.loads((shards / "lora_train_meta.json").read_text())
     found = {name: match for name in ranks[0] if (match := LORA.match(name))}
-    tensors = {m[1] + (m[2] or ""): whole(name, [rank[name] for rank in ranks]).clone() for name, m in found.items()}
+    tensors = {
+        m[1] + (m[2] or ""): join_parts(name, [rank[name] for rank in ranks]).clone() for name, m in found.items()
+    }
     targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
     (to / "config.json").unlink(missing_ok=True)  # of the base, which is not here
     save_file(tensors, to / "adapter_model.safetensors", {"format": "pt"})

@@ -1,6 +1,6 @@
 """verl's config as data: its settings with their sources, what a recipe has that it has not, and hydra's spelling.
 
-How a recipe becomes one: `config.py` (rl, ppo) and `sft.py`. Neither torch nor verl is imported.
+How a recipe becomes one: `config.py`. Neither torch nor verl is imported.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    *("engine", "optim", "upshot"),
+    "upshot",
 )
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
+NOTED = ("model.lora.dropout", "eval.monitor")
+"""Recipe keys that are left out with a word."""
+COMMAND_LINE = "command line"
+"""The source of a setting that the user gave."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
 MAIN = "upshot.verl.adapters.main"
 TOKENS = 16384
@@ -74,8 +78,6 @@ class VerlPlan:
     played: tuple[tuple[str, str], ...]
     """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
     missing: tuple[MissingKey, ...]
-    program: tuple[str, ...] = (MAIN,)
-    """What is run, as `python -m` takes it."""
 
     def check(self) -> None:
         """Refuse a recipe that would be another one on verl."""
@@ -83,6 +85,11 @@ class VerlPlan:
         told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
         if told:
             raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def notes(self) -> list[str]:
+        """What is another thing on verl and does not refuse a run: worth a line before it starts."""
+        told = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
+        return [f"{m.key}={_short(m.value)}: {m.reason}" for m in told]
 
     def value(self, key: str, otherwise: Any = None) -> Any:
         """The value of one of verl's keys; `otherwise` where nothing sets it here."""
@@ -188,7 +195,7 @@ def parse_override(word: str) -> VerlSetting:
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
     mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
-    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), COMMAND_LINE, mark)
 
 
 def _hydra(value: Any) -> str:

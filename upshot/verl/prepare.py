@@ -1,18 +1,23 @@
-"""What must lie ready before verl starts: the recipe, the rows as parquet, and what was measured of them."""
+"""What must lie ready before verl starts: the model it begins with, the rows, and what was measured of them.
+
+A new tiny model and a warm start are made by local mode itself, once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Row
 from upshot.models.local import load_tokenizer, local_path
 from upshot.rollout.play import has_opening
 from upshot.rollout.prompt_length import filter_rows
-from upshot.verl.parquet import write_rows
+from upshot.run.folder import RunFolder
 from upshot.verl.plan import ClusterPlace
-from upshot.verl.sft import prepare_sft
+from upshot.verl.rows import write_rows
 from upshot.verl.worker import RolloutWorker
 
 
@@ -20,13 +25,11 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
     context = context_of(recipe)
     worker = RolloutWorker(recipe, load_tokenizer(recipe.model.path), context)
-    if recipe.train.method == "sft":
-        return prepare_sft(recipe, folder, worker.renderer, context)
     task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
     rows = {split: filter_rows(own, worker.lengths, rule) for split, own in rows.items()}
-    write_rows(folder / "data" / "train.parquet", rows["train"], "train")
-    write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
+    write_rows(folder / "data" / "train.json", rows["train"], "train")
+    write_rows(folder / "data" / "validation.json", rows[held_out], held_out)
     longest = longest_prompt(worker, [row for own in rows.values() for row in own])
     return ClusterPlace(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
 
@@ -46,3 +49,36 @@ def context_of(recipe: Recipe) -> int:
         return recipe.model.max_context
     found = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
     return int(found.max_position_embeddings)
+
+
+def needs_start(recipe: Recipe) -> bool:
+    """Whether there is a model to make before verl can begin."""
+    return not recipe.model.path or phases_of(recipe)[0] == WARM_START
+
+
+def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print, resumed: bool = False) -> Recipe:
+    """The recipe as verl runs it: its model is on disk, and warm. What a run folder has of it is not made again.
+
+    A resumed run has it, whatever of the recipe has changed since.
+    """
+    if not needs_start(recipe):
+        return recipe
+    own = start_recipe(recipe, folder)
+    place = RunFolder(Path(own.run_dir))
+    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe == own) else None
+    if made is None or made.phase == WARM_START:
+        from upshot.run.run import train
+
+        shutil.rmtree(place.path, ignore_errors=True)
+        say(f"making the model that verl begins with, in {place.path}")
+        made = train(own).latest()
+    assert made is not None
+    model = recipe.model.model_copy(update={"path": str(made.path.resolve())})
+    return recipe.model_copy(update={"warm_start": None, "model": model})
+
+
+def start_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """The part of the recipe that local mode runs, as a run in a folder of its own."""
+    nothing = recipe.train.model_copy(update={"steps": 0, "epochs": None})
+    quiet = recipe.eval.model_copy(update={"every": 0})
+    return recipe.model_copy(update={"run_dir": str(folder / WARM_START), "train": nothing, "eval": quiet})

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from upshot.core.process import Reaper, end_session, parent_death_hook, session_members
 
 GRACE_S = 20.0
-"""Seconds that verl has to end after it was told to."""
+"""Seconds that verl has to end after it was interrupted."""
 LAST_WORDS_S = 1.0
 """Seconds that what the program has left may still speak."""
 REASON = "upshot: "
@@ -24,9 +25,29 @@ SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
 """How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; a user's files have others."""
 
 
-def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM is a `SystemExit`, where this thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(
+    words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None], grace_s: float = GRACE_S
+) -> int:
     """Run a program to its end; its lines go to the log and to `say`. However this ends, its session ends with it.
 
+    `grace_s`: seconds that it has after SIGTERM, with which a scheduler takes the machine away: to end its step.
     Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the reaper.
     """
     reaper = Reaper()
@@ -44,6 +65,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
         )
         reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
+        notice, seconds = signal.SIGINT, GRACE_S
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -51,17 +73,20 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
                 file.flush()
                 say(line.rstrip("\n"))
             return process.wait()
+        except SystemExit:
+            notice, seconds = signal.SIGTERM, grace_s
+            raise
         finally:
-            rest = threading.Thread(target=_drain, args=(process, file), daemon=True)
+            rest = threading.Thread(target=_read_rest, args=(process, file), daemon=True)
             rest.start()  # what it says while it ends; unread, it could not end
-            end(process)
+            end(process, notice, seconds)
             rest.join(LAST_WORDS_S)
             reaper.forget(process.pid)
             reaper.close()
             sweep(began)
 
 
-def _drain(process: subprocess.Popen[str], file: TextIO) -> None:
+def _read_rest(process: subprocess.Popen[str], file: TextIO) -> None:
     assert process.stdout is not None
     with contextlib.suppress(ValueError):  # closed by who waited for us
         for line in process.stdout:
@@ -75,12 +100,12 @@ def _end_behind(process: subprocess.Popen[str]) -> None:
     end_session(process.pid)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str], notice: int, seconds: float) -> None:
     """Ask a program to end, so that it may close its helpers, and make its whole session."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(notice)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+            process.wait(seconds)
     for _ in range(100):  # what was about to be started is there a moment later
         end_session(process.pid)
         if not session_members(process.pid):
@@ -108,7 +133,7 @@ def sweep(since: float) -> list[str]:
             stat = path.stat()
             if stat.st_uid == os.getuid() and stat.st_ctime >= since and stat.st_mtime < time.time() - 1:
                 stale.append(path)
-    held = _held() if stale else ""
+    held = _list_mapped() if stale else ""
     gone = [path for path in stale if str(path) not in held]
     for path in gone:
         with contextlib.suppress(OSError):
@@ -116,7 +141,7 @@ def sweep(since: float) -> list[str]:
     return [path.name for path in gone]
 
 
-def _held() -> str:
+def _list_mapped() -> str:
     """All that living processes have mapped, as far as we may know."""
     out = []
     for maps in Path("/proc").glob("[0-9]*/maps"):

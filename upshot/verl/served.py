@@ -162,6 +162,14 @@ class ServedModel(Model):
         """How often it was asked."""
         return {"calls": float(self.calls)}
 
+    def state(self) -> dict[str, Any]:
+        """The counter."""
+        return {"calls": self.calls}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.calls = int(state.get("calls", 0))
+
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """Sampling in the servers' words; they take −1 for 'all tokens'."""

@@ -12,6 +12,8 @@ from typing import Any
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 PROJECT = "upshot"
+BACKEND = "upshot"
+"""The name of our rollout backend in verl (`adapters/rollout.py`)."""
 OPTIM = f"{ACTOR}.optim"
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 
@@ -67,8 +69,6 @@ def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
             return otherwise
         if own.kind != "lora":
             raise NoCounterpart(f"verl has no adapters of kind '{own.kind}'")
-        if own.dropout:
-            raise NoCounterpart(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
         return read(own)
 
     return make
@@ -138,19 +138,49 @@ CARRIED: tuple[TableLine, ...] = (
 
 FIXED: dict[str, tuple[Any, str]] = {
     "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
-    f"{MODEL}.external_lib": ("upshot.verl.adapters.register", "registers the agent loop in every process"),
     f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
-    "reward.num_workers": (0, "processes of verl's that would score: the reward comes with the rollout"),
+    "data.custom_cls.path": ("pkg://upshot.verl.adapters.dataset", "ids of rows, which workers look up"),
+    "data.custom_cls.name": ("RowIds", ""),
     f"{ROLLOUT}.calculate_log_probs": (True, "the sampler's probabilities are kept with the tokens"),
+    f"{ACTOR}.clip_ratio_c": (1e9, "local mode has no second clip"),
+    "trainer.logger": (["console"], "our trainer writes metrics.jsonl and tells the trackers"),
+    "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
+}
+"""What a run is made of; set to something else it would be another one, or none."""
+LIBRARY = "upshot.verl.adapters.register"
+USUAL: dict[str, tuple[Any, str]] = {
+    f"{MODEL}.external_lib": ([LIBRARY], "registers the agent loop in every process; yours are imported after it"),
+    "reward.num_workers": (0, "processes of verl's that would score: the reward comes with the rollout"),
     f"{ROLLOUT}.tensor_model_parallel_size": (1, "verl's default is 2; raise it where the model needs it"),
     f"{ACTOR}.strategy": ("fsdp2", "what was run"),
     f"{ACTOR}.fsdp_config.model_dtype": ("fp32", "the optimizer's weights are float32, as in local mode"),
     f"{ACTOR}.use_dynamic_bsz": (True, "micro-batches by tokens, as in local mode"),
-    f"{ACTOR}.clip_ratio_c": (1e9, "local mode has no second clip"),
     "trainer.project_name": (PROJECT, ""),
-    "trainer.logger": (["console", "file"], "the launching process reads the file; trackers are told by it"),
-    "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
 }
+"""What the command line may set otherwise."""
+REFUSED: dict[str, str] = {
+    "algorithm": "advantages, value targets, KL and importance are our trainer's: see train.* of the recipe",
+    "data.train_files": "the rows are the recipe's: task",
+    "data.val_files": "the rows are the recipe's: task, eval.split, eval.rows",
+    "data.val_batch_size": "all rows of an evaluation are looked at together: eval.rows",
+    "data.gen_batch_size": "a step plays train.prompts_per_step",
+    "data.train_max_samples": "the rows are the recipe's: task",
+    "data.val_max_samples": "the rows are the recipe's: eval.rows",
+    "data.max_prompt_length": "measured; model.max_context and episode.long_prompts say what is too long",
+    "data.max_response_length": "set episode.max_tokens, or model.max_context for several turns",
+    f"{ROLLOUT}.prompt_length": "measured; model.max_context and episode.long_prompts say what is too long",
+    f"{ROLLOUT}.response_length": "set episode.max_tokens, or model.max_context for several turns",
+    f"{ROLLOUT}.max_model_len": "set model.max_context",
+    f"{ROLLOUT}.logprobs_mode": "follows from episode.top_p and top_k",
+    f"{ROLLOUT}.val_kwargs": "an evaluation's sampling is the recipe's: eval.temperature, eval.samples",
+    f"{MODEL}.path": "set model.path",
+    "trainer.total_training_steps": "set train.steps or train.epochs",
+    "trainer.total_epochs": "set train.steps or train.epochs",
+    "trainer.save_freq": "set train.save.every",
+    "trainer.default_local_dir": "set run_dir",
+}
+"""Keys of verl's that we set from the recipe without a line of the table, or that would do nothing or harm; by prefix.
+The ways out are recipe keys."""
 
 PLAYED: dict[str, str] = {
     "code": "your own code, found in every worker",
@@ -158,7 +188,7 @@ PLAYED: dict[str, str] = {
     "sandbox": "programs of the policy",
     "undecided": "programs of the policy",
     "call_seconds": "limits of your own code",
-    "budget": "one ledger for all workers",
+    "budget": "one actor for all workers",
     "task": "rows, environment, verdict",
     "episode": "the agent loop",
     "futures": "the agent loop",
@@ -180,8 +210,8 @@ PLAYED: dict[str, str] = {
     "eval.split": "which rows are written for validation",
     "eval.rows": "how many rows are written for validation",
     "eval.judge": "who judges the replies to them",
-    "trackers": "told by the launching process, under local mode's names",
-    "keep_rollouts": "rollouts.jsonl, written by the launching process",
+    "trackers": "told by our trainer, under local mode's names",
+    "keep_rollouts": "rollouts.jsonl, written by our trainer",
 }
 """By prefix; keys that `CARRIED` names as well are told to both sides."""
 
@@ -212,6 +242,6 @@ LEFT: dict[str, UnmappedKey] = {
     "train.async_steps": UnmappedKey("verl's own: trainer.v1.trainer_mode", True),
     "eval.data": UnmappedKey("for sft and dpo", True),
     "eval.stop_after": UnmappedKey("verl does not stop early", True),
-    "eval.monitor": UnmappedKey(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
+    "eval.monitor": UnmappedKey("it only looks on; `upshot eval monitor` on the run afterwards"),
 }
 """By prefix."""

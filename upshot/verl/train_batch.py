@@ -78,10 +78,10 @@ def teach(
     found = {(id(reply), len(datum.ids)): datum for reply, datum in lesson}
     logs["train/sequences"] = float(len(lesson))
     logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
-    return [_told(row, found) for row in rows], logs
+    return [_describe_row(row, found) for row in rows], logs
 
 
-def _told(row: BatchRow, found: Mapping[tuple[int, int], Datum]) -> LearnerInputs:
+def _describe_row(row: BatchRow, found: Mapping[tuple[int, int], Datum]) -> LearnerInputs:
     first = row.ids - len(row.logprobs)
     datum = found.get((id(row.reply), row.ids))
     if datum is None:  # an estimator of somebody's own gave its tokens no advantage

@@ -6,7 +6,7 @@ Nothing here imports verl; the policy is whatever the `ConversationLink` of a co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_held_out, build_services
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
-from upshot.verl.budget.quota import Tell, WorkerQuota
-from upshot.verl.parquet import RowIndex
+from upshot.verl.budget import BudgetClient, WorkerBudget, share_endpoints
+from upshot.verl.rows import RowIndex
 from upshot.verl.served import ConversationLink, ServedModel, use_link
 
 
@@ -32,8 +32,7 @@ class PlayRequest:
     """One conversation to play, as the cluster asks for it."""
 
     extra_info: Mapping[str, Any]
-    """Split and id of the row (`parquet.py`), and where it stands in a training step (`describe_place`)."""
-    raw_prompt: Sequence[Mapping[str, Any]]
+    """Split and id of the row (`rows.py`), and where it stands in a training step (`describe_place`)."""
     session: int
     """Which of the replies to the prompt this is."""
     step: int
@@ -71,9 +70,15 @@ class RolloutWorker:
     """Plays orders of a recipe. Start it before the first, close it after the last."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: Any, max_context: int = 0, tell: Tell | None = None, name: str = ""
+        self,
+        recipe: Recipe,
+        tokenizer: Any,
+        max_context: int = 0,
+        client: BudgetClient | None = None,
+        name: str = "",
+        workers: int = 1,
     ) -> None:
-        """`tell` reports to the ledger of the run, under a name of its own; None: this worker spends alone."""
+        """`client` leads to the budget of the run; None: this worker spends alone. `workers`: how many share it."""
         self.recipe = recipe
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -93,25 +98,28 @@ class RolloutWorker:
         )
         self.context = build_context(recipe, self.services, policy)
         self.held_out = build_held_out(recipe, self.services, self.context)
-        models = self.services.models.values()
-        self.share = None if tell is None else WorkerQuota(name, tell, self.services.budget, models)
+        self.name = name
+        share_endpoints(self.services.models.values(), workers)
+        self.budget = None if client is None else WorkerBudget(name, client, self.services.budget)
         self._gate = asyncio.Semaphore(self.context.concurrency)
         self._start: asyncio.Task[None] | None = None
         self._openings: dict[tuple[int, int, str], asyncio.Task[Opening]] = {}
+        self.played = 0
+        """Replies until now."""
         self._closed = False
 
     async def start(self) -> None:
         """Load and check the helpers, once; whoever comes meanwhile waits for it."""
         if self._start is None:
-            if self.share is not None:
-                self.share.start(self.aclose)
+            if self.budget is not None:
+                self.budget.start(self.aclose)
             self._start = asyncio.create_task(self.services.start())
         await asyncio.shield(self._start)
 
     async def play(self, order: PlayRequest, line: ConversationLink) -> Rollout:
         """Play one reply with its futures over a line, and settle it: as local mode does, with the same seeds."""
         await self.start()
-        row = self.book.row(order.extra_info, order.raw_prompt)
+        row = self.book.row(order.extra_info)
         call_seconds.set(self.recipe.call_seconds)
         context, seed = self.context if order.trains else self.held_out, order.seed(self.recipe.seed)
         with use_link(line):
@@ -119,7 +127,9 @@ class RolloutWorker:
             own = order.session + self.recipe.train.group_size * order.number
             talk = opening.conversation(row, seed, order.group, order.session, own)
             async with self._gate:
-                return await play_reply(context, talk, order.group, opening.failure)
+                reply = await play_reply(context, talk, order.group, opening.failure)
+        self.played += 1
+        return reply
 
     async def _opening(self, context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
         """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
@@ -131,12 +141,12 @@ class RolloutWorker:
         return await asyncio.shield(self._openings[key])
 
     async def aclose(self) -> None:
-        """Release the helpers, and then what was leased for them; once."""
+        """Release the helpers, and then report what they have spent; once."""
         if self._closed:
             return
         self._closed = True
         try:
             await self.services.aclose()
         finally:
-            if self.share is not None:
-                await self.share.aclose()
+            if self.budget is not None:
+                await self.budget.aclose()

@@ -151,3 +151,21 @@ def test_pool_plan_prints_every_model_with_its_place_or_refuses(
         assert word in said
     assert main(["pool", "plan", str(file), "model.memory_gb=1.01"]) == 2
     assert "does not fit" in capsys.readouterr().err
+
+
+def test_pool_plan_refuses_a_model_whose_size_cannot_be_known(
+    tmp_path: Path, folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name of the hub was left out of the sum without a word, and the rest "fitted"."""
+
+    def fetch(name: str, file: str) -> str:
+        raise OSError(f"no network for {name}")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(made(tmp_path, folders).model_dump_json(exclude_defaults=True))
+    assert main(["pool", "plan", str(file), "models.user=local:nobody/knows-7B", "model.memory_gb=80"]) == 2
+    said = capsys.readouterr().err
+    assert "models.user: the size of 'local:nobody/knows-7B' is not known" in said and "config.json" in said
+    assert main(["pool", "plan", str(file), "models.user=Qwen/Qwen3-4B", "model.memory_gb=80"]) == 2
+    assert "models.user=local:Qwen/Qwen3-4B" in capsys.readouterr().err

@@ -108,9 +108,9 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
 
     from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
-    from upshot.verl.adapters.ledger import open_ledger
-    from upshot.verl.parquet import record_of
+    from upshot.verl.adapters.budget import open_budget
     from upshot.verl.plan import RECIPE
+    from upshot.verl.rows import record_of
     from upshot.verl.worker import describe_place
 
     here = "tests.verl.real.goals"
@@ -126,7 +126,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     with initialize_config_module("verl.trainer.config", version_base=None):
         theirs = compose("ppo_trainer", overrides=words)
     ray.init(num_cpus=WORKERS + 2, include_dashboard=False, logging_level="ERROR")
-    ledger = open_ledger(recipe, place)
+    budget = open_budget(recipe, place)
 
     class OneRow(AgentLoopWorker):  # type: ignore[misc]
         """verl's worker outside of TransferQueue takes one row a conversation."""
@@ -148,15 +148,15 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
         return out
 
     batch = {name: column([record[name] for record in records]) for name in ("agent_name", "extra_info", "data_source")}
-    batch |= {"raw_prompt": column([record["prompt"] for record in records])}
+    batch |= {"raw_prompt": column([record["raw_prompt"] for record in records])}
     batch |= {"uid": column([f"u{n}" for n in range(rows)]), "session_id": np.zeros(rows, dtype=int)}
     batch |= {"reward_model": column([record["reward_model"] for record in records]), "index": np.arange(rows)}
     batch |= {"global_steps": np.ones(rows, dtype=int)}
     out = manager.generate_sequences(DataProto.from_dict(non_tensors=batch))
     end = time.monotonic() + 20  # helpers that call no endpoint wait for no grant: the first reports may come late
-    while f"{WORKERS} workers" not in (view := ray.get(ledger.view.remote()))[1] and time.monotonic() < end:
+    while f"{WORKERS} workers" not in (view := ray.get(budget.describe.remote()))[1] and time.monotonic() < end:
         time.sleep(0.2)
-    left = ray.get(ledger.close.remote())
+    left = ray.get(budget.close.remote())
     ray.shutdown()
     found = out.non_tensor_batch
     return {

@@ -34,7 +34,7 @@ def test_a_killed_agent_loop_worker_stops_the_run_with_the_reason(tmp_path: Path
         run.until(lambda: a_step_saved(run))
         kill(run.named("ray::AgentLoopWorker")[:1])
         assert run.ended() == 2
-        # Said by the ledger, which asks for silent workers, or by verl, which may miss one first.
+        # Said by the driver, which looks for dead workers, or by verl, which may miss one first.
         assert "AgentLoopWorker" in run.words and "died" in run.words and "--resume" in run.words
         assert run.left() == []
 
@@ -63,10 +63,10 @@ def test_a_judge_that_is_down_is_waited_for_and_ctrl_c_ends_the_run_with_its_hel
     with Judge(tmp_path, retries=12, backoff_s=0.5) as judge, under_way(tmp_path / "run", *judge.words) as run:
         run.until(lambda: run.steps >= 1)
         judge.down()
-        run.until(lambda: "tried again or failed: connection" in run.log, 120)
+        run.until(lambda: "tried again or failed: connection" in run.log)
         before = run.steps
         judge.up()
-        run.until(lambda: run.steps >= before + 2, 200)
+        run.until(lambda: run.steps >= before + 2)
         run.process.send_signal(signal.SIGINT)
         assert run.ended() == 130
         assert "could not be closed" not in run.log and "did not close" not in run.log
@@ -86,9 +86,10 @@ def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_r
     words = (TWO_WORKERS, "budget.max_calls=100")
     with Judge(tmp_path, concurrency=3) as judge, under_way(tmp_path / "run", *judge.words, *words) as run:
         run.until(lambda: run.steps >= 1)
-        assert run.ended(180) == 2
+        assert run.ended() == 2
         assert "the budget of 100 calls is spent (100)" in run.words and "raise budget.max_calls" in run.words
-        assert judge.tally() == {"calls": 1 + 100, "most": 3}  # every endpoint is tried once before the start
+        tally = judge.tally()  # every endpoint is tried once before the start; a worker has a whole share of 3
+        assert tally["calls"] == 1 + 100 and tally["most"] == 2
         assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')
         assert run.left() == []
 

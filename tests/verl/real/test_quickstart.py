@@ -1,4 +1,4 @@
-"""The quickstart on two FSDP2 ranks through `upshot train --engine verl --local`, our engine sampling.
+"""The quickstart on two FSDP2 ranks through `upshot train --engine verl`, our engine sampling.
 
 One run of 20 steps beside one of local mode, then two steps more by `--resume`: what is learned, what is in the folder,
 and its model. The tests stand in the order in which the folder grows.
@@ -69,7 +69,7 @@ def beside(here: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def run(here: Path, beside: subprocess.Popen[bytes]) -> VerlRun:
     told = {FOLDER: str(here / "seen")}
-    return verl_run(here / "verl", f"train.steps={STEPS}", *OWN, LIB, seconds=900, env=told)
+    return verl_run(here / "verl", f"train.steps={STEPS}", *OWN, LIB, env=told)
 
 
 @pytest.fixture(scope="module")

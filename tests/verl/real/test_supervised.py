@@ -1,41 +1,41 @@
-"""Supervised training on verl, two ranks: local mode's losses step by step, and going on with it."""
+"""Supervised training with --engine verl, two ranks: local mode's losses step by step, and going on with it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
-
 import torch
 from safetensors.torch import load_file
 
-from tests.verl.real.verl_run import verl_run
+from tests.verl.real.under_way import model_in
 from upshot.cli import main
-from upshot.config.recipe import TinyConfig
 from upshot.core.files import read_jsonl
-from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.tasks.slots import SlotsTask
-from upshot.training.metrics.best import is_evaluation
 
-SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.rows_per_split=64")
+SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.rows_per_split=64", "model.device=cpu")
 LOOKS = ("train.steps=4", "train.save.every=2", "eval.every=2", "eval.rows=7")
+SAME = ("loss/nll", "train/grad_norm", "train/lr", "eval/loss/nll")
 
 
-def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
-    tiny_model(TinyConfig(hidden=64, layers=2, heads=2, mlp=128), tokenizer, 0).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    words = (*SFT, *LOOKS, f"model.path={tmp_path / 'model'}")
-    there = verl_run(tmp_path / "verl", *words, ranks=2)
-    assert main(["train", "quickstart", f"run_dir={tmp_path / 'local'}", *words, "--quiet"]) == 0
-    local = read_jsonl(tmp_path / "local/metrics.jsonl")
-    for name in ("loss/nll", "train/grad_norm", "train/lr"):
-        assert there.series(name) == pytest.approx([line[name] for line in local if name in line], rel=1e-4)
-    assert there.series("eval/loss/nll")[-1] == pytest.approx(local[-1]["eval/loss/nll"], rel=1e-4)
-    ours = load_file(tmp_path / "verl/checkpoints/sft-000004/model.safetensors")
-    theirs = load_file(tmp_path / "local/checkpoints/sft-000004/model.safetensors")
+def train(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "upshot.cli", "train", *words, "--quiet"], check=True, timeout=1000)
+
+
+def series(run: Path, name: str) -> list[Any]:
+    return [line[name] for line in read_jsonl(run / "metrics.jsonl") if name in line]
+
+
+def test_supervised_training_on_two_ranks_has_local_modes_losses_step_by_step(tmp_path: Path) -> None:
+    words = ("quickstart", "credit.by=reply", *SFT, *LOOKS, f"model.path={model_in(tmp_path)}")
+    two, one = tmp_path / "two", tmp_path / "one"
+    train(*words, f"run_dir={two}", "--engine", "verl", "trainer.n_gpus_per_node=2")
+    assert main(["train", *words, f"run_dir={one}", "--quiet"]) == 0
+    for name in SAME:
+        assert series(two, name) == pytest.approx(series(one, name), rel=1e-4), name
+    ours, theirs = (load_file(run / "checkpoints/sft-000004/model.safetensors") for run in (two, one))
     assert all(torch.allclose(weight, theirs[name], atol=1e-4) for name, weight in ours.items())
-    again = verl_run(there.folder, "train.steps=6", recipe="", words=("--resume", str(there.folder)))
-    assert [line["step"] for line in again.lines if not is_evaluation(line)] == [1, 2, 3, 4, 5, 6]
+    train("--resume", str(two), "train.steps=6")
+    assert sorted(set(series(two, "step"))) == [1, 2, 3, 4, 5, 6]

@@ -13,18 +13,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.verl.real.verl_run import ENV
+from tests.patience import patience
+from tests.verl.real.verl_run import ENV, SILENT_S, Signs
 from upshot.config.recipe import TinyConfig
 from upshot.core.process import session_members
 from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
+from upshot.verl.checkpoints import newest_step
 
 SMALL = (
-    *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1", "eval.every=0"),
+    *("credit.by=reply", "train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1"),
+    "eval.every=0",
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""
-START_S, END_S, LEFT_S = 800.0, 150.0, 30.0
+LEFT_S = 30.0
 
 
 class UnderWay:
@@ -48,6 +52,11 @@ class UnderWay:
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         return max((line["step"] for line in map(json.loads, lines) if line["phase"] == "rl"), default=0)
+
+    @property
+    def saved(self) -> int:
+        """The step of the newest whole checkpoint."""
+        return newest_step(RunFolder(self.folder))
 
     @property
     def log(self) -> str:
@@ -79,26 +88,27 @@ class UnderWay:
         """Processes whose command line has a word."""
         return [pid for pid in self.look() if word in _command(pid)]
 
-    def until(self, sign: Callable[[], object], seconds: float = START_S) -> None:
-        """Wait for something; AssertionError with the end of the log when it does not come, or the run ends first."""
-        end = time.monotonic() + seconds
+    def until(self, sign: Callable[[], object]) -> None:
+        """Wait for something; AssertionError with the end of the log when the run falls silent, or ends first."""
+        life = Signs(self.folder)
         while not sign():
             told = self.log[-4000:] + self.words[-2000:]
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{told}"
-            assert time.monotonic() < end, f"not within {seconds:.0f} s:\n{told}"
+            assert life.silent() < patience(SILENT_S), f"no sign of life for {SILENT_S:.0f} s:\n{told}"
             time.sleep(0.5)
         self.look()
 
-    def ended(self, seconds: float = END_S) -> int:
+    def ended(self) -> int:
         """Its exit code, when it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
+        life = Signs(self.folder)
+        while self.process.poll() is None and life.silent() < patience(SILENT_S):
+            time.sleep(0.2)
         assert self.process.returncode is not None, f"it has not ended:\n{self.log[-4000:]}{self.words[-2000:]}"
         return self.process.returncode
 
     def left(self) -> list[str]:
         """Processes and segments that are still there after a moment."""
-        end = time.monotonic() + LEFT_S
+        end = time.monotonic() + patience(LEFT_S)
         while (found := self._left()) and time.monotonic() < end:
             time.sleep(0.5)
         return found
@@ -113,9 +123,12 @@ class UnderWay:
 
 @contextmanager
 def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: int = 1) -> Iterator[UnderWay]:
-    """Start a run as a user does; whatever happens, nothing of it is left afterwards."""
-    words = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", "--engine", "verl", "--local"]
-    words += [f"trainer.n_gpus_per_node={ranks}", f"model.path={model_in(folder.parent)}", *SMALL, *overrides]
+    """Start a run as a user does, or go on with one (`recipe=""`); nothing of it is left afterwards."""
+    words = [sys.executable, "-m", "tests.support.verl_cpu"]
+    own = [recipe, f"run_dir={folder}", f"trainer.n_gpus_per_node={ranks}", f"model.path={folder.parent / 'model'}"]
+    if recipe and not (folder.parent / "model").is_dir():
+        model_in(folder.parent)
+    words += [*own, *SMALL, *overrides] if recipe else ["--resume", str(folder), *overrides]
     run = UnderWay(folder, words)
     try:
         yield run

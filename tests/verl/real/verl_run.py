@@ -1,4 +1,4 @@
-"""Whole runs on verl, as a user starts them: `upshot train --engine verl --local` in a process group of its own."""
+"""Whole runs on verl, as a user starts them, but for what a CPU needs; each in a process group of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import patience
+from upshot.verl.checks.watchdog import last_line, size_of
+
 WARM = ("warm_start.steps=40", "warm_start.batch=16")
 SMALL = ("credit.by=reply", "train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
 """The quickstart, made small: a few seconds a step."""
-SECONDS = 600
+SILENT_S = 300.0
+"""Seconds without a sign of life of a quiet machine after which a run counts as stuck."""
 TAKEN = "EADDRINUSE"
 """vLLM and verl look for a free port and take it seconds later; where other runs start, another may be faster."""
 ENV = {
@@ -61,7 +65,6 @@ def verl_run(
     *overrides: str,
     recipe: str = "quickstart",
     ranks: int = 2,
-    seconds: float = SECONDS,
     env: Mapping[str, str] | None = None,
     words: tuple[str, ...] = (),
     check: bool = True,
@@ -71,24 +74,41 @@ def verl_run(
     With `check` a run that fails is an AssertionError with the end of what it said.
     """
     named = [recipe, f"run_dir={folder}"] if recipe else []
-    command = [sys.executable, "-m", "upshot.cli", "train", *named, "--engine", "verl", "--local", *words]
-    command += [f"trainer.n_gpus_per_node={ranks}", *overrides]
-    done = _ended(command, folder, seconds, env)
+    command = [sys.executable, "-m", "tests.support.verl_cpu", *named, *words]
+    command += [*([f"trainer.n_gpus_per_node={ranks}"] if ranks else []), *overrides]
+    done = _end_of(command, folder, env)
     if done.code and recipe and TAKEN in done.log:
         shutil.rmtree(folder)
-        done = _ended(command, folder, seconds, env)
+        done = _end_of(command, folder, env)
     assert not check or done.code == 0, f"exit code {done.code} after {done.seconds:.0f} s:\n{done.said[-6000:]}"
     return done
 
 
-def _ended(command: list[str], folder: Path, seconds: float, env: Mapping[str, str] | None) -> VerlRun:
-    """Run a command to its end, or for so many seconds."""
-    process = start(command, folder, env)
+class Signs:
+    """Signs of life of a run: a new line of its log that is no watchdog's, a new step, a new word of the command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def silent(self) -> float:
+        """Seconds since the last one."""
+        logs = [last_line(self.folder / "verl.log"), last_line(said_by(self.folder))]
+        seen = (*logs, size_of(self.folder / "metrics.jsonl"))
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since
+
+
+def _end_of(command: list[str], folder: Path, env: Mapping[str, str] | None) -> VerlRun:
+    """Run a command to its end, or until it is silent for too long."""
+    process, signs = start(command, folder, env), Signs(folder)
     began = time.monotonic()
     try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        code = 124
+        while process.poll() is None and signs.silent() < patience(SILENT_S):
+            time.sleep(0.5)
+        code = 124 if process.returncode is None else process.returncode
     finally:
         end(process)
     return VerlRun(folder, code, said_by(folder).read_text(errors="replace"), time.monotonic() - began)

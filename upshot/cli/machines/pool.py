@@ -27,11 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
-    from upshot.training.learner.memory.fit import plan_recipe
+    from upshot.training.learner.memory.fit import plan_recipe, require_sizes
     from upshot.training.learner.memory.table import table
 
     recipe = load_recipe(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    require_sizes(recipe)
     plan = plan_recipe(recipe, len(task.vocabulary() or ()))
     if plan is None:
         raise UserError(f"'{recipe.model.path}' cannot be planned: its config.json is not on this machine")

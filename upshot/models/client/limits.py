@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 
 from upshot.config.model_spec import ModelSpec
 
@@ -55,28 +54,12 @@ class CallSlots:
         self.cap: int | None = None
         """What this process may have of it; None: everything."""
         self.held = 0
-        self.on_wait: Callable[[], None] | None = None
-        """Hears of a call that has to wait."""
         self._line: deque[asyncio.Future[None]] = deque()
-        self._broken: Exception | None = None
-
-    @property
-    def waiting(self) -> int:
-        """Calls in the line."""
-        return sum(not turn.done() for turn in self._line)
 
     def lend(self, cap: int) -> None:
         """Let at most so many in from now on, whatever the bound; those inside stay."""
         self.cap = cap
         self._admit()
-
-    def fail(self, error: Exception) -> None:
-        """Nobody gets in any more."""
-        self._broken = error
-        while self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_exception(error)
 
     def resize(self, bound: int) -> None:
         """Let so many in from now on; those inside stay."""
@@ -85,18 +68,14 @@ class CallSlots:
 
     async def acquire(self) -> None:
         """Wait for one's turn."""
-        if self._broken is not None:
-            raise self._broken
         turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         self._admit()
-        if self.on_wait is not None and not turn.done():
-            self.on_wait()
         try:
             if not turn.done():
                 await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:  # admitted and cancelled at once
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at once
                 self.release()
             raise
 

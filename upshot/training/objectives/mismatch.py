@@ -89,7 +89,8 @@ def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
     for datum, own in zip(data, learner.logprobs(data), strict=True):
         differences = [own[i] - datum.old[i] for i in datum.places]
         ratios = importance(differences, config.level)
-        gaps, found = gaps + [abs(difference) for difference in differences], found + ratios
+        gaps.extend(abs(difference) for difference in differences)
+        found.extend(ratios)
         datum.old, datum.weights = own, [0.0] * len(datum.ids)
         for place, ratio in zip(datum.places, ratios, strict=True):
             datum.weights[place] = cut(ratio, config)

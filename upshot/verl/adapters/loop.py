@@ -16,9 +16,9 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
-from upshot.verl.adapters.ledger import describe_death, make_teller, name_here
-from upshot.verl.parquet import AGENT
+from upshot.verl.adapters.budget import ActorClient, describe_death
 from upshot.verl.plan import RECIPE
+from upshot.verl.rows import AGENT
 from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import Trajectory, refuse_long, reward_numbers, trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 _workers: dict[str, RolloutWorker] = {}
 
 
-REPLY, FAULT = "upshot_reply", "upshot_fault"
-"""Extra fields of a row: the reply as bytes, with the first of its rows; what a user must mend."""
+REPLY, FAULT, COUNTED = "upshot_reply", "upshot_fault", "upshot_counted"
+"""Extra fields of a row: the reply as bytes, with the first of its rows; what a user must mend; how many replies its
+worker had played then, and the counters of the worker's helpers."""
 
 
 @register(AGENT)
@@ -43,10 +44,10 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         line = ConversationLink(
             Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT
         )
-        order = PlayRequest(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
+        order = PlayRequest(row["extra_info"], int(row["session_id"]), step_of(row) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
-            worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
+            worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0), int(rollout.agent.num_workers))
             reply = await worker.play(order, line)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: dumps(reply)}
@@ -57,6 +58,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
             return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
         seen = reward_numbers(reply, list(worker.services.weights))
+        extra[COUNTED] = (worker.name, worker.played, worker.services.counters())
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
         return [
@@ -92,13 +94,13 @@ class Servers:
             raise UserError(describe_death("a rollout server", error)) from error
 
 
-def worker_here(tokenizer: Any, max_context: int) -> RolloutWorker:
+def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWorker:
     """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
-        name = name_here()
-        tell = make_teller(name) if ray.is_initialized() else None
-        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, tell, name)
+        client = ActorClient() if ray.is_initialized() else None
+        name = f"pid {os.getpid()} on {os.uname().nodename}"
+        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers)
     return _workers[path]
 
 

@@ -1,4 +1,4 @@
-"""Around verl's runner: a ledger for its workers, a watchdog, an end with the reason, helpers closed at the end.
+"""Around verl's runner: a budget for its workers, a watchdog, an end with the reason, helpers closed at the end.
 
 verl's `run_ppo` makes a runner and waits for its `run`; `OverseenRunner` stands in for the runner's class there.
 """
@@ -6,6 +6,8 @@ verl's `run_ppo` makes a runner and waits for its `run`; `OverseenRunner` stands
 from __future__ import annotations
 
 import logging
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +18,20 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from upshot.core.errors import UserError
+from upshot.run.folder import METRICS, RunFolder
+from upshot.verl.adapters.budget import describe_death, open_budget
 from upshot.verl.adapters.checks import check_cluster
-from upshot.verl.adapters.ledger import describe_death, open_ledger
 from upshot.verl.adapters.loop import recipe_here, recipe_path
-from upshot.verl.budget.quota import describe_loss
+from upshot.verl.budget import describe_loss
 from upshot.verl.checks.watchdog import Patience, Watchdog, describe_demands
-from upshot.verl.table import PROJECT
 
 log = logging.getLogger(__name__)
 
 LOG = "verl.log"
-LOOK_S = 1.0
+LOOK_S, DEATHS_S = 1.0, 3.0
+"""Seconds between two looks at the run, and at its workers: verl would wait for ever for one that is gone."""
+WORKER = "AgentLoopWorker"
+"""In the names of the classes whose actors play conversations."""
 CLOSE_S, HASTY_S = 20.0, 5.0
 """Seconds for workers to close their helpers, after a run that ended well and one that did not."""
 
@@ -50,25 +55,46 @@ class OverseenRunner:
 
 
 def oversee(start: Callable[[], Any], config: Any) -> Any:
-    """Start a run and wait for its end: its reference, or `UserError` where a worker met what the user must mend."""
+    """Start a run and wait for its end: its reference, or `UserError` where something of it is gone.
+
+    SIGTERM lets the step under way end and be saved; whoever sent it ends us when that takes too long.
+    """
     recipe, folder = recipe_here(), Path(recipe_path()).parent
     check_cluster(recipe, config, folder)
-    ledger = open_ledger(recipe, folder)
-    stopped, ended = ledger.stopped.remote(), False
-    steps = folder / "verl" / PROJECT / f"{recipe.name}.jsonl"
-    watchdog = Watchdog(folder / LOG, steps, lambda: waits_for(ledger), _say, Patience.of(config))
+    budget = open_budget(recipe, folder)
+    gone, ended, looked = budget.wait_for_ever.remote(), False, time.monotonic()
+    watchdog = Watchdog(folder / LOG, folder / METRICS, lambda: find_waits(budget), _say, Patience.of(config))
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     run = start()
     try:
         while True:
-            done, _ = ray.wait([run, stopped], num_returns=1, timeout=LOOK_S)
+            if asked:
+                budget.ask_to_stop.remote()
+            done, _ = ray.wait([run, gone], num_returns=1, timeout=LOOK_S)
             if run in done:
                 ended = True
                 return run
             if done:
-                raise UserError(_words(stopped))
+                raise UserError(_describe_end(gone))
+            if time.monotonic() - looked > DEATHS_S:
+                stop_if_dead()
+                looked = time.monotonic()
             watchdog.look()
     finally:
-        _close(ledger, CLOSE_S if ended else HASTY_S)
+        signal.signal(signal.SIGTERM, before)
+        _close(budget, RunFolder(folder), CLOSE_S if ended else HASTY_S)
+
+
+def stop_if_dead() -> None:
+    """`UserError` when an agent-loop worker of this job is gone."""
+    from ray._private.state import actors
+
+    job = ray.get_runtime_context().get_job_id()
+    for actor in actors().values():
+        if actor["State"] == "DEAD" and WORKER in actor["ActorClassName"] and actor["JobID"] == job:
+            why = actor["DeathCause"].actor_died_error_context.error_message
+            raise UserError(describe_death(f"an agent-loop worker (pid {actor['Pid']})", why))
 
 
 def reason(error: Exception) -> tuple[str, int]:
@@ -82,16 +108,16 @@ def reason(error: Exception) -> tuple[str, int]:
     return f"verl failed: {type(cause).__name__}: {' '.join(str(cause).split())[-600:]}", 1
 
 
-def waits_for(ledger: Any) -> list[str]:
-    """What a run waits for: the ledger's view, and what Ray cannot place."""
+def find_waits(budget: Any) -> list[str]:
+    """What a run waits for: the trainer's phase, and what Ray cannot place."""
     from ray._private.state import actors
     from ray.autoscaler.v2.sdk import get_cluster_status
     from ray.util.placement_group import placement_group_table
 
     try:
-        lines = list(ray.get(ledger.view.remote(), timeout=5))
+        lines = list(ray.get(budget.describe.remote(), timeout=5))
     except RayError as error:
-        lines = [f"the ledger does not answer ({type(error).__name__})"]
+        lines = [f"the budget's actor does not answer ({type(error).__name__})"]
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     asked = [
         (r.bundle, r.count) for each in status.resource_demands.ray_task_actor_demand for r in each.bundles_by_count
@@ -104,17 +130,18 @@ def waits_for(ledger: Any) -> list[str]:
     return [*lines, f"Ray has {told}"]
 
 
-def _words(stopped: Any) -> str:
+def _describe_end(gone: Any) -> str:
     try:
-        return str(ray.get(stopped))
+        return str(ray.get(gone))
     except RayActorError as error:
         return describe_loss(error)
 
 
-def _close(ledger: Any, seconds: float) -> None:
-    """Have the helpers of all workers closed."""
+def _close(budget: Any, folder: RunFolder, seconds: float) -> None:
+    """Have the helpers of all workers closed, and what they have spent written down."""
     try:
-        left = ray.get(ledger.close.remote(seconds), timeout=seconds + 5)
+        left = ray.get(budget.close.remote(seconds), timeout=seconds + 5)
+        folder.write_spent(ray.get(budget.spent.remote(), timeout=5))
     except RayError as error:
         log.warning("the helpers could not be closed: %s", str(error).splitlines()[0])
         return

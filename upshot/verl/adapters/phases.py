@@ -1,4 +1,4 @@
-"""What the trainer does at this moment, told to the ledger: a run that stands still says where."""
+"""What the trainer does at this moment, told to the budget's actor: a run that stands still says where."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from upshot.core.errors import UserError
-from upshot.verl.adapters.ledger import find_ledger
+from upshot.verl.adapters.budget import find_budget
 
 PHASES = {
     "_setup": "starting workers and servers",
@@ -30,22 +30,22 @@ Trainer = TypeVar("Trainer", bound=type)
 def report_phases(trainer: Trainer) -> Trainer:
     """A trainer class that says what it does."""
     for method, phase in PHASES.items():
-        setattr(trainer, method, _telling(getattr(trainer, method), phase))
+        setattr(trainer, method, _announce(getattr(trainer, method), phase))
     return trainer
 
 
-def _telling(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
+def _announce(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
     @wraps(does)
-    def told(*given: Any, **named: Any) -> Any:
+    def announced(*given: Any, **named: Any) -> Any:
         tell_phase(phase)
         return does(*given, **named)
 
-    return told
+    return announced
 
 
 def tell_phase(phase: str) -> None:
     """Say it, and wait for nobody."""
     try:
-        find_ledger().phase.remote(phase)
-    except UserError:  # without a ledger the driver ends the run by itself
+        find_budget().set_phase.remote(phase)
+    except UserError:  # without it the driver ends the run by itself
         return

@@ -11,7 +11,8 @@ from transfer_queue import KVBatchMeta
 from upshot.core.errors import UserError
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.distributed.pickling import loads
-from upshot.verl.adapters.loop import FAULT, REPLY
+from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY
+from upshot.verl.recorder import Counted
 
 Groups = list[list[Rollout]]
 
@@ -26,6 +27,7 @@ class PlayedRollouts:
         self.groups: dict[str, Groups] = {}
         """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
         self.of_key: dict[str, Rollout] = {}
+        self.counted: Counted = {}
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -33,7 +35,7 @@ class PlayedRollouts:
         self.of_key, self._tags = {}, {}
         groups, logs = self.read(global_steps, partition_id, batch_size)
         self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
-        return self._kept(partition_id), logs
+        return self._keep_trained(partition_id), logs
 
     def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
         """Wait until so many prompts are played; their replies."""
@@ -45,6 +47,9 @@ class PlayedRollouts:
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
+        for name, number, counters in (extra[COUNTED] for extra in extras.values()):
+            if number >= self.counted.get(name, (0, {}))[0]:
+                self.counted = {**self.counted, name: (number, counters)}
         first = {_session(key): loads(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
         groups: dict[int, list[tuple[int, Rollout]]] = {}
@@ -52,7 +57,7 @@ class PlayedRollouts:
             groups.setdefault(reply.group, []).append((session, reply))
         return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
 
-    def _kept(self, partition_id: str) -> KVBatchMeta:
+    def _keep_trained(self, partition_id: str) -> KVBatchMeta:
         """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
         there = {id(reply) for group in self.groups[partition_id] for reply in group}
         kept = [key for key, reply in self.of_key.items() if id(reply) in there and _counts(reply, partition_id)]

@@ -20,8 +20,8 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from upshot.core.errors import UserError
 from upshot.models.local import load_local, pick_dtype
 from upshot.models.rendering import Renderer
-from upshot.verl.on_cpu import BACKEND
 from upshot.verl.sampler import PackedTensor, Sampler, parts
+from upshot.verl.table import BACKEND
 
 
 class RankServer:

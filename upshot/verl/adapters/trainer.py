@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,25 +15,25 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from upshot.core.errors import UserError
 from upshot.rollout.play import count_earlier
+from upshot.run.folder import RunFolder
 from upshot.training.loops.dynamic_sampling import ask_until_varied
 from upshot.training.loops.evaluate import summarise_held_out
 from upshot.training.loops.minibatches import pick
 from upshot.training.loops.rl import measure, other_rows, stop_if_missing
 from upshot.training.metrics.step import summarise
-from upshot.verl.adapters.critic import CriticWorker
+from upshot.verl.adapters.budget import find_budget
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.adapters.phases import report_phases
 from upshot.verl.adapters.replies import Groups, PlayedRollouts
-from upshot.verl.folder import rollout_exchange
-from upshot.verl.metrics import OWN
-from upshot.verl.parquet import AGENT
+from upshot.verl.recorder import StepRecorder, mark_own, rename_metrics
+from upshot.verl.rows import AGENT
 from upshot.verl.train_batch import BatchRow, LearnerInputs, teach
 from upshot.verl.worker import RolloutWorker, describe_place
 
@@ -51,25 +52,53 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on)
         return self.replies
 
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
-
     def on_init_end(self) -> None:
         """All is loaded."""
         super().on_init_end()
-        # Never started: it only says what the kind of future measures of replies.
+        # Never started: it only says what is measured of replies and helpers.
         self.worker = RolloutWorker(self.recipe, self.tokenizer)
+        task, renderer = self.worker.book.task, self.worker.renderer
+        self.recorder = StepRecorder(self.recipe, RunFolder(Path(recipe_path()).parent), task, renderer.pieces)
+        self.recorder.begin(self.total_training_steps, self.global_steps)
+        self._looked: dict[str, float] = {}
+        """An evaluation whose step has no line yet."""
+        self._begun = False
 
     def on_train_begin(self) -> None:
         """verl counts minibatches in prompts × replies; from here on this process counts rows."""
         super().on_train_begin()
         self.config.actor_rollout_ref.rollout.n = 1
+        self._begun = True
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """Train a step and write it down, before verl saves it."""
+        began = time.perf_counter()
+        batch = super().step(metrics, timing_raw)
+        took = time.perf_counter() - began
+        timing = {**timing_raw, "step": took}
+        super()._compute_metrics(batch, metrics, timing, self.global_steps, self.global_steps // self.steps_per_epoch)
+        logs = {**rename_metrics(metrics), "time/step": took}
+        logs |= self.recorder.count(self.replies.counted, self.worker.services)
+        budget = find_budget()
+        spent, stopping = ray.get([budget.spent.remote(), budget.is_stopping.remote()])
+        self.recorder.write_step(self.global_steps, logs, self.replies.groups["train"], spent)
+        if stopping:
+            self._save_checkpoint()
+            raise UserError(f"stopped by a signal after step {self.global_steps}, which is saved")
+        return batch
+
+    def _compute_metrics(self, *_: Any, **__: Any) -> None:
+        """Done in `step`, where they are written."""
+        if self._looked:
+            self.recorder.write_evaluation(self.global_steps, self._looked)
+            self._looked = {}
+
+    def _save_checkpoint(self) -> None:
+        self.recorder.save(self.global_steps, super()._save_checkpoint)
 
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
-        first, rounds = self._picked(), self.recipe.train.dynamic_sampling
+        first, rounds = self._pick_rows(), self.recipe.train.dynamic_sampling
         asking = ask_until_varied(other_rows(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
         next(asking)  # the first round is played
         while True:
@@ -86,23 +115,23 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     @cached_property
     def _ids(self) -> list[str]:
         """The ids of the rows."""
-        return [info["id"] for info in self.train_dataset.dataframe["extra_info"]]
+        return [record["extra_info"]["id"] for record in self.train_dataset.records]
 
     @cached_property
     def _ranks(self) -> int:
         """How many ranks share a minibatch."""
         return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
 
-    def _picked(self) -> list[int]:
+    def _pick_rows(self) -> list[int]:
         """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
         count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
         return pick(len(self.train_dataset), count, step, self.recipe.seed)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
-        return self._rows(self._picked())
+        return self._rows(self._pick_rows())
 
     def _rows(self, items: Sequence[int], again: int = 0) -> TensorDict:
-        rows = [dict(self.train_dataset[item]) for item in items]
+        rows = [self.train_dataset[item] for item in items]
         earlier = count_earlier([row["extra_info"]["id"] for row in rows])
         for group, (row, before) in enumerate(zip(rows, earlier, strict=True)):
             row["extra_info"] = describe_place(row["extra_info"], group, before, again)
@@ -113,7 +142,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **more: Any) -> KVBatchMeta:
         """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
-        metrics.update(named(summarise(groups) | measure(groups, self.worker.context)))
+        metrics.update(mark_own(summarise(groups) | measure(groups, self.worker.context)))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
         # verl fills a minibatch up so that every rank has as many.
@@ -123,16 +152,15 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
-        rows = self._measured(batch)
+        rows = self._read_measures(batch)
         real = [row for row in rows if row is not None]
         told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
-        metrics.update(named(logs))
-        rollout_exchange.note(Path(recipe_path()).parent, self.global_steps, self.replies.groups["train"])
+        metrics.update(mark_own(logs))
         left = iter(told)
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
-    def _measured(self, batch: KVBatchMeta) -> list[BatchRow | None]:
+    def _read_measures(self, batch: KVBatchMeta) -> list[BatchRow | None]:
         """The rows with what verl computed of them; None where verl filled up."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
@@ -155,9 +183,14 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         return any(r.credit is not None and r.credit.trains for group in self.replies.groups["train"] for r in group)
 
     def _validate(self) -> dict[str, float]:
+        began = time.perf_counter()
         found: dict[str, float] = super()._validate()
         seen = summarise_held_out(self.replies.groups["val"], self.worker.context, self.worker.book.task)
-        return found | named({f"eval/{key}": value for key, value in seen.items()})
+        logs = {f"eval/{key}": value for key, value in seen.items()}
+        self._looked = {**logs, "time/eval": time.perf_counter() - began}
+        if not self._begun:  # before the first step
+            self._compute_metrics()
+        return found | mark_own(logs)
 
 
 COMPUTED = ("old_log_probs", "ref_log_prob", "values")
@@ -177,8 +210,3 @@ def columns(told: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
     if rule != "none":
         found["rollout_is_weights"] = nested("weights", torch.float32)
     return TensorDict(found, batch_size=len(told))
-
-
-def named(logs: dict[str, float]) -> dict[str, float]:
-    """Metrics of ours among verl's."""
-    return {f"{OWN}{key}": value for key, value in logs.items()}

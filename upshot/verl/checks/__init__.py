@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from upshot.config.model_spec import ModelSpec
@@ -20,8 +20,9 @@ from upshot.run.checks import data, helpers, output, prompts, refuse
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
-from upshot.verl.plan import MAIN, VerlPlan
-from upshot.verl.table import MODEL
+from upshot.verl.paths import list_paths
+from upshot.verl.plan import COMMAND_LINE, VerlPlan
+from upshot.verl.table import CRITIC, MODEL
 
 __all__ = ["find", "refuse", "requirements_of"]
 
@@ -32,32 +33,24 @@ VERL = "0.9."
 """How the versions begin whose hooks are those that we use."""
 
 
-def find(
-    recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False, env: Mapping[str, str] | None = None
-) -> list[Finding]:
-    """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint.
-
-    `env`: what verl's processes are told besides our own environment.
-    """
+def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False) -> list[Finding]:
+    """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
-    in_ray = plan.program == (MAIN,)  # verl's SFT trainer runs without
-    own = (lambda _: resources.before_ray(plan.value) if in_ray else (), lambda _: _here(recipe, plan, env or {}))
-    found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
-    return list(dict.fromkeys(found))
+    own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan))
+    found = [finding for check in (*SAME, *own) for finding in _run_check(check, bench)]
+    return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
 
 
-def requirements_of(
-    recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None
-) -> NodeRequirements:
+def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRequirements:
     """What every node must have, by a recipe and verl's config."""
-    told = {**(env or {}), **os.environ}
+    told = os.environ
     return NodeRequirements(
         model=local_path(recipe.model.path) if recipe.model.path else "",
         folder=folder,
-        code=tuple(recipe.code),
+        files=tuple(list_paths(recipe)),
         endpoints=tuple(endpoints_of(recipe)),
         plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
-        environment={**(env or {}), "PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
+        environment={"PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
     )
 
 
@@ -76,11 +69,11 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
     """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
     given = [name for name in environment.split(",") if name.strip()]
     external = read(f"{MODEL}.external_lib", None)
-    many = external if isinstance(external, list) else [external] if external else []
+    many = [external] if isinstance(external, str) else list(map(str, external or ()))  # a list, or OmegaConf's
     return [*dict.fromkeys([*map(str.strip, given), *many])]
 
 
-def _here(recipe: Recipe, plan: VerlPlan, env: Mapping[str, str]) -> Iterator[Finding]:
+def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
     """This machine; the run folder and the endpoints are looked at by local mode's checks.
 
     Our own plug-ins are not imported: the program does so at once, and says what fails.
@@ -91,13 +84,29 @@ def _here(recipe: Recipe, plan: VerlPlan, env: Mapping[str, str]) -> Iterator[Fi
     found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not found.startswith(VERL):
         yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
-    wanted = requirements_of(recipe, plan.value, "", env)
+    from upshot.verl.adapters.composing import find_fault
+
+    if fault := find_fault(plan.overrides()):
+        yield Finding(f"verl does not take its config: {fault}")
+    yield from _critic(plan)
+    wanted = requirements_of(recipe, plan.value, "")
     plugins = tuple(name for name in wanted.plugins if not name.startswith("upshot."))
     ports = tuple(resources.ports_of(plan.value))
     yield from map(Finding, check_node(replace(wanted, endpoints=(), plugins=plugins, ports=ports)))
 
 
-def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:
+def _critic(plan: VerlPlan) -> Iterator[Finding]:
+    """verl loads a value model with flash attention and with nothing else."""
+    own = plan.value(f"{CRITIC}.model.override_config.attn_implementation")
+    told = any(s.key.startswith(f"{CRITIC}.model.override") and s.source == COMMAND_LINE for s in plan.settings)
+    if plan.value(f"{CRITIC}.enable") and own == "sdpa" and not told:
+        yield Finding(
+            "train.method=ppo: verl loads its critic with flash attention alone, which is not installed here: "
+            "pip install flash-attn --no-build-isolation, or take train.method=rl"
+        )
+
+
+def _run_check(check: Check, bench: CheckContext) -> Iterator[Finding]:
     try:
         yield from check(bench)
     except UserError as error:

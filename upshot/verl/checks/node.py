@@ -28,7 +28,8 @@ class NodeRequirements:
     """Folder of the model, or its name at the hub."""
     folder: str
     """The run folder, which must be the same one everywhere; empty: not made yet."""
-    code: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    """Recipe keys, and files or folders that they name."""
     endpoints: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     """Modules that verl imports, silently where it fails."""
@@ -42,7 +43,7 @@ class NodeRequirements:
 
 def check_node(wanted: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
-    checks = (_model, _storage, _code, _endpoints, _plugins, _memory, _ports)
+    checks = (_model, _storage, _files, _endpoints, _plugins, _memory, _ports)
     return [said for check in checks for said in check(wanted)]
 
 
@@ -80,10 +81,10 @@ def _storage(wanted: NodeRequirements) -> Iterator[str]:
         yield f"the run folder {folder} has {free / 1e9:.1f} GB left; checkpoints need more"
 
 
-def _code(wanted: NodeRequirements) -> Iterator[str]:
-    for path in wanted.code:
-        if not Path(path).exists():
-            yield f"your code {path} (`code`) is not there; put it on storage that all nodes share"
+def _files(wanted: NodeRequirements) -> Iterator[str]:
+    for key, path in wanted.files:
+        if path != wanted.model and not Path(path).exists():
+            yield f"{path} (`{key}`) is not there; put it on storage that all nodes share, or at this path on each"
 
 
 def _endpoints(wanted: NodeRequirements) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Need:
         """CPUs in all."""
         return CPUS_A_RANK * self.gpus + self.units + 2
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The sum in words."""
         ranks = f"{CPUS_A_RANK} for each of {self.gpus} ranks"
         return f"{self.cpus} CPUs ({ranks}, {self.units} storage units, 1 controller, 1 to place the rest)"
@@ -65,9 +65,6 @@ class Node:
 def find_needs(read: Read) -> Need:
     """The arithmetic of a config."""
     groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
-    if read("trainer.v1.trainer_mode", "sync") == "separate_async":
-        rollout = "actor_rollout_ref.rollout"
-        groups += [int(read(f"{rollout}.n_gpus_per_node", 0))] * int(read(f"{rollout}.nnodes", 0))
     for key, where in POOLS.items():
         if read(key, False):
             groups += [int(read(f"{where}.n_gpus_per_node", 0))] * int(read(f"{where}.nnodes", 0))
@@ -87,20 +84,20 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
         return
     if cpus < need.cpus:
         yield Finding(
-            f"the run needs {need.told()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
+            f"the run needs {need.describe()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
             f"counted: set ray_kwargs.ray_init.num_cpus={need.cpus} (or `ray start --num-cpus`), or fewer "
             "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
         return
-    yield from _unplaced(need, nodes)
+    yield from _find_unplaced(need, nodes)
 
 
-def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
+def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
     taken = math.ceil(need.units / max(len(nodes), 1))
-    left = {node.name: [node.gpus, node.cpus - taken] for node in nodes}
+    left = {place: [node.gpus, node.cpus - taken] for place, node in enumerate(nodes)}  # names may be the same
     for group in sorted(need.groups, reverse=True):
-        fits = [name for name, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
+        fits = [place for place, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
         if not fits:
             most = max(nodes, key=lambda node: (node.gpus, node.cpus))
             yield Finding(
@@ -109,7 +106,7 @@ def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
                 "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
             )
             return
-        best = min(fits, key=lambda name: left[name])
+        best = min(fits, key=lambda place: left[place])
         left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * group]
 
 

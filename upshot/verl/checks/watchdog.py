@@ -24,6 +24,8 @@ class Patience:
     """Seconds without a new line of the log; no step for ten times as long counts as well."""
     end_after_s: float | None = None
     """Seconds without a step after which the run is ended; None: never, it is only said."""
+    grace_s: float = 20.0
+    """Seconds after SIGTERM in which the step under way may end and be saved (read by the command itself)."""
 
     @classmethod
     def of(cls, config: Any) -> Patience:
@@ -124,17 +126,19 @@ def describe_demands(
 ) -> list[str]:
     """Placement groups and requests that Ray cannot place, in words."""
     lines = [
-        f"Ray cannot place the group '{group['name']}': {_sum(list(group['bundles'].values()))} together on one node"
+        f"Ray cannot place the group '{group['name']}': {_add_up(list(group['bundles'].values()))} together on one node"
         for group in groups
         if group["state"] in ("PENDING", "RESCHEDULING")
     ]
-    return lines + [f"Ray cannot place {count} task(s) or actor(s) that need {_told(need)}" for need, count in asked]
+    return lines + [
+        f"Ray cannot place {count} task(s) or actor(s) that need {_describe(need)}" for need, count in asked
+    ]
 
 
-def _sum(bundles: Sequence[Mapping[str, float]]) -> str:
+def _add_up(bundles: Sequence[Mapping[str, float]]) -> str:
     names = sorted({name for bundle in bundles for name in bundle})
-    return _told({name: sum(bundle.get(name, 0) for bundle in bundles) for name in names})
+    return _describe({name: sum(bundle.get(name, 0) for bundle in bundles) for name in names})
 
 
-def _told(resources: Mapping[str, float]) -> str:
+def _describe(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{value:g} {name}" for name, value in sorted(resources.items())) or "nothing"

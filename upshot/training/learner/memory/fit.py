@@ -5,6 +5,7 @@ No weights are loaded: a plan is made from a config.json, or of a model that som
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,9 @@ from upshot.training.learner.memory.plan import HelperModel, MemoryJob, MemoryPl
 from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
 from upshot.training.learner.memory.table import arithmetic
 from upshot.training.snapshots import states_at_once
+
+PROVIDER = re.compile(r"[a-z0-9_]+/")
+"""How names of models at providers begin; those of the hub begin with whoever made them."""
 
 # The device
 
@@ -130,6 +134,28 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
                 pages = int(spec.kv_gb * 2**30)
                 kv = 0 if pages else shape.kv_numbers * each
                 yield HelperModel(name, shape.parameters * each, sum(step_bytes(shape, each)), kv, pages=pages)
+
+
+def require_sizes(recipe: Recipe) -> None:
+    """Have the config.json of every helper model on the policy's device here; `UserError` where one cannot be had."""
+    for name, spec in named_models(recipe).items():
+        if spec.kind == "provider" and not PROVIDER.match(spec.model):
+            raise UserError(
+                f"models.{name}={spec.model} would be asked at a provider called '{spec.model.partition('/')[0]}'; for "
+                f"the hub's model on this device: models.{name}=local:{spec.model}"
+            )
+        own = spec.kind == "local" and spec.device in ("auto", recipe.model.device)
+        if not own or read_config(path := local_path(spec.model)) is not None:
+            continue
+        from huggingface_hub import hf_hub_download
+
+        try:
+            hf_hub_download(path, "config.json")
+        except Exception as error:  # no such name, no network, no leave: in all cases its size is not known
+            raise UserError(
+                f"models.{name}: the size of '{spec.model}' is not known: its config.json is not on this machine and "
+                f"cannot be fetched ({type(error).__name__}); name a folder, or: hf download {path} config.json"
+            ) from error
 
 
 def named_models(recipe: Recipe) -> dict[str, ModelSpec]:

@@ -1,35 +1,51 @@
-"""`--local`: verl on the CPU of this machine alone, for tests and to debug a cluster recipe on a laptop.
-
-What verl must be told for that, with the reasons. Pure.
-"""
+"""What verl must be told to run on a CPU, with the reasons. Pure."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from upshot.verl.table import ACTOR, CRITIC, MODEL, REF, ROLLOUT
+from upshot.verl.table import ACTOR, BACKEND, CRITIC, MODEL, REF, ROLLOUT
 
 PLATFORM = "cpu"
-"""The name of our platform in verl (`adapters/platform.py`)."""
-BACKEND = "upshot"
-"""The name of our rollout backend in verl (`adapters/rollout.py`)."""
+"""The name of our platform in verl (`platform.py`)."""
 ENVIRONMENT = {
-    "VERL_USE_EXTERNAL_MODULES": "upshot.verl.adapters.platform",
+    "VERL_USE_EXTERNAL_MODULES": "tests.support.verl_cpu.platform",
     "VERL_PLATFORM": PLATFORM,
     "TRANSFORMERS_VERBOSITY": "error",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }
-"""What verl's processes are told; what the user has set stays."""
+"""What verl's processes are told, and every raylet of a Ray that is joined; what the user has set stays."""
 _DENSE = "the fused kernels are for GPUs"
 _NO_COMPILE = "compiling takes longer than a small run"
 _SMALL = "small runs need one"
+
+
+def list_words(ranks: int, address: str = "") -> list[str]:
+    """The words of a command line: recipe keys and verl's; `address`: of a Ray that is joined."""
+    told = settings(ranks) | ray_settings(ranks, address)
+    return ["model.dtype=float32", *(f"{key}={json.dumps(value)}" for key, (value, _) in told.items())]
+
+
+def ray_settings(ranks: int, address: str = "") -> dict[str, tuple[Any, str]]:
+    """How Ray is joined, or started."""
+    if address:
+        return {"+ray_kwargs.ray_init.address": (address, "joined")}
+    return {
+        "+ray_kwargs.ray_init.address": ("local", "a Ray of its own, whatever else runs here"),
+        "ray_kwargs.ray_init.num_cpus": (16 + 8 * ranks, "logical; with too few verl waits forever"),
+        "+ray_kwargs.ray_init.num_gpus": (ranks, "logical: verl places ranks by GPUs"),
+        "+ray_kwargs.ray_init.include_dashboard": (False, ""),
+    }
 
 
 def settings(ranks: int) -> dict[str, tuple[Any, str]]:
@@ -39,10 +55,6 @@ def settings(ranks: int) -> dict[str, tuple[Any, str]]:
         "trainer.device": ("cpu", ""),
         "trainer.nnodes": (1, "this machine"),
         "trainer.n_gpus_per_node": (ranks, "ranks, each a process on the CPU"),
-        "+ray_kwargs.ray_init.address": ("local", "a Ray of its own, whatever else runs here"),
-        "ray_kwargs.ray_init.num_cpus": (16 + 8 * ranks, "logical; with too few verl waits forever"),
-        "+ray_kwargs.ray_init.num_gpus": (ranks, "logical: verl places ranks by GPUs"),
-        "+ray_kwargs.ray_init.include_dashboard": (False, ""),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": (1, _SMALL),
         "data.dataloader_num_workers": (0, _SMALL),
         f"{ROLLOUT}.agent.num_workers": (1, _SMALL),

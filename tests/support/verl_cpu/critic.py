@@ -7,9 +7,8 @@ from typing import Any
 
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
-from verl.workers.engine_workers import TrainingWorker
 
-from upshot.verl.on_cpu import PLATFORM
+from tests.support.verl_cpu.settings import PLATFORM
 
 DEVICE = "cuda"
 """What verl's engines are listed for, and what our platform says when verl looks for one."""
@@ -33,7 +32,3 @@ class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
             return super()._build_module()
         finally:
             self.model_config = given
-
-
-class CriticWorker(TrainingWorker):  # type: ignore[misc]
-    """verl's worker, by whose name a process that hosts it comes to know `ValueEngine`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
-from upshot.verl.parquet import RowIndex, write_rows
+from upshot.verl.rows import RowIndex, record_of, write_rows
 
 
 class Wishes(Task):
@@ -26,7 +27,7 @@ class Wishes(Task):
 
 
 class Goal:
-    """A goal that arrow cannot hold."""
+    """A goal that no file can hold."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -38,27 +39,24 @@ def wishes(count: int) -> list[Row]:
 
 
 def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     rows = wishes(1000)
-    file = tmp_path / "train.parquet"
+    file = tmp_path / "data" / "train.json"
     assert write_rows(file, rows, "train") == 1000
     book = RowIndex(Wishes(rows))
-    for number, record in enumerate(pq.read_table(file).to_pylist()):
-        found = book.row(record["extra_info"], record["prompt"])
-        assert found.goal.number == number == int(record["reward_model"]["ground_truth"])
-        assert record["agent_name"] == "upshot" and record["extra_info"]["index"] == number
+    for number, record in enumerate(json.loads(file.read_text())):
+        assert book.row(record["extra_info"]).goal.number == number == record["index"]
+        assert record["agent_name"] == "upshot" and "guess" not in json.dumps(record), "nothing of the row travels"
 
 
-def test_rows_of_one_name_and_files_of_other_rows_are_refused(tmp_path: Path) -> None:
+def test_rows_of_one_name_and_runs_of_other_rows_are_refused(tmp_path: Path) -> None:
     rows = wishes(2)
     with pytest.raises(UserError, match="called 'wanted/0'"):
-        write_rows(tmp_path / "x.parquet", [rows[0], wishes(1)[0]], "train")
+        write_rows(tmp_path / "x.json", [rows[0], wishes(1)[0]], "train")
     with pytest.raises(UserError, match="no rows"):
-        write_rows(tmp_path / "x.parquet", [], "train")
+        write_rows(tmp_path / "x.json", [], "train")
     book = RowIndex(Wishes(rows))
-    place = {"split": "train", "id": "wanted/1"}
+    place = record_of(rows[1], 1, "train")["extra_info"]
     with pytest.raises(UserError, match="another opening"):
-        book.row(place, [{"role": "user", "content": "something else"}])
+        book.row({**place, "opening": "something else"})
     with pytest.raises(UserError, match="not in split"):
-        book.row({**place, "id": "wanted/9"}, [])
+        book.row({**place, "id": "wanted/9"})

@@ -1,49 +1,52 @@
-"""Rows of a task ↔ verl's parquet.
+"""Rows of a task on their way to verl's workers: as ids.
 
-A file carries what verl itself reads (prompt, data_source, ground truth) and where the row stands in the task (split
-and id). A worker makes the same task of the same recipe and looks the row up there: goals and references need not
-survive a trip through arrow, and no goal can land at another row.
+verl's dataset knows where a row stands in the task (split and id) and nothing of it. A worker makes the same task of
+the same recipe and looks the row up there: goals and references need not survive a trip, and none can land at another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from upshot.core.conversation import Row, messages_from
+from upshot.core.conversation import Row
 from upshot.core.errors import UserError
+from upshot.core.files import write_json
 from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task
-from upshot.tasks.datasets.parquet import verl_row, verl_schema, write_parquet
-
-if TYPE_CHECKING:
-    import pyarrow
 
 AGENT = "upshot"
 """The name under which verl knows our agent loop."""
 
 
 def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
-    """A row in verl's columns."""
-    truth = row.reference if isinstance(row.reference, str) else json.dumps(row.reference, default=str)
-    return {**verl_row(row, index, split, truth), "agent_name": AGENT}
+    """A row in the columns that verl looks for."""
+    return {
+        "raw_prompt": [{"role": "user", "content": row.id}],
+        "data_source": row.source or "upshot",
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "agent_name": AGENT,
+        "index": index,
+        "extra_info": {"split": split, "id": row.id, "index": index, "opening": digest_of(row)},
+    }
 
 
-def schema() -> pyarrow.Schema:
-    """The arrow schema of the files, the same for one row and for many."""
-    import pyarrow as pa
-
-    return verl_schema().append(pa.field("agent_name", pa.string()))
+def digest_of(row: Row) -> str:
+    """By what it begins with: a worker whose files are others than the driver's is found out."""
+    said = json.dumps([(message.role, message.content) for message in row.messages])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
-    """Write the rows of a split for verl; how many there are."""
+    """Write the rows of a split for verl's dataset; how many there are."""
     if not rows:
         raise UserError(f"the split '{split}' has no rows; look at the options under `task`")
     by_id(rows, split)
-    write_parquet(path, [record_of(row, number, split) for number, row in enumerate(rows)], schema())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, [record_of(row, number, split) for number, row in enumerate(rows)])
     return len(rows)
 
 
@@ -67,17 +70,16 @@ class RowIndex:
         """What an opening that is too long is cut to, where the recipe says so."""
         self._splits: dict[str, dict[str, Row]] = {}
 
-    def row(self, extra_info: Mapping[str, Any], raw_prompt: Sequence[Mapping[str, Any]]) -> Row:
-        """The task's own row; `UserError` where the file was made of other rows."""
+    def row(self, extra_info: Mapping[str, Any]) -> Row:
+        """The task's own row; `UserError` where the run was prepared with other rows."""
         split, name = str(extra_info["split"]), str(extra_info["id"])
         if split not in self._splits:
             self._splits[split] = by_id(self.task.rows(split), split)
         row = self._splits[split].get(name)
         if row is None:
-            raise UserError(f"row '{name}' of the parquet is not in split '{split}' of task '{self.task.name}' here")
+            raise UserError(f"row '{name}' of the run is not in split '{split}' of task '{self.task.name}' here")
         if self.lengths is not None and not self.lengths.fits(row):
             row = self.lengths.cut(row) or row
-        told = [(m.role, m.content) for m in messages_from(list(raw_prompt))]
-        if told != [(m.role, m.content) for m in row.messages]:
-            raise UserError(f"row '{name}' of the parquet has another opening than in task '{self.task.name}' here")
+        if extra_info["opening"] != digest_of(row):
+            raise UserError(f"row '{name}' of the run has another opening than in task '{self.task.name}' here")
         return row

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from upshot.verl.on_cpu import PLATFORM
+from tests.support.verl_cpu.settings import PLATFORM
 
 CPU = torch.device("cpu")
 TOLD_TO_SERVERS = ("VLLM_", "OMP_NUM_THREADS")
@@ -100,7 +100,9 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return 1
 
     def communication_backend_name(self) -> str:
-        """Gloo."""
+        """Gloo. A worker asks before it looks for its engine, and verl is whole by then: our value model is listed."""
+        from tests.support.verl_cpu import critic  # noqa: F401
+
         return "gloo"
 
     def visible_devices_envvar(self) -> str:

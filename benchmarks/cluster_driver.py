@@ -1,0 +1,64 @@
+"""What the process of verl's trainer does itself in a step: advantages and importance of all rows, on one core.
+
+    python benchmarks/cluster_driver.py --rows 512 1024 2048 4096 --tokens 2048
+
+Its peer is the same work on the first size: a driver that is linear has seconds a token that do not grow. The batch is
+made up; `train.importance` is on. Nothing of verl or Ray is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+from upshot.config.load import load_recipe
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+from upshot.core.score import Score
+from upshot.rewards.credit import MAIN, Credit, Span
+from upshot.rewards.reward import Reward
+from upshot.rollout.rollout import Rollout
+from upshot.verl.train_batch import BatchRow, teach
+
+GROUP, PROMPT = 8, 256
+
+
+def make_step(rows: int, tokens: int) -> tuple[list[list[Rollout]], list[BatchRow]]:
+    """Replies of so many ids in groups of eight, and what verl would have found of them."""
+    rng, groups, batch = random.Random(0), [], []
+    for number in range(rows):
+        ids = tuple(rng.randrange(32_000) for _ in range(tokens))
+        logprobs = tuple(-rng.random() for _ in range(tokens))
+        prompt = tuple(rng.randrange(32_000) for _ in range(PROMPT))
+        talk = Conversation(Row(str(number // GROUP), (Message("user", "x"),)), 0, str(number))
+        talk.turns = (*talk.turns, Turn(Message("assistant", "y"), Sample(prompt, ids, logprobs, "stop")))
+        score = Score(rng.random())
+        credit = Credit({MAIN: score}, (Span(PROMPT, PROMPT + tokens, (MAIN,)),))
+        reply = Rollout(talk, number // GROUP, reward=Reward(score), credit=credit)
+        if number % GROUP == 0:
+            groups.append([])
+        groups[-1].append(reply)
+        batch.append(BatchRow(reply, PROMPT + tokens, [value + 1e-3 for value in logprobs]))
+    return groups, batch
+
+
+def main() -> None:
+    """Print a line a size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--tokens", type=int, default=2048)
+    args = parser.parse_args()
+    config = load_recipe("quickstart", ["train.importance=truncate"]).recipe.train
+    first = 0.0
+    for rows in args.rows:
+        groups, batch = make_step(rows, args.tokens)
+        began = time.process_time()
+        teach(config, groups, batch)
+        took = time.process_time() - began
+        each = took / (rows * args.tokens) * 1e6
+        first = first or each
+        print(f"{rows:5d} x {args.tokens}: {took:6.2f} s, {each:.2f} µs a token, {each / first:.2f} x the first size")
+
+
+if __name__ == "__main__":
+    main()

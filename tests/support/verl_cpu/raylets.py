@@ -1,0 +1,83 @@
+"""A Ray of two raylets with host names of their own on one machine: what a run joins where it does not start its own.
+
+Each stays in the foreground of a session of its own, as `ray stop` ends every Ray of a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.verl_cpu.settings import ENVIRONMENT
+from upshot.core.process import Reaper, end_session
+
+CPUS, GPUS = 12, 1
+UP_S = 300.0
+
+
+@contextmanager
+def two_raylets(names: tuple[str, str] = ("first", "second")) -> Iterator[str]:
+    """The address of a Ray with two nodes, up while inside."""
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets lie there, and their names must be short
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    started: list[subprocess.Popen[bytes]] = []
+    reaper = Reaper()  # whatever ends us, they end as well
+    try:
+        head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        started.append(_start(names[0], ["--node-ip-address=127.0.0.1", *head], folder))
+        reaper.watch(started[0].pid)
+        _wait_for(address, started[0], folder, 1)
+        started.append(_start(names[1], [f"--address={address}", "--node-ip-address=127.0.0.1"], folder))
+        reaper.watch(started[1].pid)
+        _wait_for(address, started[1], folder, 2)
+        yield address
+    finally:
+        for process in reversed(started):
+            end_session(process.pid)
+            process.wait()
+            reaper.forget(process.pid)
+        reaper.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(name: str, words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """A raylet under a host name of its own, where this machine lets us have one."""
+    root = str(Path(__file__).parents[3])
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={CPUS}", f"--num-gpus={GPUS}"]
+    own = ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"] if can_rename() else []
+    env = {**ENVIRONMENT, **os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
+    with (folder / f"{name}.said").open("ab") as file:
+        return subprocess.Popen(
+            [*own, *ray, *words], stdout=file, stderr=file, start_new_session=True, env=env, cwd=folder
+        )
+
+
+def can_rename() -> bool:
+    """Whether a process here may have a host name of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True).returncode == 0
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes], folder: Path, nodes: int) -> None:
+    """Until so many nodes are up."""
+    code = f"import ray; ray.init({address!r}, logging_level='ERROR'); print(sum(n['Alive'] for n in ray.nodes()))"
+    end = time.monotonic() + UP_S
+    while time.monotonic() < end:
+        told = "".join(path.read_text() for path in folder.glob("*.said"))
+        assert process.poll() is None, f"a raylet ended with {process.returncode}:\n{told}"
+        asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        if asked.returncode == 0 and int(asked.stdout.strip().splitlines()[-1]) >= nodes:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"Ray did not come up:\n{told}")

@@ -1,0 +1,36 @@
+"""Methods that need no Ray with --engine verl: local mode on as many ranks, by torchrun."""
+
+from __future__ import annotations
+
+import pytest
+
+from upshot.cli import main
+from upshot.core.errors import UserError
+from upshot.verl.ranks import torchrun_command
+
+WORDS = ["quickstart", "train.method=sft", "warm_start=null"]
+
+
+def test_the_ranks_are_torchruns_and_the_words_are_local_modes() -> None:
+    command = torchrun_command(WORDS, ["trainer.n_gpus_per_node=4", "trainer.nnodes=1"])
+    assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    assert command[6:] == ["-m", "upshot.cli", "train", *WORDS]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        ("trainer.nnodes=2", "start torchrun on each"),
+        ("optim.lr=1", "optim.lr is verl's"),
+        ("data.seed=1", "data.seed"),
+    ],
+)
+def test_keys_of_verls_that_would_do_nothing_are_refused_by_name(theirs: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        torchrun_command(WORDS, [theirs])
+
+
+def test_the_dry_run_shows_the_command_and_makes_local_modes_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, "train.steps=2", "trainer.n_gpus_per_node=2"]
+    assert main(["train", *words, "--engine", "verl", "--dry-run", "--offline"]) == 0
+    assert "--nproc-per-node 2 -m upshot.cli train quickstart" in capsys.readouterr().out

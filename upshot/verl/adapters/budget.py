@@ -1,0 +1,118 @@
+"""The budget of a run as a named actor of Ray's: made by the driver, asked by the workers, gone with the job.
+
+It also knows what the trainer does at the moment, for who wonders why nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.folder import RunFolder
+from upshot.verl.budget import BudgetBook, describe_loss
+
+NAME = "upshot-budget"
+"""Within the namespace of the job."""
+CLOSE_S = 20.0
+"""Seconds that workers have to close their helpers."""
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class BudgetActor:
+    """Keeps the book of a run."""
+
+    def __init__(self, max_calls: int | None, before: Mapping[str, float]) -> None:
+        self.book = BudgetBook(max_calls, before)
+        self._phase = ("the start", time.monotonic())
+        self._stopping = False
+
+    async def take_call(self, worker: str) -> bool:
+        """See `BudgetBook`."""
+        return self.book.take_call(worker)
+
+    async def report(
+        self, worker: str, spent: Mapping[str, float], last: bool = False
+    ) -> tuple[dict[str, float], bool]:
+        """See `BudgetBook`."""
+        return self.book.report(worker, spent, last)
+
+    async def spent(self) -> dict[str, float]:
+        """What all have spent."""
+        return self.book.spent()
+
+    async def ask_to_stop(self) -> None:
+        """The run shall end after the step under way."""
+        self._stopping = True
+
+    async def is_stopping(self) -> bool:
+        """Whether that was asked."""
+        return self._stopping
+
+    async def set_phase(self, name: str) -> None:
+        """What the trainer does now."""
+        self._phase = (name, time.monotonic())
+
+    async def describe(self) -> list[str]:
+        """How the run stands."""
+        name, since = self._phase
+        spent = ", ".join(f"{value:g} {what}" for what, value in self.book.spent().items())
+        last = f"last phase: {name}, for {time.monotonic() - since:.0f} s"
+        return [last, f"{len(self.book.open)} workers, spent: {spent}"]
+
+    async def wait_for_ever(self) -> None:
+        """Never answers: whoever waits for it hears of the actor's death."""
+        await asyncio.Event().wait()
+
+    async def close(self, seconds: float = CLOSE_S) -> list[str]:
+        """Have every worker close its helpers; those that did not in time."""
+        self.book.closing = True
+        end = time.monotonic() + seconds
+        while self.book.open and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        return sorted(self.book.open)
+
+
+class ActorClient:
+    """A worker's way to the actor."""
+
+    def __init__(self) -> None:
+        self.actor = find_budget()
+
+    async def take_call(self, worker: str) -> bool:
+        """See `BudgetBook`."""
+        return bool(await self.actor.take_call.remote(worker))
+
+    async def report(
+        self, worker: str, spent: Mapping[str, float], last: bool = False
+    ) -> tuple[dict[str, float], bool]:
+        """See `BudgetBook`."""
+        others, closing = await self.actor.report.remote(worker, spent, last)
+        return others, closing
+
+
+def open_budget(recipe: Recipe, folder: Path) -> Any:
+    """Make the actor of this job, on the driver's node; its handle keeps it alive."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
+    actor = BudgetActor.options(name=NAME, scheduling_strategy=here, max_concurrency=10_000)  # type: ignore[attr-defined]
+    return actor.remote(recipe.budget.max_calls, RunFolder(folder).spent())
+
+
+def find_budget() -> Any:
+    """The actor of this job."""
+    try:
+        return ray.get_actor(NAME)
+    except ValueError as error:
+        raise UserError(f"{describe_loss(error)}; is this run started by `upshot train --engine verl`?") from error
+
+
+def describe_death(what: str, why: BaseException | str) -> str:
+    """What is said of an actor whose end stops the run."""
+    told = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
+    return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {told[:600]}"

@@ -1,0 +1,147 @@
+"""One budget over all workers of a run, and a fixed share of every endpoint's limits for each of them.
+
+`BudgetBook` counts for all (an actor of Ray's keeps it, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
+calls are limited each is asked for, so that their number is exact: beside a model's answer the question costs nothing.
+Tokens and dollars are told a few times a second, and may pass their limit by what was not told yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from upshot.core.errors import UserError
+from upshot.models.base import Model
+from upshot.models.client.budget import SPENT, Budget
+from upshot.models.client.guarded import GuardedModel
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.25
+"""Seconds between two reports of a worker."""
+SHARED = ("endpoint", "provider", "replicas")
+"""Kinds of models that all workers call; others are of one process."""
+
+
+class BudgetBook:
+    """What all workers of a run have spent."""
+
+    def __init__(self, max_calls: int | None = None, before: Mapping[str, float] | None = None) -> None:
+        self.max_calls = max_calls
+        self.closing = False
+        self.open: set[str] = set()
+        """Workers that will report again."""
+        self._spent: dict[str, dict[str, float]] = {"": dict.fromkeys(SPENT, 0.0) | dict(before or {})}
+        """By worker, in its life; under no name what earlier parts of the run have spent."""
+
+    def take_call(self, worker: str) -> bool:
+        """Count a call that a worker is about to send; False where none is left."""
+        if self.max_calls is not None and self.spent()["calls"] >= self.max_calls:
+            return False
+        self._own(worker)["calls"] += 1
+        return True
+
+    def report(self, worker: str, spent: Mapping[str, float], last: bool = False) -> tuple[dict[str, float], bool]:
+        """Hear what a worker has spent in its life; what all others have, and whether the run is over."""
+        own = self._own(worker)
+        known = SPENT if self.max_calls is None else SPENT[1:]  # calls that are asked for were counted then
+        own |= {what: spent[what] for what in known}
+        (self.open.discard if last else self.open.add)(worker)
+        total = self.spent()
+        return {what: total[what] - own[what] for what in SPENT}, self.closing
+
+    def spent(self) -> dict[str, float]:
+        """What all have spent, as far as they have said; of workers that are gone, too."""
+        return {what: sum(own[what] for own in self._spent.values()) for what in SPENT}
+
+    def _own(self, worker: str) -> dict[str, float]:
+        return self._spent.setdefault(worker, dict.fromkeys(SPENT, 0.0))
+
+
+class BudgetClient(Protocol):
+    """The way to the book, wherever that is."""
+
+    def take_call(self, worker: str) -> Awaitable[bool]: ...
+
+    def report(
+        self, worker: str, spent: Mapping[str, float], last: bool = False
+    ) -> Awaitable[tuple[dict[str, float], bool]]: ...
+
+
+class WorkerBudget:
+    """Counts what a worker's models spend together with what the others do."""
+
+    def __init__(self, worker: str, client: BudgetClient, budget: Budget) -> None:
+        self.worker = worker
+        self.budget = budget
+        self._client = client
+        self._own = dict.fromkeys(SPENT, 0.0)
+        self._others = dict.fromkeys(SPENT, 0.0)
+        self._lost: UserError | None = None
+        self._beat: asyncio.Task[None] | None = None
+        budget.tally, budget.leave = self._tally, self._take_call
+
+    def start(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Begin to report; `close` closes the helpers when the run is over."""
+        if self._beat is None:
+            self._beat = asyncio.create_task(self._report_on(close))
+
+    async def aclose(self) -> None:
+        """Report for the last time."""
+        beat, self._beat = self._beat, None
+        if beat is None or self._lost is not None:
+            return
+        if beat is not asyncio.current_task():
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+        await self._client.report(self.worker, dict(self._own), True)
+
+    async def _report_on(self, close: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                self._others, closing = await self._client.report(self.worker, dict(self._own))
+            except Exception as error:  # whatever the way to the book raises, there is none any more
+                self._lost = UserError(describe_loss(error))
+                log.error("%s", self._lost)
+                return
+            if closing:
+                await close()
+                return
+            await asyncio.sleep(BEAT_S)
+
+    def _tally(self, what: str, amount: float) -> float:
+        self._own[what] += amount
+        return self._own[what] + self._others[what]
+
+    async def _take_call(self) -> None:
+        """Ask for a call; `BudgetExceeded` when none is left for anybody."""
+        if self._lost is None and self.budget.max_calls is not None:
+            try:
+                granted = await self._client.take_call(self.worker)
+            except Exception as error:
+                self._lost = UserError(describe_loss(error))
+            else:
+                if not granted:
+                    self._others["calls"] = max(self._others["calls"], self.budget.max_calls - self._own["calls"])
+                    self.budget.check()
+        if self._lost is not None:
+            raise self._lost
+
+
+def share_endpoints(models: Iterable[Model], workers: int) -> None:
+    """Let a worker's models have their share of what each endpoint takes: one call at a time at the least."""
+    for model in dict.fromkeys(models):
+        if isinstance(model, GuardedModel) and model.spec.kind in SHARED:
+            model.limits.slots.lend(max(1, model.limits.concurrency // workers))
+            model.limits.share(1 / workers)
+
+
+def describe_loss(error: BaseException) -> str:
+    """What is said when the book cannot be reached."""
+    told = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        "the actor that keeps the budget for all workers of this run is gone "
+        f"({type(error).__name__}: {told}); no further call can be sent: resume the run"
+    )

@@ -1,1 +1,0 @@
-"""One budget and one set of limits for all workers of a cluster."""

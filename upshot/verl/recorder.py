@@ -1,0 +1,139 @@
+"""A run on verl, written where it is trained: verl's trainer has the replies and the metrics, and the recipe beside it.
+
+As in local mode a step's line is written when its update is done and before a checkpoint of it is saved: whatever is
+killed, a checkpoint has all lines up to its step. What saving took stands in the next line. The command that was typed
+only reads what is written here (`echo.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from upshot.config.recipe import Recipe
+from upshot.core.files import write_json
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import Services
+from upshot.run.folder import RunFolder
+from upshot.run.reporter import Reporter
+from upshot.run.samples import Pieces
+from upshot.run.trackers import make_trackers
+from upshot.run.writer import Writer
+from upshot.tasks.base import Task
+from upshot.verl.checkpoints import saved_steps
+
+COUNTERS = "counters.json"
+"""In a checkpoint: what the helpers' counters were."""
+Counted = Mapping[str, tuple[int, Mapping[str, Any]]]
+"""By worker: how many replies it had played, and the counters of its helpers then."""
+
+
+class StepRecorder:
+    """Writes the run folder in the process of verl's trainer."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, task: Task, pieces: Pieces) -> None:
+        self.folder = folder
+        self.phase = recipe.train.method
+        self.keep = max(recipe.train.save.keep, 2)  # verl drops the old one before the new one is whole
+        trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
+        self.writer = Writer(recipe, folder, Reporter(), task, pieces, trackers)
+        self._counters: dict[str, Any] = {}
+        """Of all helpers, over all workers and resumes."""
+        self._workers: dict[str, Mapping[str, Any]] = {}
+        """What each worker had counted when it was last heard."""
+        self._saving = 0.0
+        """Seconds that were spent on saving since the last line."""
+
+    def begin(self, steps: int, done: int) -> None:
+        """The run begins, or goes on after `done` steps."""
+        counters = self._checkpoint(done) / COUNTERS
+        self._counters = json.loads(counters.read_text()) if counters.is_file() else {}
+        self.writer.begin(self.phase, steps, done)
+
+    def count(self, counted: Counted, services: Services) -> dict[str, float]:
+        """Calls, cost, retries and quality of the helpers of all workers, under local mode's names.
+
+        `services` are some that were never started: they only know how counters become numbers.
+        """
+        for worker, (_, counters) in counted.items():
+            self._counters = raise_counts(self._counters, self._workers.get(worker, {}), counters)
+            self._workers[worker] = counters
+        services.restore(self._counters)
+        return services.stats()
+
+    def write_step(
+        self, step: int, logs: Mapping[str, float], groups: Sequence[Sequence[Rollout]], spent: Mapping[str, float]
+    ) -> None:
+        """Write a step whose update is done: its replies, and then its line."""
+        saving, self._saving = self._saving, 0.0
+        whole = {**logs, **self.writer.write_replies(step, groups), "time/dollars": spent.get("dollars", 0.0)}
+        whole["time/save"] = saving
+        self.folder.write_spent(spent)
+        self.writer.write_line(step, whole)
+        self.writer.announce(step, whole)
+
+    def write_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
+        """Write a line of nothing but an evaluation, of the weights after a step."""
+        self.writer.write_line(step, logs)
+        self.writer.announce(step, logs)
+
+    def save(self, step: int, save: Callable[[], None]) -> None:
+        """Have a checkpoint saved, with the helpers' counters beside it, and old ones dropped: verl forgets them."""
+        began = time.perf_counter()
+        save()
+        if self._checkpoint(step).is_dir():
+            write_json(self._checkpoint(step) / COUNTERS, self._counters)
+        for old in saved_steps(self.folder)[: -self.keep]:
+            shutil.rmtree(self._checkpoint(old), ignore_errors=True)
+        self._saving += time.perf_counter() - began
+
+    def _checkpoint(self, step: int) -> Path:
+        return self.folder.checkpoints.path / f"global_step_{step}"
+
+
+def raise_counts(whole: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Counters of the whole, raised by what one worker has counted since."""
+    out: dict[str, Any] = dict(whole)
+    for name, value in now.items():
+        if isinstance(value, Mapping):
+            out[name] = raise_counts(whole.get(name) or {}, before.get(name) or {}, value)
+        else:
+            out[name] = whole.get(name, 0) + value - before.get(name, 0)
+    return out
+
+
+OURS = {
+    "actor/grad_norm": "train/grad_norm",
+    "actor/pg_clipfrac": "policy/clipped",
+    "timing_s/gen": "time/rollout",
+    "timing_s/update_actor": "time/learn",
+}
+"""Those that mean the same here; all others keep their name, under `verl/`. Not the same: `actor/entropy` (of the whole
+distribution; ours is of the sampled tokens unless a bonus asks for it), `actor/lr` (after the step; ours is the one it
+was made with), `actor/pg_loss` (verl sums parts of minibatches)."""
+OWN = "upshot/"
+"""Before those that our trainer works out itself, from the replies, as local mode does."""
+
+
+def rename_metrics(told: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a step of verl's; what is no finite number is left out."""
+    out: dict[str, float] = {}
+    for name, value in told.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number) and not isinstance(value, str):
+            ours = name.removeprefix(OWN)
+            out[ours if ours != name else OURS.get(name, f"verl/{name}")] = number
+    return out
+
+
+def mark_own(logs: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of ours among verl's."""
+    return {f"{OWN}{key}": value for key, value in logs.items()}
