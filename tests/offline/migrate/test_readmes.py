@@ -260,6 +260,7 @@ def put_in(recipe: dict[str, Any], machine: Path) -> list[str]:
     own += [f"models.{name}=scripted:echo" for name in recipe.get("models", {}) if name != "peer"]
     own += [f"models.peer=local:{machine / 'model'}"] if "peer" in recipe.get("models", {}) else []
     if method in ("sft", "dpo"):
+        own += ["model.max_context=128"] if "max_context" in recipe["model"] else []
         return [*own, f"train.data={machine / method}.jsonl", f"eval.data={machine / method}.jsonl"]
     kind = {"mmlu": "choice", "dolc": "labelled"}.get(recipe["task"]["name"][:4], "rows")
     if "file" in recipe["task"]:  # one that is split here
