@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.run.report.test_report import embedded, replies_of
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
@@ -212,7 +213,7 @@ def test_status_report_and_tables_read_such_a_run(stage: Stage) -> None:
     status = json.loads((stage.run / "status.json").read_text())
     assert (status["state"], status["step"], status["steps"]) == ("finished", 1, 4)
     assert status["eta_seconds"] == pytest.approx(9.0)
-    page = write_report(stage.run).read_text()
+    page = json.dumps(replies_of(embedded(write_report(stage.run))["runs"][0]))
     assert "a red lamp" in page and str(Reason.CONNECTION) in page
     run = runs.read(stage.run)
     assert [reply["reward"] for reply in run.replies] == [1.0, None] and run.status["state"] == "finished"

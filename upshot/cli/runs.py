@@ -111,7 +111,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
     from rich.table import Table
 
-    from upshot.cli.console import whole_console
+    from upshot.run.console import whole_console
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("run", "state", "step", "result", "last", "best", "when", "differs in"):

@@ -32,6 +32,8 @@ class Metric(ABC):
 
     intrinsic: bool = False
     """About how it was said (length, interactivity) rather than what was achieved; the log keeps both sums."""
+    loads_model: bool = False
+    """Whether its first score loads a model of its own: a dry run leaves it out."""
 
     @abstractmethod
     async def score(self, conversation: Conversation) -> Score:

@@ -20,6 +20,8 @@ class RewardModelScore(Metric):
     thread; one batch at a time.
     """
 
+    loads_model = True
+
     def __init__(
         self,
         model: Words,

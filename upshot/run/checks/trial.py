@@ -65,10 +65,9 @@ async def _play(context: CheckContext) -> dict[str, Score]:
             return {"the user": failure}
         words = row.reference if isinstance(row.reference, str) and row.reference else "OK."
         conversation.say(Message("assistant", words), note={"finish": "stop"})
-        found = {
-            f"metric '{name}'": score
-            for name, score in (await score_conversation(services.metrics, conversation)).items()
-        }
+        tried = {name: metric for name, metric in services.metrics.items() if not metric.loads_model}
+        scores = await score_conversation(tried, conversation)
+        found = {f"metric '{name}'": score for name, score in scores.items()}
         if services.user is not None and context.recipe.futures.rounds:
             user = services.user
             said = await catch_failure(limit_call(user, user.observe, conversation), "user")
