@@ -40,7 +40,9 @@ class InProcess:
     def __init__(self, fault: bool = False) -> None:
         self.fault = fault
 
-    async def test_program(self, program: str, tests: list[str], limits: Any, language: str = "") -> list[Any]:
+    async def test_program(
+        self, program: str, tests: list[str], limits: Any, given: str = "", language: str = "python"
+    ) -> list[Any]:
         """Run asserts one after another."""
         if self.fault:
             return [SimpleNamespace(value=None, outcome="sandbox_fault", detail="") for _ in tests]

@@ -28,7 +28,6 @@ def test_one_line_tells_where_the_time_tokens_memory_and_money_of_a_step_went() 
         "1.93 s (sample 0.8, futures 0.31, judges 0.12, learn 0.61) · tokens/s 12.3k sampled, 101k learned, MFU 41% · "
         "23.1 GiB · 3 missing · $0.42"
     )
-    assert "23.1 GiB of 25.0 planned" in step_line({**LINE, "time/memory_planned_gib": 25.0})
     assert step_line({"eval/reward/mean": 0.5}) == "", "a line of nothing but an evaluation"
 
 

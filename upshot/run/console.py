@@ -21,7 +21,8 @@ SHOWN = (
     "dpo/",
     "by/",
     "missing/",
-    "policy/kl",
+    "policy/kl_to_sampler",
+    "policy/kl_to_reference",
     "rollout/reply_tokens",
     "rollout/turns",
     "eval/",
@@ -213,10 +214,8 @@ def _speed(metrics: Mapping[str, float]) -> str:
 
 
 def _memory(metrics: Mapping[str, float]) -> str:
-    peak, planned = metrics.get("time/memory_gib"), metrics.get("time/memory_planned_gib")
-    if peak is None:
-        return ""
-    return f"{peak:.1f} GiB" + (f" of {planned:.1f} planned" if planned else "")
+    peak = metrics.get("time/memory_gib")
+    return "" if peak is None else f"{peak:.1f} GiB"
 
 
 def _short(number: float) -> str:

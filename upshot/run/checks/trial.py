@@ -42,7 +42,12 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     try:
         found = run_anywhere(_play(context))
     except UserError as error:
-        yield Finding(str(error))
+        if context.task.environment() is None:
+            yield Finding(str(error))
+        else:  # which may give the score itself, and was not there
+            yield Finding(
+                f"the metrics were not tried on a row: the environment of '{context.task.name}' was not asked", False
+            )
         return
     for name, score in found.items():
         if score.reason in OWN_FAULTS:
