@@ -113,5 +113,5 @@ for reply in run.replies[-3:]:
     print(reply["reward"], reply["reply"])
 
 # %% [markdown]
-# `upshot view runs/kiosk` writes the page of the run. The same task as files, with tests, a simulated user and a
+# `upshot view runs/kiosk` shows the page of the run. The same task as files, with tests, a simulated user and a
 # metric: `upshot new task kiosk` and [your own task](../own-task.md).
