@@ -89,7 +89,7 @@ def test_segments_made_meanwhile_that_nobody_holds_are_swept(tmp_path: Path, mon
         os.utime(tmp_path / f"{mark}{name}", (began + 1, began + 1 + 200 * (name == "fresh")))
     (tmp_path / "somebody-elses").write_text("x")
     os.utime(tmp_path / "somebody-elses", (began + 1, began + 1))
-    monkeypatch.setattr(process, "_held", lambda: f"7f00-7f01 rw-s 0 00:01 1  {tmp_path / f'{mark}held'}")
+    monkeypatch.setattr(process, "_list_mapped", lambda: f"7f00-7f01 rw-s 0 00:01 1  {tmp_path / f'{mark}held'}")
     assert sweep(began) == [f"{mark}left"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{mark}fresh", f"{mark}held", "somebody-elses"])
     assert sweep(time.time() + 100) == []
