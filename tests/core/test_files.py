@@ -18,7 +18,7 @@ from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl, dump_json_line, filter_jsonl, read_jsonl, read_user_jsonl, write_jsonl
 from upshot.core.score import Score
 from upshot.offline.job import Journal
-from upshot.run.report.lines import SkippedLines, read_objects
+from upshot.run.report.lines import LogTail
 from upshot.tasks.datasets.files import read_table
 from upshot.tasks.participants.search import load_corpus
 
@@ -32,7 +32,7 @@ def test_every_reader_takes_the_line_feed_alone_for_an_end(tmp_path: Path) -> No
     texts = [MARKS, "plain"]
     assert [row["text"] for row in read_jsonl(path)] == texts
     assert [row["text"] for row in read_table(path)] == texts
-    assert [row["text"] for _, _, row in read_objects(path, SkippedLines())] == texts
+    assert [row["text"] for _, _, row in LogTail(path).read()] == texts
     assert [passage.text for passage in load_corpus(str(path)).passages] == texts
     with Journal(path, None) as journal:
         assert [row["text"] for row in journal.lines] == texts

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patience import wait_until
-from upshot.cli import verify
+from upshot.cli.files import verify
 from upshot.core.errors import UserError
 
 
