@@ -41,6 +41,7 @@ from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl, filter_jsonl, parse_json_line, read_jsonl, write_atomic, write_json
 from upshot.core.html import html_table
+from upshot.core.threads import thread_count
 from upshot.core.version import __version__
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
@@ -385,6 +386,7 @@ def cannot_write(path: Path, why: str) -> str:
 def versions() -> dict[str, str]:
     """What the run depends on."""
     found = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    found["threads"] = str(thread_count())
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
