@@ -35,6 +35,11 @@ def test_the_last_word_becomes_what_may_stand_there(line: str, found: list[str])
     assert complete(line.split()) == found
 
 
+def test_words_inside_verbs_and_options_are_completed() -> None:
+    assert complete(["recipe", "sh"]) == ["show"] and "--step" in complete(["rollout", "--s"])
+    assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"], "bash takes key=value for three words"
+
+
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_the_shells_take_the_script(shell: str, tmp_path: Path) -> None:
     binary = shutil.which(shell)

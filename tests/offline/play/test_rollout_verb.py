@@ -11,10 +11,9 @@ import yaml
 
 from tests.offline.play.conftest import THIMBLE
 from upshot.cli import main
-from upshot.cli.completion import complete
 from upshot.offline.play.rollout import Stepper
 from upshot.offline.statistics import student_quantile
-from upshot.offline.sweep import cell_text, plan_runs
+from upshot.offline.sweep import cell_text, plan_runs, tell_fixed
 
 
 @pytest.fixture
@@ -111,19 +110,23 @@ def test_what_a_sweep_would_train_is_known_before_it_does(recipe: str) -> None:
     assert settings[1].runs[0][0].futures.samples == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("words", "seeds", "said"),
+    [
+        (["train.lr=3"], 1, "fixed in all runs: train.lr=3\nnothing is varied; give a key several values as a list"),
+        (["train.lr=[3]"], 2, "only the seed is varied; give"),
+        (["train.lr=[1,2]", "seed=5"], 1, "fixed in all runs: seed=5\n"),
+        (["train.lr=[1,2]"], 1, ""),
+    ],
+)
+def test_a_sweep_says_what_it_does_not_vary(words: list[str], seeds: int, said: str) -> None:
+    assert tell_fixed(words, seeds).startswith(said) and bool(said) == bool(tell_fixed(words, seeds))
+
+
 def test_students_quantiles_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}
     assert all(abs(student_quantile(0.975, freedom) - t) < 1e-3 for freedom, t in table.items())
     assert cell_text({"values": [1.0], "missing": 0, "mean": 1.0, "low": 1.0, "high": 1.0}) == "1 (1)"
-
-
-def test_tab_completes_verbs_recipes_keys_and_values() -> None:
-    assert complete(["tra"]) == ["train"]
-    assert "quickstart" in complete(["train", "quick"])
-    assert complete(["train", "quickstart", "train.met"]) == ["train.method="]
-    assert complete(["train", "quickstart", "train.method=r"]) == ["train.method=rl"]
-    assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"]
-    assert complete(["recipe", "sh"]) == ["show"] and "--step" in complete(["rollout", "--s"])
 
 
 def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
