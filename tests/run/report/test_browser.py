@@ -538,21 +538,30 @@ def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) 
     assert "no status" not in page.inner_text("body")
 
 
-@pytest.mark.parametrize("phone", [True, False])
+@pytest.mark.parametrize("shown", ["phone, one run", "desk, classmates", "desk, live, three runs"])
 def test_nothing_overflows_and_axe_finds_no_serious_fault(
-    phone: bool, synthetic_run: Path, classmate_run: Path, visit: Open
+    shown: str, synthetic_run: Path, classmate_run: Path, visit: Open
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")
+    phone = "phone" in shown
     size = {"width": 375, "height": 700} if phone else {"width": 1280, "height": 900}
-    address = write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri()
-    page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
-    for name in ("overview", "curves", "conversations", "recipe"):
-        tab(page, name)
-        if name == "conversations":
-            page.wait_for_selector(".reading h3")
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-        found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
-        assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
+
+    def look(address: str) -> None:
+        page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
+        for name in ("overview", "curves", "conversations", "recipe"):
+            tab(page, name)
+            if name == "conversations":
+                page.wait_for_selector(".reading h3")
+                page.keyboard.press("o")
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+            found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
+            assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
+
+    if "live" in shown:
+        with serving(synthetic_run) as address:
+            look(address)
+    else:
+        look(write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri())
 
 
 def test_a_folder_with_one_file_draws_without_errors(synthetic_run: Path, tmp_path: Path, visit: Open) -> None:
