@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from tests.offline.play.conftest import THIMBLE
+from tests.patience import patience
 from upshot.cli import main
 from upshot.offline.play.rollout import Stepper
 from upshot.offline.statistics import student_quantile
@@ -137,3 +142,22 @@ def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixt
     assert main(["recipe", "show", "quickstart", "--changed"]) == 0
     shown = capsys.readouterr().out
     assert "task.name" in shown and "model.exact" not in shown
+
+
+def test_a_run_folder_is_served_by_its_best_checkpoint(run_folder: Path) -> None:
+    command = [sys.executable, "-m", "upshot", "serve", str(run_folder), "--port", "0", "--name", "thimble"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            told = []
+            while "serving" not in (told[-1] if told else ""):
+                told.append(server.stdout.readline())
+                assert told[-1], told
+            assert any("its best checkpoint" in line for line in told)
+            address = told[-1].partition(" at ")[2].split()[0]
+            asked = {"model": "thimble", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            said = httpx.post(f"{address}/chat/completions", json=asked, timeout=patience(60)).json()
+            assert said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["completion_tokens"] <= 3
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(patience(60)) == 0
