@@ -160,4 +160,4 @@ def test_a_run_folder_is_served_by_its_best_checkpoint(run_folder: Path) -> None
             assert said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["completion_tokens"] <= 3
         finally:
             server.send_signal(signal.SIGINT)
-        assert server.wait(patience(60)) == 0
+        assert server.wait(patience(60)) == 130, "as of any program that Ctrl-C ended"
