@@ -143,7 +143,7 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
     words = compose(recipe("name='a run'"), PLACE).overrides()
     assert 'trainer.experiment_name="a run"' in words
     assert "trainer.logger=[console]" in words
-    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/recipe.yaml" in words
+    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/workers.yaml" in words
     assert "actor_rollout_ref.actor.loss_scale_factor=null" in words
 
 

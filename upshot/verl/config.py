@@ -14,11 +14,13 @@ from typing import Any
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
+from upshot.verl.helpers import describe_helpers, find_unplaceable
 from upshot.verl.plan import (
     RECIPE,
     TOKENS,
     UNKNOWN,
     UNMADE,
+    WORKERS,
     ClusterPlace,
     MissingKey,
     VerlPlan,
@@ -69,7 +71,7 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
         kept = {merge.key: merge} | kept
     return VerlPlan(
         tuple(kept.values()),
-        tuple(PLAYED.items()),
+        (*PLAYED.items(), *describe_helpers(recipe)),
         (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
 
@@ -156,7 +158,7 @@ def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
         VerlSetting("data.train_files", f"{place.folder}/data/train.json", "the rows of `task`, split train"),
         VerlSetting("data.val_files", f"{place.folder}/data/validation.json", "eval.split, eval.rows"),
         VerlSetting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
-        VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
+        VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/{WORKERS}", "run_dir", "++"),
     ]
 
 
@@ -232,6 +234,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
         why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
         yield MissingKey("task.name", recipe.task.name, why, True)
     yield from _find_copies(recipe)
+    yield from find_unplaceable(recipe)
 
 
 def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:

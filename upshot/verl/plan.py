@@ -26,6 +26,8 @@ THEIRS = (
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
+WORKERS = "workers.yaml"
+"""That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
 NOTED = ("model.lora.dropout", "eval.monitor")
 """Recipe keys that are left out with a word."""
 COMMAND_LINE = "command line"

@@ -185,6 +185,7 @@ The ways out are recipe keys."""
 PLAYED: dict[str, str] = {
     "code": "your own code, found in every worker",
     "models": "helper models, called from verl's workers",
+    "serve": "servers that this command brings up, called from verl's workers",
     "sandbox": "programs of the policy",
     "undecided": "programs of the policy",
     "call_seconds": "limits of your own code",
@@ -223,7 +224,6 @@ LEFT: dict[str, UnmappedKey] = {
     "model.memory_gb": UnmappedKey("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.engine": UnmappedKey("verl's own: actor_rollout_ref.rollout.name"),
     "model.exact": UnmappedKey("bitwise agreement is of local mode alone", True),
-    "serve": UnmappedKey(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
     "train.data": UnmappedKey("for sft and dpo", True),
     "train.loss": UnmappedKey("options of a loss are of local mode alone", True),
     "train.dpo.beta": UnmappedKey("of dpo"),

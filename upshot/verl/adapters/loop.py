@@ -17,6 +17,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
 from upshot.verl.adapters.budget import ActorClient, describe_death
+from upshot.verl.adapters.helpers import borrow_helper
 from upshot.verl.plan import RECIPE
 from upshot.verl.rows import AGENT
 from upshot.verl.served import ConversationLink
@@ -98,9 +99,10 @@ def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWo
     """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
-        client = ActorClient() if ray.is_initialized() else None
+        inside = ray.is_initialized()
+        client, borrow = (ActorClient(), borrow_helper) if inside else (None, None)
         name = f"pid {os.getpid()} on {os.uname().nodename}"
-        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers)
+        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers, borrow)
     return _workers[path]
 
 

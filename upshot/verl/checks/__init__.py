@@ -20,6 +20,7 @@ from upshot.run.checks import data, helpers, output, prompts, refuse
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
+from upshot.verl.helpers import count_gpus
 from upshot.verl.paths import list_paths
 from upshot.verl.plan import COMMAND_LINE, VerlPlan
 from upshot.verl.table import CRITIC, MODEL
@@ -36,7 +37,7 @@ VERL = "0.9."
 def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False) -> list[Finding]:
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
-    own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan))
+    own = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
     found = [finding for check in (*SAME, *own) for finding in _run_check(check, bench)]
     return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
 
