@@ -53,6 +53,44 @@ def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == setting.value, setting.key
 
 
+@pytest.mark.parametrize(
+    ("schedule", "steps_apart"),
+    [
+        ("{name: constant}", 0),
+        ("{name: constant, warmup_steps: 4}", 0),
+        ("{name: cosine, min_lr: 0.1}", 0),
+        ("{name: cosine, warmup_steps: 4}", 1),
+    ],
+)
+def test_the_rate_of_every_step_is_that_of_local_mode(schedule: str, steps_apart: int) -> None:
+    """verl's cosine counts from 0 or from 1: with a warm-up its decay is a step ahead."""
+    import torch
+    from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+    from upshot.training.learner.learner import learning_rate
+
+    _, theirs = composed(f"train.schedule={schedule}", "train.steps=20")
+    given = theirs.actor_rollout_ref.actor.optim
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=given.lr)
+    if given.lr_scheduler_type == "constant":
+        found = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=given.lr_warmup_steps)
+    else:
+        found = get_cosine_schedule_with_warmup(
+            optimizer,
+            num_warmup_steps=given.lr_warmup_steps,
+            num_training_steps=20,
+            min_lr_ratio=given.min_lr_ratio,
+            zero_indexed_step=given.zero_indexed_step,
+        )
+    config = load_recipe("quickstart", [f"train.schedule={schedule}", "train.steps=20"]).recipe.train
+    warm = config.schedule.warmup_steps
+    for step in range(20):
+        ours = learning_rate(config, step if step < warm else step + steps_apart)
+        assert found.get_last_lr()[0] == pytest.approx(ours), step
+        optimizer.step()
+        found.step()
+
+
 def test_the_registrations_are_under_our_name() -> None:
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.trainer.ppo.v1 import get_trainer_cls

@@ -109,13 +109,14 @@ def raise_counts(whole: Mapping[str, Any], before: Mapping[str, Any], now: Mappi
 
 OURS = {
     "actor/grad_norm": "train/grad_norm",
+    "actor/loss": "loss/policy",
     "actor/pg_clipfrac": "policy/clipped",
     "timing_s/gen": "time/rollout",
     "timing_s/update_actor": "time/learn",
 }
-"""Those that mean the same here; all others keep their name, under `verl/`. Not the same: `actor/entropy` (of the whole
-distribution; ours is of the sampled tokens unless a bonus asks for it), `actor/lr` (after the step; ours is the one it
-was made with), `actor/pg_loss` (verl sums parts of minibatches)."""
+"""Those that mean the same here; all others keep their name, under `verl/`. Our trainer tells `policy/entropy` and
+`train/lr` itself: `actor/entropy` is of the whole distribution (local mode's of the sampled tokens, unless a bonus asks
+for it), `actor/lr` the rate of the next step; `actor/pg_loss` is a part of `actor/loss`."""
 OWN = "upshot/"
 """Before those that our trainer works out itself, from the replies, as local mode does."""
 
@@ -131,6 +132,8 @@ def rename_metrics(told: Mapping[str, Any]) -> dict[str, float]:
         if math.isfinite(number) and not isinstance(value, str):
             ours = name.removeprefix(OWN)
             out[ours if ours != name else OURS.get(name, f"verl/{name}")] = number
+        if name == "actor/grad_norm":
+            out["train/skipped"] = float(not math.isfinite(number))  # so does verl's engine
     return out
 
 

@@ -57,8 +57,8 @@ def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value
     return TableLine(theirs, tuple(ours.split()), make, note)
 
 
-def _mini_batch(prompts: int, parts: int) -> int:
-    return -(-prompts // parts)
+def _round_up(count: int, parts: int) -> int:
+    return -(-count // parts)
 
 
 def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
@@ -79,8 +79,15 @@ def _kl(where: str) -> Callable[[float, str, str], bool]:
     return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method == "ppo" else kl_in)
 
 
+def _schedule(name: str, warmup: int) -> str:
+    """verl's constant schedule begins its warm-up with a step at rate 0; its cosine can begin as local mode does."""
+    if name not in SCHEDULES:
+        raise NoCounterpart(f"verl has no schedule '{name}'; it has {', '.join(SCHEDULES)}")
+    return "cosine" if warmup else name
+
+
 LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
-SCHEDULES = {"constant": "constant", "cosine": "cosine"}
+SCHEDULES = ("constant", "cosine")
 NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 CARRIED: tuple[TableLine, ...] = (
     _line("trainer.experiment_name", "name"),
@@ -99,7 +106,7 @@ CARRIED: tuple[TableLine, ...] = (
     _line(
         f"{ACTOR}.ppo_mini_batch_size",
         "train.prompts_per_step train.minibatches",
-        _mini_batch,
+        _round_up,
         "our trainer counts rows",
     ),
     _line(f"{ACTOR}.policy_loss.loss_mode", "train.loss.name", words(LOSSES, "loss")),
@@ -115,9 +122,14 @@ CARRIED: tuple[TableLine, ...] = (
     _line(f"{ACTOR}.grad_clip", "train.optimizer.grad_clip"),
     _line(f"{OPTIM}.clip_grad", "train.optimizer.grad_clip"),
     _line(f"{OPTIM}.lr", "train.lr"),
-    _line(f"{OPTIM}.lr_warmup_steps", "train.schedule.warmup_steps"),
-    _line(f"{OPTIM}.lr_scheduler_type", "train.schedule.name", words(SCHEDULES, "schedule")),
-    _line(f"{OPTIM}.min_lr_ratio", "train.schedule.min_lr"),
+    _line(f"{OPTIM}.lr_warmup_steps", "train.schedule.warmup_steps train.minibatches", _round_up, "verl's count steps"),
+    _line(f"{OPTIM}.lr_scheduler_type", "train.schedule.name train.schedule.warmup_steps", _schedule),
+    _line(
+        f"{OPTIM}.min_lr_ratio",
+        "train.schedule.min_lr train.schedule.name",
+        lambda least, name: 1.0 if name == "constant" else least,
+    ),
+    _line(f"{OPTIM}.zero_indexed_step", "train.schedule.warmup_steps", lambda steps: steps == 0),
     _line(f"{OPTIM}.weight_decay", "train.optimizer.weight_decay"),
     _line(f"{OPTIM}.betas", "train.optimizer.betas", list),
     _line(f"{ACTOR}.use_kl_loss", "train.kl.weight train.kl.where train.method", _kl("loss")),

@@ -93,8 +93,14 @@ def stop_if_dead() -> None:
     job = ray.get_runtime_context().get_job_id()
     for actor in actors().values():
         if actor["State"] == "DEAD" and WORKER in actor["ActorClassName"] and actor["JobID"] == job:
-            why = actor["DeathCause"].actor_died_error_context.error_message
+            why = find_cause(actor["DeathCause"])
             raise UserError(describe_death(f"an agent-loop worker (pid {actor['Pid']})", why))
+
+
+def find_cause(cause: Any) -> str:
+    """Why an actor died, in Ray's words: it has a field for each kind of death (out of memory, lost node …)."""
+    given = [getattr(value, "error_message", "") or str(value) for _, value in cause.ListFields()]
+    return "; ".join(filter(None, given)) or "nothing of the cause"
 
 
 def reason(error: Exception) -> tuple[str, int]:
