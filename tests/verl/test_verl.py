@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 
 from tests.verl.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopkeeper
 from upshot.config.load import load_recipe
-from upshot.core.errors import BudgetExceeded
+from upshot.core.errors import BudgetExceeded, UserError
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.config import compose
@@ -51,6 +51,23 @@ def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
     for setting in plan.settings:
         found = OmegaConf.select(theirs, setting.key)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == setting.value, setting.key
+
+
+@pytest.mark.parametrize("method", ["rl", "ppo"])
+def test_another_engine_and_sequence_parallelism_are_not_forced_out(method: str) -> None:
+    """What only FSDP has is not said to Megatron, so that hydra composes its config."""
+    from upshot.verl.adapters.composing import find_fault
+
+    recipe = load_recipe("quickstart", ["credit.by=reply", *OWN, f"train.method={method}"]).recipe
+    sharded = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    plan = compose(recipe, PLACE, [*MORE, "model_engine=megatron", sharded])
+    plan.check()
+    assert find_fault(plan.overrides()) is None and any("never run" in note for note in plan.notes())
+    spread = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
+    assert find_fault(compose(recipe, PLACE, [*MORE, spread]).overrides()) is None
+    late = load_recipe("quickstart", ["credit.by=reply", *OWN, "train.schedule=cosine"]).recipe
+    with pytest.raises(UserError, match=r"train\.schedule.*megatron schedules"):
+        compose(late, PLACE, [*MORE, "model_engine=megatron"]).check()
 
 
 @pytest.mark.parametrize(

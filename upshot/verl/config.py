@@ -39,6 +39,8 @@ from upshot.verl.table import (
     FIXED,
     LIBRARY,
     MODEL,
+    OF_FSDP,
+    OPTIM,
     PLAYED,
     REF,
     REFUSED,
@@ -69,11 +71,28 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     if kept[f"{ROLLOUT}.name"].value == BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
+    engine = str(own["model_engine"].value) if "model_engine" in own else "dp"
+    if engine != "dp":
+        kept = {key: setting for key, setting in kept.items() if key in own or not _is_of_fsdp(key)}
+        unknown = [*unknown, *_other_engine(recipe, engine)]
     return VerlPlan(
         tuple(kept.values()),
         (*PLAYED.items(), *describe_helpers(recipe)),
         (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
+
+
+def _is_of_fsdp(key: str) -> bool:
+    return any(is_under(key, prefix) for prefix in OF_FSDP)
+
+
+def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
+    """What is not said to an engine that is not FSDP: its schedule is its own, and a run's would be another one."""
+    if recipe.train.schedule.name != "constant" or recipe.train.schedule.warmup_steps:
+        why = f"how {engine} schedules is its own ({OPTIM}.lr_decay_style …): set a constant one without warm-up"
+        yield MissingKey("train.schedule", recipe.train.schedule.model_dump(mode="json"), why, True)
+    why = f"{engine} was never run; its checkpoints are verl's to merge (verl.model_merger), and not resumed here"
+    yield MissingKey("model_engine", engine, why, False)
 
 
 def _backend() -> VerlSetting:

@@ -20,7 +20,7 @@ from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    "upshot",
+    *("model_engine", "upshot"),
 )
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
@@ -28,7 +28,7 @@ RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 WORKERS = "workers.yaml"
 """That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
-NOTED = ("model.lora.dropout", "eval.monitor")
+NOTED = ("model.lora.dropout", "eval.monitor", "model_engine")
 """Recipe keys that are left out with a word."""
 COMMAND_LINE = "command line"
 """The source of a setting that the user gave."""

@@ -170,6 +170,13 @@ USUAL: dict[str, tuple[Any, str]] = {
     "trainer.project_name": (PROJECT, ""),
 }
 """What the command line may set otherwise."""
+OF_FSDP = (
+    *(f"{ACTOR}.strategy", f"{ACTOR}.grad_clip", f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"),
+    *(f"{OPTIM}.lr_scheduler_type", f"{OPTIM}.min_lr_ratio", f"{OPTIM}.zero_indexed_step"),
+    *(f"{CRITIC}.strategy", f"{CRITIC}.grad_clip", f"{CRITIC}.fsdp"),
+    *(f"{CRITIC}.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio", "zero_indexed_step")),
+)
+"""What only FSDP has, by prefix: left out where the command line takes another engine (`model_engine`)."""
 REFUSED: dict[str, str] = {
     "algorithm": "advantages, value targets, KL and importance are our trainer's: see train.* of the recipe",
     "data.train_files": "the rows are the recipe's: task",
