@@ -19,10 +19,10 @@ from upshot.serving.servers.state import lease
 from upshot.verl.checkpoints import begin_folder, make_whole, newest_step, skip_first_validation
 from upshot.verl.checks import find, refuse
 from upshot.verl.config import compose
-from upshot.verl.echo import RunEcho
 from upshot.verl.plan import MAIN, RECIPE, WORKERS, VerlPlan
 from upshot.verl.prepare import make_start, prepare
 from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
+from upshot.verl.recorder import RunEcho
 
 LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
