@@ -107,3 +107,21 @@ def test_what_a_helpers_actor_raises_arrives_as_it_was_raised() -> None:
     with pytest.raises(ModelCallError, match="too_long: 9 ids") as failed:
         asyncio.run(helper.generate(Request([1])))
     assert failed.value.reason == "too_long" and type(failed.value) is ModelCallError
+
+
+def test_whatever_ends_a_server_is_told_as_its_death() -> None:
+    import asyncio
+
+    from ray.exceptions import OutOfMemoryError
+
+    from upshot.core.errors import UserError
+    from upshot.verl.adapters.loop import Servers
+
+    class Manager:
+        """Its server was ended by Ray."""
+
+        async def generate(self, request_id: str, **more: object) -> None:
+            raise OutOfMemoryError("the node was low\non memory")
+
+    with pytest.raises(UserError, match=r"a rollout server died.*--resume.*the node was low on memory"):
+        asyncio.run(Servers(Manager()).generate("x", prompt_ids=[1], sampling_params={}))

@@ -11,14 +11,14 @@ import os
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.models.base import Completion, Model, Request
 from upshot.models.local import LocalModel
-from upshot.verl.adapters.budget import describe_death
+from upshot.verl.adapters.budget import DEATHS, describe_death
 from upshot.verl.helpers import gpus_of
 
 
@@ -63,7 +63,7 @@ class BorrowedHelper(Model):
             return await answer
         except RayTaskError as error:
             raise error.cause from error
-        except RayActorError as error:
+        except DEATHS as error:
             raise UserError(describe_death(f"the helper model '{self.name}'", error)) from error
 
 

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from upshot.core.errors import UserError
 from upshot.run.folder import METRICS, RunFolder
-from upshot.verl.adapters.budget import describe_death, open_budget
+from upshot.verl.adapters.budget import DEATHS, describe_death, open_budget
 from upshot.verl.adapters.checks import check_cluster
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.budget import describe_loss
@@ -109,7 +109,7 @@ def reason(error: Exception) -> tuple[str, int]:
     if isinstance(cause, UserError):
         return str(cause), 2
     print(str(error), flush=True)  # the whole of it is for the log
-    if isinstance(cause, RayActorError):
+    if isinstance(cause, DEATHS):
         return describe_death("a process of verl's", cause), 1
     return f"verl failed: {type(cause).__name__}: {' '.join(str(cause).split())[-600:]}", 1
 

@@ -50,6 +50,7 @@ def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRe
         folder=folder,
         files=tuple(list_paths(recipe)),
         endpoints=tuple(endpoints_of(recipe)),
+        keys=tuple(sorted({spec.api_key_env for spec in recipe.needed_models.values() if spec.api_key_env})),
         plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
         environment={"PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
     )
@@ -75,7 +76,7 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
 
 
 def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
-    """This machine; the run folder and the endpoints are looked at by local mode's checks.
+    """This machine; the run folder, the endpoints and their keys are looked at by local mode's checks.
 
     Our own plug-ins are not imported: the program does so at once, and says what fails.
     """
@@ -93,7 +94,7 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
     wanted = requirements_of(recipe, plan.value, "")
     plugins = tuple(name for name in wanted.plugins if not name.startswith("upshot."))
     ports = tuple(resources.ports_of(plan.value))
-    yield from map(Finding, check_node(replace(wanted, endpoints=(), plugins=plugins, ports=ports)))
+    yield from map(Finding, check_node(replace(wanted, endpoints=(), keys=(), plugins=plugins, ports=ports)))
 
 
 def _critic(plan: VerlPlan) -> Iterator[Finding]:
