@@ -75,7 +75,8 @@ def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch:
 
 
 def test_a_node_without_an_endpoints_key_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe_with("models.judge={url: 'http://node7:1/v1', model: m, api_key_env: JUDGE_KEY}")
+    judge = "models.judge={url: 'http://node7:1/v1', model: m, api_key_env: JUDGE_KEY}"
+    recipe = recipe_with("model.path=Qwen/Qwen3-4B", judge)
     keys = checks.requirements_of(recipe, planned().value, "").keys
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     (said,) = check_node(NodeRequirements("", "", keys=keys))
