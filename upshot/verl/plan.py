@@ -106,17 +106,6 @@ class VerlPlan:
         """The settings as hydra reads them on a command line."""
         return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
 
-    def nested(self) -> dict[str, Any]:
-        """The settings as a nested mapping."""
-        out: dict[str, Any] = {}
-        for setting in self.settings:
-            *path, last = setting.key.split(".")
-            inner = out
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = setting.value
-        return out
-
     def page(self) -> str:
         """Both sides, for `--dry-run`."""
         lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
