@@ -116,7 +116,11 @@ class Rollout:
     def _paths_to_dict(self) -> dict[str, Any]:
         """The other contexts of a program's episode: from `start` on nothing of them stands above."""
         told = [
-            {"start": path.start, "messages": [turn_to_dict(turn) for turn in path.conversation.turns]}
+            {
+                "key": path.conversation.key,
+                "start": path.start,
+                "messages": [turn_to_dict(turn) for turn in path.conversation.turns],
+            }
             for path in self.other_paths
         ]
         return {"other_paths": told} if told else {}

@@ -2,7 +2,8 @@
 
 For audit, for `upshot replay` and for the page's coloured tokens: what was sampled, exactly, under which
 log-probabilities and by which weights, and what each token spells. One compressed file a step; a reply is found by its
-`key`. The ids of futures are not kept.
+`key`, and so is each of the other contexts of an episode that a program played, from its opening on. The ids of futures
+are not kept.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     """
     import numpy as np
 
-    turns = [(at, sample) for at, reply in enumerate(replies) for sample in reply.conversation.samples()]
+    paths = [path.conversation for reply in replies for path in (reply, *reply.other_paths)]
+    turns = [(at, sample) for at, path in enumerate(paths) for sample in path.samples()]
     samples = [sample for _, sample in turns]
     spelt = [piece.encode("utf-8", "replace") for sample in samples for piece in pieces(sample.ids)] if pieces else []
     out = io.BytesIO()
     np.savez_compressed(
         out,
-        keys=np.array([reply.conversation.key for reply in replies], dtype=np.str_),
+        keys=np.array([path.key for path in paths], dtype=np.str_),
         reply=np.array([at for at, _ in turns], np.int32),
         context=np.array([len(sample.context) for sample in samples], np.int32),
         sampled=np.array([len(sample.ids) for sample in samples], np.int32),

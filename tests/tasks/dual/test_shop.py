@@ -284,6 +284,4 @@ def test_in_a_mix_each_rows_own_tools_answer_its_calls() -> None:
     shop = Conversation(rows["shop"])
     shop.say(Message("assistant", "please restart your box"))
     heard = asyncio.run(user.observe(shop))
-    assert [act["name"] for act in heard.note["acts"]] == ["restart_box"], (
-        "a user named by a recipe has its row's tools"
-    )
+    assert [act["name"] for act in heard.note["acts"]] == ["restart_box"], "a recipe's user has its row's tools"
