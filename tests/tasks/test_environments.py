@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.patience import until
 from tests.rollout.test_play import By
 from tests.tasks.participants.speakers import in_turn
 from tests.tiny import tiny_policy
@@ -111,6 +113,75 @@ def test_an_environment_in_openenvs_form_is_awaited_and_its_action_made() -> Non
         assert reply.reward.means["verifier"].value == 0.25
         said = [turn.message.content for turn in reply.conversation.turns]
         assert said[0] == json.dumps({"echo": ""})
+
+
+OPENENV = """
+import sys, uvicorn
+from openenv.core.env_server import Environment, create_fastapi_app
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    word: str
+
+class Seen(Observation):
+    text: str = ""
+
+class Room(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.seed, self.left = seed, 2
+        return Seen(text=f"room {seed}", reward=0.0, done=False)
+
+    def step(self, action, timeout_s=None, **_):
+        self.left -= 1
+        return Seen(text=f"room {self.seed}: {self.left} left", reward=0.5, done=self.left == 0)
+
+    @property
+    def state(self):
+        return State()
+
+uvicorn.run(create_fastapi_app(Room, Say, Seen, max_concurrent_envs=16), port=int(sys.argv[1]), log_level="error")
+"""
+
+
+def as_word(text: str) -> dict[str, str]:
+    """The action of `Room`."""
+    return {"word": text or "-"}
+
+
+def text_seen(seen: dict[str, Any]) -> str:
+    """What `Room` shows."""
+    return str(seen["text"])
+
+
+@pytest.mark.timeout(600)
+def test_a_real_openenv_server_has_a_session_for_every_conversation_and_its_loss_is_no_zero(tmp_path: Path) -> None:
+    pytest.importorskip("openenv.core", reason="pip install openenv-core")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "room.py").write_text(OPENENV)
+    with subprocess.Popen([sys.executable, str(tmp_path / "room.py"), str(port)]) as server:
+        try:
+            asyncio.run(until(lambda: is_open(port)))
+            options = {"env": "openenv.core:GenericEnvClient", "arguments": {"base_url": f"http://127.0.0.1:{port}"}}
+            own = {"action": f"{__name__}:as_word", "show": f"{__name__}:text_seen"}
+            task = tasks.create("openenv", {**options, **own, "episodes": 2})
+            seed = task.rows("train")[0].meta["seed"]
+            for reply in play(task, group_size=4):
+                assert reply.reward.means["verifier"].value == 1.0
+                heard = [message.content for message in reply.conversation.messages if message.role == "user"]
+                assert heard[:2] == [f"room {seed}", f"room {seed}: 1 left"], "steps of no other session"
+        finally:
+            server.kill()
+        server.wait()
+        assert all(reply.reward.total.is_missing for reply in play(task)), "a server that is gone is no score of 0"
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_real_gymnasium_environment_runs() -> None:
