@@ -68,7 +68,7 @@ def solvable(task: Tau2Task) -> Any:
     """A task of the domain's whose own solution is known and needs no judge that is a model."""
     for one in task._tasks.values():
         wanted = one.evaluation_criteria
-        judged = wanted.nl_assertions or any(basis.value == "NL_ASSERTION" for basis in wanted.reward_basis)
+        judged = any(basis.value == "NL_ASSERTION" for basis in wanted.reward_basis)
         changes = [act for act in wanted.actions or () if not act.name.startswith(("get", "find", "search"))]
         if changes and not judged:
             return one
@@ -94,8 +94,7 @@ def test_a_domains_own_solution_played_by_both_sides_earns_its_reward_and_doing_
     policy.append(" ".join(["All done.", *(wanted.evaluation_criteria.communicate_info or ())]))
 
     def play(policy: list[str], user: list[str]) -> Conversation:
-        row = next(row for split in ("train", "test") for row in task.rows(split) if row.id == wanted.id)
-        conversation = Conversation(row)
+        conversation = Conversation(task._row(wanted.id))
         dual = DualControl(PlainUser(in_turn(*user), end_mark=["###STOP###"], task=task), task.environment())
 
         async def whole() -> None:
