@@ -12,8 +12,7 @@ import random
 import zlib
 from typing import Any
 
-from upshot.core.conversation import Conversation, Message, Row
-from upshot.core.score import Score
+from upshot.core.conversation import Message, Row
 from upshot.tasks.environments.mcp import McpTask
 
 BINS = [f"{letter}{number}" for letter in "abcdefgh" for number in range(8)]
@@ -39,12 +38,7 @@ class Stock(McpTask):
         own = {"train": BINS[:48], "validation": BINS[48:56], "test": BINS[56:]}[split]
         picks = [random.Random(f"{split} {number}").choice(own) for number in range(self.size)]
         asked = [(Message("user", f"how many in {place}"),) for place in picks]
-        return [Row(f"{split}/{n}", asked[n], place, str(count_in(place)), self.name) for n, place in enumerate(picks)]
-
-    async def verify(self, conversation: Conversation) -> Score:
-        """Right where the last words are the number."""
-        last = conversation.last("assistant")
-        return Score(float(last is not None and last.content == conversation.row.reference))
+        return [Row(f"{split}/{n}", asked[n], place, str(count_in(place))) for n, place in enumerate(picks)]
 
     def vocabulary(self) -> list[str]:
         """Every word of the little language."""

@@ -80,6 +80,11 @@ class Rollout:
     """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""
 
+    def paths(self) -> Iterator[Conversation]:
+        """The episode in each of its contexts, each from its opening on."""
+        yield self.conversation
+        yield from (path.conversation for path in self.other_paths)
+
     def samples(self) -> Iterator[Sample]:
         """All that the policy sampled in the episode, each once."""
         yield from self.conversation.samples()

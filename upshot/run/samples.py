@@ -33,7 +33,7 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     """
     import numpy as np
 
-    paths = [path.conversation for reply in replies for path in (reply, *reply.other_paths)]
+    paths = [path for reply in replies for path in reply.paths()]
     turns = [(at, sample) for at, path in enumerate(paths) for sample in path.samples()]
     samples = [sample for _, sample in turns]
     spelt = [piece.encode("utf-8", "replace") for sample in samples for piece in pieces(sample.ids)] if pieces else []

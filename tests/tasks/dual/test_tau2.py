@@ -109,4 +109,6 @@ def test_a_domains_own_solution_played_by_both_sides_earns_its_reward_and_doing_
     assert asyncio.run(task.verify(done)).value == 1
     idle = play(["I cannot help you."], ["Hello, I need help.", "###STOP###"])
     assert asyncio.run(task.verify(idle)).value == 0
-    assert task.world(idle).get_db_hash() != task.world(done).get_db_hash(), "a world of its own each"
+    worlds = [task.world(one) for one in (idle, done)]
+    hashes = {(world.get_db_hash(), world.get_user_db_hash()) for world in worlds}
+    assert len(hashes) == 2, "a world of its own each, in what the agent keeps or in what the user has"
