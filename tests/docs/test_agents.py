@@ -22,7 +22,9 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("page", "name"), [("agents", "agent"), ("environments", "environment")])
+@pytest.mark.parametrize(
+    ("page", "name"), [("agents", "agent"), ("environments", "environment"), ("environments", "stock")]
+)
 def test_the_whole_file_and_its_recipe_are_the_examples(page: str, name: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     assert f"```python\n{(EXAMPLES / f'{name}.py').read_text()}```" in text

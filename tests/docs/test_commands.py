@@ -51,6 +51,7 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot train examples/task.yaml": OWN,
     "upshot train examples/agent.yaml": ("task.rows_per_split=16", *SMALL),
     "upshot train examples/environment.yaml": ("task.episodes=16", "train.group_size=2", *STEP),
+    "upshot train examples/stock.yaml": ("task.size=16", f"task.server={sys.executable} examples/stock.py", *SMALL),
     "upshot train examples/classmate.yaml": ("task.size=16", *STEP),
     "upshot verify answers.jsonl --task gsm8k": (),
     "upshot verify answers.jsonl --task gsm8k --mode flexible --out scored.jsonl": (),

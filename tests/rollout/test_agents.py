@@ -7,17 +7,19 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy
 import pytest
 
 from tests.patience import until
 from tests.tiny import tiny_policy
 from upshot.config.load import load_recipe
 from upshot.config.recipe import AgentConfig, Named
-from upshot.core.conversation import Conversation, Row, messages_from
+from upshot.core.conversation import Conversation, Row, Sample, messages_from
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.metrics.verifier import VerifierMetric
@@ -29,8 +31,10 @@ from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
+from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
 from upshot.training.loops.rl import set_advantages, share_advantage, teach
+from upshot.training.metrics.task import turns_of
 
 Said = list[dict[str, Any]]
 CENTRED = Named(name="dr-grpo")
@@ -157,6 +161,16 @@ def test_an_edited_context_is_a_path_of_its_own_and_what_was_not_sampled_there_i
     assert starts == [0, 2], "the compacted one begins anew, the one that went another way begins after the first reply"
     line = reply.to_dict(1)
     assert [path["start"] for path in line["other_paths"]] == [path.start for path in reply.other_paths]
+    assert turns_of(reply) == 4, "calls in every context count"
+    kept = unpack(pack([reply]))
+    assert kept[reply.conversation.key] == as_kept(reply.conversation)
+    for path, told in zip(reply.other_paths, line["other_paths"], strict=True):
+        assert kept[told["key"]] == as_kept(path.conversation), "audited by its exact ids, from its opening on"
+
+
+def as_kept(path: Conversation) -> list[Sample]:
+    """A path's samples, with log-probabilities as precise as a file keeps them."""
+    return [replace(one, logprobs=tuple(float(numpy.float32(v)) for v in one.logprobs)) for one in path.samples()]
 
 
 async def two_agents(episode: AgentEpisode) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.core.files import dump_json_line, to_json_value
-from upshot.run.folder import RunFolder, find
+from upshot.run.folder import RunFolder, find, free_place
 
 
 class Stranger:
@@ -48,6 +48,17 @@ def test_a_run_folder_is_written_without_torch() -> None:
         "import sys\n" + "".join(f"import upshot.{room}\n" for room in rooms) + "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = []
+    for _ in range(5):
+        places.append(free_place("quickstart"))
+        places[-1].mkdir(parents=True)
+    assert len(set(places)) == 5 and all(place.parent == Path("runs") for place in places)
 
 
 def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from tests.patience import until
 from tests.rollout.test_play import By
+from tests.tasks.participants.speakers import in_turn
 from tests.tiny import tiny_policy
+from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
-from upshot.core.score import Score
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
+from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import assemble, build_services
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.environments.mcp import ServerGone
+from upshot.tasks.users.scripted import ScriptedUser
 
 
 class Countdown:
@@ -108,6 +115,75 @@ def test_an_environment_in_openenvs_form_is_awaited_and_its_action_made() -> Non
         assert said[0] == json.dumps({"echo": ""})
 
 
+OPENENV = """
+import sys, uvicorn
+from openenv.core.env_server import Environment, create_fastapi_app
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    word: str
+
+class Seen(Observation):
+    text: str = ""
+
+class Room(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.seed, self.left = seed, 2
+        return Seen(text=f"room {seed}", reward=0.0, done=False)
+
+    def step(self, action, timeout_s=None, **_):
+        self.left -= 1
+        return Seen(text=f"room {self.seed}: {self.left} left", reward=0.5, done=self.left == 0)
+
+    @property
+    def state(self):
+        return State()
+
+uvicorn.run(create_fastapi_app(Room, Say, Seen, max_concurrent_envs=16), port=int(sys.argv[1]), log_level="error")
+"""
+
+
+def as_word(text: str) -> dict[str, str]:
+    """The action of `Room`."""
+    return {"word": text or "-"}
+
+
+def text_seen(seen: dict[str, Any]) -> str:
+    """What `Room` shows."""
+    return str(seen["text"])
+
+
+@pytest.mark.timeout(600)
+def test_a_real_openenv_server_has_a_session_for_every_conversation_and_its_loss_is_no_zero(tmp_path: Path) -> None:
+    pytest.importorskip("openenv.core", reason="pip install openenv-core")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "room.py").write_text(OPENENV)
+    with subprocess.Popen([sys.executable, str(tmp_path / "room.py"), str(port)]) as server:
+        try:
+            asyncio.run(until(lambda: is_open(port)))
+            options = {"env": "openenv.core:GenericEnvClient", "arguments": {"base_url": f"http://127.0.0.1:{port}"}}
+            own = {"action": f"{__name__}:as_word", "show": f"{__name__}:text_seen"}
+            task = tasks.create("openenv", {**options, **own, "episodes": 2})
+            seed = task.rows("train")[0].meta["seed"]
+            for reply in play(task, group_size=4):
+                assert reply.reward.means["verifier"].value == 1.0
+                heard = [message.content for message in reply.conversation.messages if message.role == "user"]
+                assert heard[:2] == [f"room {seed}", f"room {seed}: 1 left"], "steps of no other session"
+        finally:
+            server.kill()
+        server.wait()
+        assert all(reply.reward.total.is_missing for reply in play(task)), "a server that is gone is no score of 0"
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_real_gymnasium_environment_runs() -> None:
     pytest.importorskip("gymnasium", reason="pip install gymnasium")
     task = tasks.create("gymnasium", {"env": "FrozenLake-v1", "action": "number", "episodes": 2})
@@ -122,61 +198,101 @@ def test_a_real_textarena_game_runs() -> None:
 
 SERVER = """
 import json, os, sys
+from collections import defaultdict
 
 TOOL = {"name": "note", "description": "Keep a note; tells all that were kept.", "inputSchema": {
     "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}
-said = []
+kept = defaultdict(list)
 
-def call(text):
+def call(text, session):
     if text == "die":
         os._exit(1)
     if text == "bad":
         return {"content": [{"type": "text", "text": "no such note"}], "isError": True}
+    said = kept[session]
     said.append(text)
     return {"content": [{"type": "text", "text": " ".join(said)}], "isError": False}
 
-for line in sys.stdin:
-    asked = json.loads(line)
+def answer_to(asked, session=""):
     method, given = asked["method"], asked.get("params") or {}
-    if "id" not in asked:
-        continue
     answer = {"jsonrpc": "2.0", "id": asked["id"]}
     if method == "initialize":
         answer["result"] = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}},
                             "serverInfo": {"name": "notes", "version": "1"}}
     elif method == "tools/list":
         answer["result"] = {"tools": [TOOL]}
+    elif method == "tools/call" and not isinstance(given["arguments"]["text"], str):
+        answer["error"] = {"code": -32602, "message": "a note is a text"}
     elif method == "tools/call":
-        answer["result"] = call(given["arguments"]["text"])
+        answer["result"] = call(given["arguments"]["text"], session)
     else:
         answer["error"] = {"code": -32601, "message": "no such method"}
-    print(json.dumps(answer), flush=True)
+    return answer
+
+for line in sys.stdin if len(sys.argv) == 1 else ():
+    asked = json.loads(line)
+    if "id" in asked:
+        print(json.dumps(answer_to(asked)), flush=True)
 """
 """A server without the library: its sessions are two hundred times as quick to start."""
+HTTP = f"""{SERVER}
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        session = self.headers.get("Mcp-Session-Id") or os.urandom(8).hex()
+        body = json.dumps(answer_to(asked, session)).encode() if "id" in asked else b""
+        self.send_response(200 if body else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if asked["method"] == "initialize":
+            self.send_header("Mcp-Session-Id", session)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.send_error(405)
+
+    do_DELETE = do_GET
+
+    def log_message(self, *_):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+"""The same over HTTP, with a session of its own for everybody who opens one."""
 
 
-@pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    """A task whose server keeps notes."""
+@pytest.fixture(scope="module", params=["its input and output", "HTTP"])
+def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
+    """A task whose server keeps notes, and is spoken to by either way."""
     file = tmp_path_factory.mktemp("mcp") / "notes.py"
-    file.write_text(SERVER)
-    rows = [{"question": "?", "answer": "1"}]
     data = file.with_name("rows.jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {
-        "server": f"{sys.executable} -I -S {file}",
-        "train_file": str(data),
-        "verifier": "gsm8k",
-        "describe": True,
-    }
-    return tasks.create("mcp", options)
+    data.write_text(json.dumps({"question": "?", "answer": "1"}) + "\n")
+    options = {"train_file": str(data), "verifier": "gsm8k", "describe": True}
+    if request.param != "HTTP":
+        file.write_text(SERVER)
+        yield tasks.create("mcp", {"server": f"{sys.executable} -I -S {file}", **options})
+        return
+    file.write_text(HTTP)
+    with subprocess.Popen([sys.executable, str(file), "http"], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield tasks.create("mcp", {"server": f"http://127.0.0.1:{int(server.stdout.readline())}/mcp", **options})
+        finally:
+            server.kill()
 
 
-def called(text: str) -> Message:
+def called(text: Any) -> Message:
     return Message("assistant", f"<tool_call>{json.dumps({'name': 'note', 'arguments': {'text': text}})}</tool_call>")
 
 
-async def talk_with(task: Task, *texts: str) -> list[str]:
+async def talk_with(task: Task, *texts: Any) -> list[str]:
     """What the server answers to one call after another, in a session of its own."""
     environment = task.environment()
     assert environment is not None
@@ -199,17 +315,34 @@ def test_the_tools_are_the_servers_list_and_a_session_is_one_conversations(notes
     assert "Keep a note" in notes.rows("train")[0].messages[0].content, "described where the template shows no tools"
 
     async def together() -> list[list[str]]:
-        return list(await asyncio.gather(talk_with(notes, "a", "bad", "b"), talk_with(notes, "c", "d")))
+        return list(await asyncio.gather(talk_with(notes, "a", "bad", 7, "b"), talk_with(notes, "c", "d")))
 
     first, second = asyncio.run(together())
-    assert (first[0], first[2]) == ("a", "a b") and second == ["c", "c d"], "no note of another's"
-    assert "no such note" in first[1]
+    assert (first[0], first[3]) == ("a", "a b") and second == ["c", "c d"], "no note of another's"
+    assert "no such note" in first[1] and "a note is a text" in first[2], "what a server refuses is heard"
 
 
-def test_an_mcp_server_that_goes_away_makes_the_episode_missing(notes: Task) -> None:
-    with pytest.raises(ServerGone) as gone:
-        asyncio.run(talk_with(notes, "a", "die", "b"))
-    assert Score.failed(gone.value, "episode").reason == "connection"
+def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(notes: Task) -> None:
+    """Two whole episodes of a row with the user beside the tools, one of which loses its server in the middle."""
+    policy = Policy(in_turn(called("a").content, called("die").content, called("b").content, "#### 1"))
+    over_http = "http" in notes.environment().server  # type: ignore[union-attr]
+    user = assemble(notes, {}, user=ScriptedUser(["go on"])).user
+    futures = Talk({"verifier": VerifierMetric(notes)}, {"verifier": MetricWeight()})
+    context = RolloutContext(policy, futures, user, max_turns=5)
+    [[reply]] = asyncio.run(play_step(context, notes.rows("train"), 1, 0))
+    assert reply.reward.total.reason == "connection" and "the MCP server" in reply.reward.total.why
+    assert [message.content for message in reply.conversation.messages if message.role == "tool"] == ["a"]
+    assert reply.credit is not None and not reply.credit.trains
+    if not over_http:  # a process is one episode's; a server that all share is gone for all
+        context.policy = Policy(in_turn(called("a").content, "#### 1"))
+        [[again]] = asyncio.run(play_step(context, notes.rows("train"), 1, 1))
+        assert again.reward.total.value == 1.0
+
+
+def test_futures_that_would_call_the_tools_of_a_session_are_refused_before_any_work(notes: Task) -> None:
+    base = {"task": {"name": "mcp", "server": "x"}, "futures": {"rounds": 1, "user": {"name": "scripted"}}}
+    with pytest.raises(UserError, match=r"a session that nobody can copy; set futures.rounds=0, or task.shared=true"):
+        build_services(load_recipe({**base, "reward": {"metrics": ["verifier"]}}, []).recipe, notes, in_turn("x"))
 
 
 def test_an_mcp_server_that_is_not_there_is_refused_before_any_work() -> None:

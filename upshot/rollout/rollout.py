@@ -80,6 +80,11 @@ class Rollout:
     """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""
 
+    def paths(self) -> Iterator[Conversation]:
+        """The episode in each of its contexts, each from its opening on."""
+        yield self.conversation
+        yield from (path.conversation for path in self.other_paths)
+
     def samples(self) -> Iterator[Sample]:
         """All that the policy sampled in the episode, each once."""
         yield from self.conversation.samples()
@@ -116,7 +121,11 @@ class Rollout:
     def _paths_to_dict(self) -> dict[str, Any]:
         """The other contexts of a program's episode: from `start` on nothing of them stands above."""
         told = [
-            {"start": path.start, "messages": [turn_to_dict(turn) for turn in path.conversation.turns]}
+            {
+                "key": path.conversation.key,
+                "start": path.start,
+                "messages": [turn_to_dict(turn) for turn in path.conversation.turns],
+            }
             for path in self.other_paths
         ]
         return {"other_paths": told} if told else {}

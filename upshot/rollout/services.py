@@ -230,12 +230,18 @@ def build_services(
     rounds = recipe.futures.rounds
     if user is None and rounds:
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
+    environment = task.environment()
+    if rounds and environment is not None and environment.answers_calls() and not environment.forks:
+        raise UserError(
+            f"futures.rounds is {rounds}, but the tools of task '{task.name}' belong to a session that nobody can copy"
+            "; set futures.rounds=0, or task.shared=true where the server remembers nothing"
+        )
     if user is None and recipe.episode.with_user:
         raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")
     agent = task.agent()
     if recipe.episode.agent is not None or agent is not None:
         check_agent(recipe)
-    elif recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
+    elif recipe.episode.max_turns > 1 and not recipe.episode.with_user and environment is None:
         raise UserError(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
@@ -285,7 +291,7 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     assert services.futures is not None and services.task is not None
     environment = services.user if recipe.episode.with_user else services.task.environment()
-    answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls)
+    answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls())
     return RolloutContext(
         policy=policy,
         futures=services.futures,

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -372,8 +373,14 @@ def moment(value: Any) -> float | None:
 
 def place_of(recipe: Recipe) -> Path:
     """The folder that a recipe is run in."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"{recipe.name}-{stamp}"
+    return Path(recipe.run_dir) if recipe.run_dir else free_place(recipe.name)
+
+
+def free_place(name: str) -> Path:
+    """A folder of this moment that is not there yet; of several runs in one second the later ones have a number."""
+    first = Path("runs") / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([first], others) if not place.exists())
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:

@@ -1,8 +1,9 @@
 """Token ids and log-probabilities of a step's replies beside `rollouts.jsonl`: `samples/000012.npz`. No torch.
 
 For audit, for `upshot replay` and for the page's coloured tokens: what was sampled, exactly, under which
-log-probabilities and by which weights, and what each token spells. One compressed file a step; a reply or a future is
-found by its `key`, a future with what the policy said in it. What others said is in `rollouts.jsonl`.
+log-probabilities and by which weights, and what each token spells. One compressed file a step; found by its `key` is a
+reply, each of the other contexts of an episode that a program played, from its opening on, and a future with what the
+policy said in it. What others said is in `rollouts.jsonl`.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
 
 
 def _own_samples(replies: Sequence[Rollout]) -> Iterator[tuple[str, int, list[Sample]]]:
-    """Key, ids before the first sample and samples of each reply, and of each future in which the policy spoke."""
+    """Key, ids before the first sample and samples of each context of a reply, and of each future in which the policy
+    spoke."""
     for reply in replies:
-        yield reply.conversation.key, 0, list(reply.conversation.samples())
+        for path in reply.paths():
+            yield path.key, 0, list(path.samples())
         for future in reply.futures:
             whole = future.conversation
             shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]

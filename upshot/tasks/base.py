@@ -33,6 +33,10 @@ class Task(ABC):
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split, in a stable order."""
 
+    def part(self, row: Row) -> Task:
+        """The task that a row belongs to: this one, but for a mix of several."""
+        return self
+
     def environment(self) -> Participant | None:
         """Who answers between the policy turns of an episode; None for one reply."""
         return None

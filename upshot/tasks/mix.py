@@ -15,7 +15,6 @@ from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.tasks.participants.base import Observation, Participant
-from upshot.tasks.participants.dual import with_tools
 from upshot.tasks.verifiers.base import Claim
 
 KEY = "mix_task"
@@ -68,10 +67,7 @@ class Mix(Task):
     def user(self) -> Participant | None:
         """Each row's own user, where all tasks have one."""
         users = {name: part.user() for name, part in self.parts.items()}
-        if None in users.values():
-            return None
-        parts = {name: with_tools(user, self.parts[name].environment()) for name, user in users.items() if user}
-        return _Environments(parts)
+        return None if None in users.values() else _Environments(users)
 
     def claim(self, conversation: Conversation) -> Claim | None:
         """The claim of the row's own task."""
@@ -116,7 +112,11 @@ class _Environments(Participant):
 
     def __init__(self, parts: Mapping[str, Participant | None]) -> None:
         self.parts = parts
-        self.answers_calls = any(part is not None and part.answers_calls for part in parts.values())
+        self.forks = all(part is None or part.forks for part in parts.values())
+
+    def answers_calls(self, row: Row | None = None) -> bool:
+        asked = self.parts.values() if row is None else [self.parts[str(row.meta[KEY])]]
+        return any(part is not None and part.answers_calls(row) for part in asked)
 
     def _of(self, conversation: Conversation) -> Participant | None:
         return self.parts[str(conversation.row.meta[KEY])]

@@ -22,7 +22,7 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import build_context, build_services
+from upshot.rollout.services import assemble, build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.tasks.dual.shop import ORDERS, ShopTask, call
 from upshot.tasks.participants.dual import DualControl
@@ -270,8 +270,18 @@ def test_a_finished_run_is_scored_again_from_what_was_done() -> None:
 
 def test_in_a_mix_each_rows_own_tools_answer_its_calls() -> None:
     mix = tasks.create("mix", {"tasks": [{"name": "shop"}, {"name": "withheld"}]})
-    user, row = mix.user(), next(row for row in mix.rows("train") if row.meta.get("kind") == "lost")
-    assert user is not None and user.answers_calls
-    conversation = Conversation(row)
-    conversation.say(Message("assistant", call("look", row.goal)))
-    assert asyncio.run(user.observe(conversation)).messages == (Message("user", "[look] lost"),)
+    rows = {row.meta["mix_task"]: row for row in mix.rows("train") if row.meta.get("kind", "lost") == "lost"}
+    restart = '<tool_call>{"name": "restart_box", "arguments": {}}</tool_call>'
+    for chosen in (mix.user(), PlainUser(in_turn("as you like", restart, "i did"), task=mix)):
+        user = assemble(mix, {}, user=chosen).user
+        assert user is not None and user.answers_calls()
+        look = Conversation(rows["shop"])
+        look.say(Message("assistant", call("look", look.row.goal)))
+        assert asyncio.run(user.observe(look)).messages == (Message("user", "[look] lost"),)
+        talk = Conversation(rows["withheld"])
+        talk.say(Message("assistant", call("look", "7")))
+        assert "[look]" not in str(asyncio.run(user.observe(talk)).messages), "this row's task has no tools"
+    shop = Conversation(rows["shop"])
+    shop.say(Message("assistant", "please restart your box"))
+    heard = asyncio.run(user.observe(shop))
+    assert [act["name"] for act in heard.note["acts"]] == ["restart_box"], "a recipe's user has its row's tools"

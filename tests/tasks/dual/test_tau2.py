@@ -1,9 +1,11 @@
-"""τ²-bench's domain `mock` as it is: run where its repository is installed, refused in one line where it is not."""
+"""τ²-bench's domains as they are: run where its repository is installed, refused in one line where it is not."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+from typing import Any
 
 import pytest
 
@@ -60,3 +62,53 @@ class TestMock:
         assert task.world(fork) is not task.world(done)
         assert task.world(fork).get_db_hash() == task.world(done).get_db_hash()
         assert asyncio.run(task.verify(done)).detail["parts"]
+
+
+def solvable(task: Tau2Task) -> Any:
+    """A task of the domain's whose own solution is known and needs no judge that is a model."""
+    for one in task._tasks.values():
+        wanted = one.evaluation_criteria
+        judged = any(basis.value == "NL_ASSERTION" for basis in wanted.reward_basis)
+        changes = [act for act in wanted.actions or () if not act.name.startswith(("get", "find", "search"))]
+        if changes and not judged:
+            return one
+    return pytest.skip(f"no task of '{task.domain}' is judged without a model")
+
+
+@pytest.mark.skipif(not HERE, reason="needs τ²-bench, which is no package of PyPI")
+@pytest.mark.parametrize("domain", ["retail", "airline", "telecom"])
+def test_a_domains_own_solution_played_by_both_sides_earns_its_reward_and_doing_nothing_none(domain: str) -> None:
+    try:
+        task = Tau2Task(domain)
+        wanted = solvable(task)
+    except UserError as error:
+        pytest.skip(str(error))
+    policy, user = [], ["Hello, I need help."]
+    for act in wanted.evaluation_criteria.actions:
+        made = f"<tool_call>{json.dumps({'name': act.name, 'arguments': act.arguments})}</tool_call>"
+        if act.requestor == "assistant":
+            policy.append(made)
+        else:
+            policy.append("Please do your part.")
+            user += [made, "I did it."]
+    policy.append(" ".join(["All done.", *(wanted.evaluation_criteria.communicate_info or ())]))
+
+    def play(policy: list[str], user: list[str]) -> Conversation:
+        conversation = Conversation(task._row(wanted.id))
+        dual = DualControl(PlainUser(in_turn(*user), end_mark=["###STOP###"], task=task), task.environment())
+
+        async def whole() -> None:
+            await dual.start(conversation)
+            await play_episode(conversation, Policy(in_turn(*policy)), dual, len(policy) + 1)
+
+        asyncio.run(whole())
+        return conversation
+
+    done = play(policy, [*user, "###STOP###"])
+    assert done.ended == "user" and all(act["good"] for act in done.session["acts"])
+    assert asyncio.run(task.verify(done)).value == 1
+    idle = play(["I cannot help you."], ["Hello, I need help.", "###STOP###"])
+    assert asyncio.run(task.verify(idle)).value == 0
+    worlds = [task.world(one) for one in (idle, done)]
+    hashes = {(world.get_db_hash(), world.get_user_db_hash()) for world in worlds}
+    assert len(hashes) == 2, "a world of its own each, in what the agent keeps or in what the user has"

@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from upshot.config.load import dump_recipe, validate_recipe
 from upshot.config.recipe import Recipe
+from upshot.run.folder import free_place
 from upshot.run.reporter import Reporter
 
 
@@ -30,8 +30,7 @@ class Demonstration:
         cls, name: str, recipe: Recipe, make_reporter: Callable[[], Reporter], quiet: bool, as_json: bool
     ) -> Demonstration:
         """In the recipe's run folder, else in one of its own."""
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return cls(Path(recipe.run_dir or f"runs/{name}-{stamp}"), make_reporter, quiet, as_json)
+        return cls(Path(recipe.run_dir) if recipe.run_dir else free_place(name), make_reporter, quiet, as_json)
 
     def tell(self, text: str) -> None:
         """A line for whoever watches."""

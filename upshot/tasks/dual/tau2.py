@@ -90,7 +90,13 @@ class Tau2Task(Task):
 
     @cached_property
     def _pristine(self) -> Any:
-        return self.registry.get_env_constructor(self.domain)()
+        try:
+            return self.registry.get_env_constructor(self.domain)()
+        except FileNotFoundError as error:
+            raise UserError(
+                f"τ²-bench's data of domain '{self.domain}' is not there ({error.filename}); set TAU2_DATA_DIR to the "
+                "folder 'data' of its repository"
+            ) from error
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Tools of an MCP server: what its list names, the policy may call.
 
-Every conversation has a session of its own (for a command: a process of its own), so that what a server remembers is
-one conversation's; `shared` is for servers that remember nothing. What a tool refuses is told to the policy. A server
-that does not start, goes away or breaks the protocol makes the episode missing.
+Every episode has a session of its own (for a command: a process of its own) from its first call to its end, so that
+what a server remembers is one conversation's; `shared` is for servers that remember nothing. What a tool refuses is
+told to the policy. A server that does not start, goes away or breaks the protocol makes the episode missing.
+
+What it does not do: futures that call the tools of a session, which nobody can copy. They need `shared`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from upshot.tasks.participants.tools import Tool, ToolEnvironment
 from upshot.tasks.tool_use import ToolUse
 
 KEY = "mcp"
-"""Where a conversation keeps its session."""
+"""Where a conversation keeps its session; None: it had one, which has ended."""
+INVALID_PARAMS = -32602
+"""JSON-RPC's code for arguments that make no sense."""
 
 
 class ServerGone(Exception):
@@ -34,28 +38,37 @@ class ServerGone(Exception):
 
 
 class McpSession:
-    """One session with a server, open from `start` to `aclose`."""
+    """One session with a server, open from `start` until it is closed or lost; never opened again."""
 
     def __init__(self, server: str, seconds: float) -> None:
         self.server = server
         self.seconds = seconds
         self._client: Any = None
         self._over = asyncio.Event()
+        self._opening = asyncio.Lock()
         self._owner: asyncio.Task[None] | None = None
 
     def __deepcopy__(self, _: Mapping[int, Any]) -> McpSession:
         return self  # a copy of the conversation calls nothing: its episode is over
 
     async def start(self) -> None:
-        """Connect; `ServerGone` where that does not work."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owner = asyncio.create_task(self._own(ready))
-        try:
-            async with asyncio.timeout(self.seconds):
-                await ready
-        except Exception as error:
-            await self.aclose()
-            raise ServerGone(f"the MCP server '{self.server}' did not start: {_words(error)}") from error
+        """Connect, once; `ServerGone` where that does not work."""
+        async with self._opening:
+            if self._owner is not None or self.is_over:
+                return  # calls of one turn come at once; whoever calls when it is over is told so
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._owner = asyncio.create_task(self._own(ready))
+            try:
+                async with asyncio.timeout(self.seconds):
+                    await ready
+            except Exception as error:
+                await self.aclose()
+                raise ServerGone(f"the MCP server '{self.server}' did not start: {_words(error)}") from error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or lost."""
+        return self._over.is_set()
 
     async def _own(self, ready: asyncio.Future[None]) -> None:
         """Hold the connection: the library wants it closed by the task that opened it."""
@@ -92,12 +105,16 @@ class McpSession:
         return text or "(no output)"
 
     async def _ask(self, what: str, ask: Any) -> Any:
-        if self._client is None:
+        if self._client is None or self.is_over:
             raise ServerGone(f"the MCP server '{self.server}' is gone ({what})")
         try:
             async with asyncio.timeout(self.seconds):
                 return await ask(self._client)
         except Exception as error:
+            if getattr(error, "code", None) == INVALID_PARAMS:
+                raise ValueError(str(error)) from error  # the call is at fault, not the server
+            if not isinstance(error, TimeoutError):  # a slow call says nothing of the others in a shared session
+                self._over.set()
             raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}") from error
 
     async def aclose(self) -> None:
@@ -120,7 +137,8 @@ def _words(error: BaseException) -> str:
 class McpTool(Tool):
     """One tool of a server."""
 
-    def __init__(self, listed: Any) -> None:
+    def __init__(self, listed: Any, environment: McpEnvironment) -> None:
+        self.environment = environment
         self.name = listed.name
         self.description = listed.description or ""
         self._schema = dict(listed.input_schema)
@@ -134,7 +152,7 @@ class McpTool(Tool):
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """Ask the conversation's session."""
-        session: McpSession = conversation.session[KEY]
+        session = await self.environment.session_of(conversation)
         return await session.call(self.name, arguments)
 
 
@@ -143,6 +161,7 @@ class McpEnvironment(ToolEnvironment):
 
     def __init__(self, server: str, shared: bool, role: str, seconds: float) -> None:
         super().__init__((), role, 2 * seconds)
+        self.forks = shared
         self.server, self.shared, self.limit = server, shared, seconds
         self._all: McpSession | None = None
         self._starting = asyncio.Lock()
@@ -160,7 +179,7 @@ class McpEnvironment(ToolEnvironment):
         thread.join()
         if not found or isinstance(found[0], ServerGone):
             raise UserError(f"task.server: {found[0] if found else 'it cannot be asked for its tools'}")
-        self.tools = {tool.name: McpTool(tool) for tool in found[0]}
+        self.tools = {tool.name: McpTool(tool, self) for tool in found[0]}
 
     async def _list(self) -> list[Any] | ServerGone:
         session = McpSession(self.server, self.limit)
@@ -172,22 +191,30 @@ class McpEnvironment(ToolEnvironment):
         finally:
             await session.aclose()
 
-    async def start(self, conversation: Conversation) -> None:
-        """Open the conversation's session."""
-        if not self.shared:
-            conversation.session[KEY] = session = McpSession(self.server, self.limit)
-            await session.start()
-            return
-        async with self._starting:
-            if self._all is None:
-                self._all = McpSession(self.server, self.limit)
-                await self._all.start()
-        conversation.session[KEY] = self._all
+    async def session_of(self, conversation: Conversation) -> McpSession:
+        """The conversation's session, opened by its first call; calls of one turn come at once, and share it."""
+        if self.shared:
+            async with self._starting:
+                if self._all is None or self._all.is_over:
+                    self._all = McpSession(self.server, self.limit)
+                    await self._all.start()
+                return self._all
+        if KEY not in conversation.session:
+            conversation.session[KEY] = McpSession(self.server, self.limit)
+        session: McpSession | None = conversation.session[KEY]
+        if session is None:
+            raise ServerGone(
+                f"the session with the MCP server '{self.server}' ended with its episode, and a future cannot go on "
+                "with it; set task.shared=true where the server remembers nothing, else futures.rounds=0"
+            )
+        await session.start()
+        return session
 
     async def end(self, conversation: Conversation) -> None:
         """Close it."""
-        session: McpSession | None = conversation.session.pop(KEY, None)
-        if session is not None and not self.shared:
+        session: McpSession | None = conversation.session.get(KEY)
+        if session is not None:
+            conversation.session[KEY] = None
             await session.aclose()
 
     async def aclose(self) -> None:

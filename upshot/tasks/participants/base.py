@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upshot.config.registry import Registry
-from upshot.core.conversation import Conversation, Message
+from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.helper import Helper
 from upshot.core.score import Score
@@ -41,8 +41,12 @@ class Observation:
 class Participant(Helper, ABC):
     """Someone who takes turns with the policy."""
 
-    answers_calls: bool = False
-    """Whether it is a user that answers the policy's tool calls as well, as the task's environment does."""
+    forks: bool = True
+    """Whether what it holds of a conversation is copied with it, so that futures can go on with it."""
+
+    def answers_calls(self, row: Row | None = None) -> bool:
+        """Whether it answers the policy's tool calls: in conversations with this row, or (None) in any at all."""
+        return False
 
     async def start(self, conversation: Conversation) -> None:
         """Prepare the session of one conversation; may say opening messages."""

@@ -89,11 +89,13 @@ class SharedState:
 class DualControl(Participant):
     """Answers the policy's tool calls by its tools, and everything else by the simulated user."""
 
-    answers_calls = True
-
     def __init__(self, user: Participant, tools: Participant) -> None:
         self.user = user
         self.tools = tools
+
+    def answers_calls(self, row: Row | None = None) -> bool:
+        """Where its tools do."""
+        return self.tools.answers_calls(row)
 
     async def start(self, conversation: Conversation) -> None:
         """As the user begins."""
@@ -103,11 +105,16 @@ class DualControl(Participant):
         """The tools' answers where the policy called any, else the user's words."""
         last = conversation.last("assistant")
         calls = last is not None and last == conversation.turns[-1].message and calls_of(last)
-        return await (self.tools if calls else self.user).observe(conversation)
+        tools = calls and self.tools.answers_calls(conversation.row)
+        return await (self.tools if tools else self.user).observe(conversation)
 
     async def end(self, conversation: Conversation) -> None:
-        """As the user ends."""
-        await self.user.end(conversation)
+        """As the user ends, and with it what the tools opened for the conversation when they were called."""
+        try:
+            await self.user.end(conversation)
+        finally:
+            if self.tools.answers_calls(conversation.row):
+                await self.tools.end(conversation)
 
     async def aclose(self) -> None:
         """Close the user; the tools are closed by their task."""
@@ -127,8 +134,8 @@ class DualControl(Participant):
 
 
 def with_tools(user: Participant, environment: Participant | None) -> Participant:
-    """A user beside whom the task's tools answer the policy's calls, where its environment is tools."""
-    return DualControl(user, environment) if isinstance(environment, ToolEnvironment) else user
+    """A user beside whom the task's tools answer the policy's calls, where its environment is tools of any rows."""
+    return DualControl(user, environment) if environment is not None and environment.answers_calls() else user
 
 
 async def act_as_user(

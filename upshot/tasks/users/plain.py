@@ -25,7 +25,7 @@ from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Observation, User, find_model, users
 from upshot.tasks.participants.dual import act_as_user
 from upshot.tasks.participants.templates import as_text
-from upshot.tasks.participants.tools import CALLING, calls_of
+from upshot.tasks.participants.tools import CALLING, ToolEnvironment, calls_of
 from upshot.tasks.users.noise import mistype
 from upshot.tasks.users.personas import check_persona, choose_persona
 
@@ -49,6 +49,13 @@ def with_acts(conversation: Conversation) -> list[Message]:
             out += [Message("user", f"<tool_call>{called}</tool_call>"), Message("assistant", _answer(act))]
         out.append(turn.message)
     return out
+
+
+def describe(tools: ToolEnvironment | None) -> str:
+    """What a user's prompt says of its tools; '' where it has none."""
+    if tools is None:
+        return ""
+    return "\n".join([CALLING, *(json.dumps(tool.definition["function"]) for tool in tools.tools.values())])
 
 
 def _answer(act: Mapping[str, Any]) -> str:
@@ -86,11 +93,8 @@ class PlainUser(User):
         self.model = find_model("the user 'plain'", model, models or {})
         check_persona(persona)
         self.persona, self.noise, self.seed = persona, noise, seed
-        self.tools = task.user_tools() if task is not None else None
+        self.task = task
         self.prompt = prompt
-        if self.tools is not None:
-            listed = "\n".join(json.dumps(tool.definition["function"]) for tool in self.tools.tools.values())
-            self.prompt = f"{prompt}\n\n{CALLING}\n{listed}"
         self.end_marks = [end_mark] if isinstance(end_mark, str) else end_mark
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
         super().__init__()
@@ -98,12 +102,13 @@ class PlainUser(User):
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model says nothing."""
         name, person = choose_persona(self.persona, conversation.row, self.seed)
-        prompt = f"{self.prompt}\n\n{person}" if person else self.prompt
+        tools = self.task.part(conversation.row).user_tools() if self.task is not None else None
+        prompt = "\n\n".join(filter(None, (self.prompt, describe(tools), person)))
         shown = swap_roles(conversation.row.goal, with_acts(conversation), prompt)
         text = await self._speak(shown, conversation)
         acts: list[dict[str, Any]] = []
-        while self.tools is not None and (calls := calls_of(Message("assistant", text))):
-            new = await act_as_user(self.tools, calls, conversation, len(acts))
+        while tools is not None and (calls := calls_of(Message("assistant", text))):
+            new = await act_as_user(tools, calls, conversation, len(acts))
             acts += new
             shown += [Message("assistant", text), Message("user", "\n".join(map(_answer, new)))]
             text = await self._speak(shown, conversation, len(acts))

@@ -90,8 +90,8 @@ def answer_of(reply: Rollout) -> str | None:
 
 
 def turns_of(reply: Rollout) -> int:
-    """How often the policy spoke in the episode."""
-    return sum(1 for _ in reply.conversation.samples())
+    """How often the policy spoke in the episode, in any of its contexts."""
+    return sum(1 for _ in reply.samples())
 
 
 def _counts(replies: Iterable[Rollout]) -> dict[str, float]:
