@@ -16,6 +16,16 @@ pytest.importorskip("triton")
 from upshot.engine.kernels import sample
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.fp8 import (
+    Rows8,
+    Tile8,
+    empty_rows8,
+    library_product,
+    quantize,
+    quantize_merged,
+    tile_for,
+    tile_product,
+)
 from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_product
 from upshot.engine.kernels.norm import add_norm
 from upshot.engine.kernels.plain import rotate
@@ -259,6 +269,72 @@ def test_norm_and_gate() -> None:
     torch.testing.assert_close(normed, torch.nn.functional.rms_norm(summed, (48,), weight, 1e-5))
     torch.testing.assert_close(add_norm(x, None, weight, 1e-5)[0], torch.nn.functional.rms_norm(x, (48,), weight, 1e-5))
     torch.testing.assert_close(gate(x), torch.nn.functional.silu(x[:, :24]) * x[:, 24:])
+
+
+def wide(rows: Rows8) -> torch.Tensor:
+    """What rows in 8 bits stand for."""
+    return rows.values.float() * rows.scale[:, None]
+
+
+def assert_narrow(found: Rows8, expected: torch.Tensor) -> None:
+    """Rows in 8 bits: the largest number of each is the format's largest, the others are rounded to three bits.
+
+    The interpreter loses the carry where rounding reaches the next power of two: one number in fifty is halved there.
+    """
+    expected = expected.float()
+    torch.testing.assert_close(found.scale * 448, expected.abs().amax(1), rtol=1e-5, atol=1e-9)
+    wrong = (wide(found) - expected).abs() > (expected.abs() / 15).clamp_min(found.scale[:, None] / 512)
+    assert float(wrong.float().mean()) <= (0.0 if DEVICE.type == "cuda" else 0.08)
+
+
+def dtype_here() -> torch.dtype:
+    return torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+
+
+def test_norm_and_gate_in_8_bits_are_the_plain_ones_rounded() -> None:
+    torch.manual_seed(0)
+    x, residual, weight = (torch.randn(*s, device=DEVICE, dtype=dtype_here()) for s in ((5, 48), (5, 48), (48,)))
+    x[3] = residual[3] = 0.0
+    parts = torch.randn(3, 5, 48, device=DEVICE)
+    for half, beside in ((x, residual), (parts, residual), (x, None)):
+        plain, narrow = (add_norm(half, beside, weight, 1e-5, narrow) for narrow in (False, True))
+        assert torch.equal(plain[1], narrow[1])
+        assert_narrow(narrow[0], plain[0])
+    assert_narrow(gate(x, narrow=True), gate(x))
+
+
+TILES = [Tile8(16, 16, 32), Tile8(16, 32, 32, parts=2)]
+"""For the interpreter, which takes seconds for a tile of the device's own."""
+if DEVICE.type == "cuda":
+    shapes = [(rows, n) for rows in (1, 20, 64, 128, 200) for n in (208, 28672)]
+    chosen = {tile_for(rows, n, 4096, 132, parts) for rows, n in shapes for parts in (False, True)}
+    TILES = [tile for tile in chosen if tile is not None]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_products_in_8_bits(tile: Tile8) -> None:
+    torch.manual_seed(0)
+    rows, n, width = (5, 48, 80) if DEVICE.type == "cpu" else (tile.rows + 3, 208, 304)
+    x, weight = (quantize(torch.randn(count, width, device=DEVICE, dtype=dtype_here())) for count in (rows, n))
+    found = tile_product(x, weight, tile, dtype_here())
+    assert found.shape == ((rows, n) if tile.parts == 1 else (tile.parts, rows, n))
+    found = found if tile.parts == 1 else found.sum(0)
+    expected = wide(x) @ wide(weight).T
+    for other in (expected, library_product(x, weight, torch.bfloat16).float()):
+        assert float((found.float() - other).norm() / other.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("rank", [4, 24])
+def test_a_weight_in_8_bits_has_its_adapter_in_it(rank: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(45, 176, device=DEVICE, dtype=dtype_here())
+    up, down = torch.randn(45, rank, device=DEVICE), torch.randn(rank, 176, device=DEVICE)
+    out = empty_rows8(45, 176, DEVICE)
+    quantize_merged(weight, up, down, 0.3, out)
+    merged = weight.float() + 0.3 * up @ down
+    torch.testing.assert_close(out.scale * 448, merged.abs().amax(1), rtol=2e-3, atol=1e-9)
+    assert float((wide(out) - merged).norm() / merged.norm()) < 0.07
+    assert_narrow(quantize(merged), merged)
 
 
 def drawn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from triton.errors import TritonError
 from tests.engine.test_families import build
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.llama.eight_bit import narrow_projections
+from upshot.engine.llama.merged import MergedWeight, Weight8
 from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
@@ -29,7 +32,7 @@ def small(make_llama: Make, **over: object) -> LlamaForCausalLM:
         "num_key_value_heads": 1,
         "num_hidden_layers": 1,
     }
-    return make_llama(**sizes, vocab_size=64, max_position_embeddings=256, **over).to(DEVICE)
+    return make_llama(**{**sizes, **over}, vocab_size=64, max_position_embeddings=256).to(DEVICE)
 
 
 def greedy(model: LlamaForCausalLM, prompt: list[int], n: int) -> list[int]:
@@ -185,6 +188,75 @@ def test_adapters_run_through_the_block_and_follow_updates(make_llama: Make, tar
     assert all(m.training for m in model.modules())
     expected = plain_logprobs(model.eval(), seq.ids, seq.prompt_len)
     torch.testing.assert_close(torch.tensor(seq.logprobs), expected, atol=2e-4, rtol=1e-3)
+
+
+def smallest(make_llama: Make) -> LlamaForCausalLM:
+    """In the dtype that 8-bit products take on the device."""
+    model = small(make_llama, hidden_size=32, intermediate_size=32, num_attention_heads=2)
+    return model.to(torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
+
+
+def narrow_engine(model: torch.nn.Module) -> Engine:
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, weights="fp8")
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    assert type(engine.runner.driver).__name__ == "FusedDriver" and engine.runner.driver.narrow
+    return engine
+
+
+def assert_near(engine: Engine, model: torch.nn.Module) -> list[float]:
+    """Log-probabilities in 8 bits are off by rounding, and not by nothing.
+
+    The interpreter loses the carry where rounding reaches the next power of two.
+    """
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=3, seed=3))
+    engine.run_until_done()
+    gap = (torch.tensor(seq.logprobs) - plain_logprobs(model, seq.ids, seq.prompt_len).float()).abs()
+    assert 1e-4 < float(gap.mean()) < (0.3 if DEVICE.type == "cuda" else 0.8)
+    return seq.logprobs
+
+
+def test_in_8_bits_weights_are_quantized_again_where_they_lie(make_llama: Make) -> None:
+    model = smallest(make_llama)
+    engine = narrow_engine(model)
+    pointers = engine.runner._weight_pointers()
+    before = assert_near(engine, model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    engine.weights_changed()
+    assert engine.runner._weight_pointers() == pointers, "captured steps read them there"
+    assert assert_near(engine, model) != before
+
+
+@pytest.mark.parametrize("kind", [{}, {"use_dora": True}, {"r": 160}], ids=["lora", "dora", "of high rank"])
+def test_a_copy_in_8_bits_has_adapters_in_it(make_llama: Make, kind: dict[str, Any]) -> None:
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["k_proj", "v_proj"], **{"r": 4, **kind})
+    attention = peft.get_peft_model(smallest(make_llama), lora).get_base_model().model.layers[0].self_attn
+    modules = [attention.q_proj, attention.k_proj, attention.v_proj]
+    held = Weight8(modules, torch.bfloat16)
+    place = held.weight.data_ptr()
+    with torch.no_grad():
+        for module in modules[1:]:
+            module.lora_B["default"].weight.normal_(std=0.2)
+    held.refresh()
+    merged = MergedWeight(modules, torch.float32).weight
+    gap = held.weight.float() * held.scale[:, None] - merged
+    assert float(gap.norm() / merged.norm()) < 0.09 and held.weight.data_ptr() == place
+
+
+def test_a_frozen_model_in_8_bits_samples_from_its_only_weights(make_llama: Make) -> None:
+    model = smallest(make_llama)
+    own = model.get_parameter("model.layers.0.mlp.up_proj.weight").detach().clone()
+    narrow_projections(model)
+    held = model.get_parameter("model.layers.0.mlp.up_proj.weight")
+    assert held.element_size() == 1 and not held.requires_grad
+    engine = narrow_engine(model)
+    layer = engine.runner.driver.layers[0]
+    assert layer.gate_up.joined.weight[len(held) :].data_ptr() == held.data_ptr(), "no copy"
+    scale = model.get_parameter("model.layers.0.mlp.up_proj.scale")
+    torch.testing.assert_close(held.float() * scale[:, None].float(), own.float(), rtol=0.07, atol=1e-3)
+    assert_near(engine, model)
 
 
 def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:

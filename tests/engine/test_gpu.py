@@ -206,3 +206,46 @@ def test_kernels_compiled_ahead_wait_for_what_they_read() -> None:
             del piece
     torch.cuda._sleep(1 << 30)
     assert [seq.sampled for seq in generate(engine_on(model))] == plain
+
+
+def needs_8_bits() -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no 8-bit products before Hopper")
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral", "SmolLM3", *ADAPTERS])
+def test_in_8_bits_captured_steps_sample_near_the_model_and_follow_its_weights(name: str) -> None:
+    needs_8_bits()
+    model = make(name, torch.bfloat16)
+    engine = engine_on(model, weights="fp8")
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+    captured = dict(engine.runner.graphs)
+    shift(model)
+    engine.weights_changed()
+    assert captured and engine.runner.graphs == captured, "they read the new weights where the old ones lay"
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+    engine.park()
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+
+
+@pytest.mark.parametrize("rows", [1, 20, 60, 100, 200, 300])
+def test_in_8_bits_any_number_of_rows_gives_the_same(rows: int) -> None:
+    """Few rows and many go through other products."""
+    needs_8_bits()
+    model = make("Llama", torch.bfloat16)
+    engine = engine_on(model, weights="fp8", max_running=512)
+    seqs = [s for i in range(rows) for s in engine.submit([5, 6, 7, 3 + i % 80], Rules(max_tokens=3, seed=i))]
+    engine.run_until_done()
+    assert_close(model, seqs[:20], mean=0.4)
+
+
+def test_a_frozen_model_in_8_bits_has_no_other_weights() -> None:
+    needs_8_bits()
+    from upshot.engine.llama.eight_bit import narrow_projections
+
+    model = make("Llama", torch.bfloat16)
+    narrow_projections(model)
+    engine = engine_on(model, weights="fp8", own_stream=True)
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+    widths = {w.element_size() for name, w in model.named_parameters() if name.endswith("_proj.weight")}
+    assert widths == {1}

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,6 +59,9 @@ class EngineSettings:
     merge: Merging = "copy"
     """LoRA adapters in the weights they sit on (llama/merged.py): in a copy of them, in the model's own while the
     engine is not parked (then nobody else may use the model), or never: they are called, which is slower."""
+    weights: Literal["model", "fp8"] = "model"
+    """fp8: projections in 8 bits, a scale for each row of weights and each token (llama/eight_bit.py; Hopper and
+    later)."""
     kernels: bool = False
     """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
     graphs: bool = True

@@ -104,8 +104,10 @@ class CudaRunner:
         ready = compile_ahead(self, driver) if self.on_gpu else None
 
         def drive(driver: Driver, ids: list[int]) -> Tensor:
+            nonlocal ready
             if ready is not None:
                 ready()
+                ready = None
             pages = list(range(1, -(-len(ids) // self.page_size) + 1))
             seq = Sequence(ids, Rules(), pages=pages, slot=0)
             self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)

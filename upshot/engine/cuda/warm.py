@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
+from upshot.engine.kernels import fp8
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, tune
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
 from upshot.engine.kernels.launch import processors
-from upshot.engine.kernels.norm import add_norm
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.llama.fused import FusedDriver, gate_projections
@@ -99,14 +99,14 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     """Kernels of the fused block."""
     shape, cache, device = runner.shape, runner.cache, runner.shape.device
     layer = driver.layers[0]
-    hidden, inner = layer.down.weight.shape
+    hidden, inner = (layer.down.joined if driver.narrow else layer.down).weight.shape
     x = torch.zeros(1, hidden, dtype=shape.dtype, device=device)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    weight, eps = layer.norm1.weight, layer.norm1.variance_epsilon
+    before = layer.norm1
 
     def norm(parts: int) -> Task:
-        return lambda: add_norm(torch.zeros(parts, 1, hidden, device=device), x, weight, eps)
+        return lambda: driver._join(torch.zeros(parts, 1, hidden, device=device), x, before)
 
     def fused(rows: int) -> Task:
         slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
@@ -116,23 +116,50 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
             layer.scale, shape.heads, layer.window, layer.head_norms,
         )  # fmt: skip
 
-    def up(rows: int) -> Task:
-        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=device)
-        return lambda: gate_projections(many, layer.gate_up)
-
     first: list[Task] = [
-        lambda: add_norm(x, None, weight, eps),
-        lambda: add_norm(x, x, weight, eps),
+        lambda: driver._join(x, None, before),
+        lambda: driver._join(x, x, before),
         norm(4),
-        lambda: gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device)),
+        lambda: gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device), narrow=driver.narrow),
         lambda: rotate_store(
             torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, driver.cos, driver.sin,
             cache.k[0], cache.v[0], shape.heads, layer.head_norms,
         ),
     ]  # fmt: skip
     kinds = {tune(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
-    tiles = {tile_for(rows, hidden, inner, processors(device)): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
-    more = [fused(rows) for rows in kinds.values()]
-    if layer.gate_up.joined is not None:
-        more += [up(rows) for tile, rows in tiles.items() if tile is not None]
-    return first, [norm(2), *more]
+    products, later = _products8(driver) if driver.narrow else ([], _gates(driver, hidden, inner))
+    return first + products, [norm(2), *(fused(rows) for rows in kinds.values()), *later]
+
+
+def _gates(driver: FusedDriver, hidden: int, inner: int) -> list[Task]:
+    """Products with the gate in them."""
+    shape, way_up = driver.shape, driver.layers[0].gate_up
+    units = processors(shape.device)
+
+    def up(rows: int) -> Task:
+        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=shape.device)
+        return lambda: gate_projections(many, way_up)
+
+    tiles = {tile_for(rows, hidden, inner, units): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
+    return [up(rows) for tile, rows in tiles.items() if tile is not None and way_up.joined is not None]
+
+
+def _products8(driver: FusedDriver) -> tuple[list[Task], list[Task]]:
+    """Products in 8 bits: those of the first ids, and those of more rows."""
+    device, layer, units = driver.shape.device, driver.layers[0], processors(driver.shape.device)
+    found: dict[fp8.Tile8, Task] = {}
+
+    def launch(projections: Any, rows: int, parts: bool) -> None:
+        n, width = projections.joined.weight.shape
+        tile = fp8.tile_for(rows, n, width, units, parts)
+        if tile is not None:
+            x = torch.zeros(rows, width, dtype=driver.shape.dtype, device=device)
+            found[tile] = lambda: projections.in_parts(x) if parts else projections(x)
+
+    for rows in reversed(BUCKETS):
+        for projections in (layer.qkv, layer.gate_up):
+            launch(projections, rows, parts=False)
+        for projections in (layer.o, layer.down):
+            launch(projections, rows, parts=True)
+    small = [tile for tile in found if tile.rows == min(other.rows for other in found)]
+    return [found[tile] for tile in small], [found[tile] for tile in found if tile not in small]

@@ -9,6 +9,7 @@ long and tiles fill the GPU. Its tiles come by the copy engine (Hopper and later
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -16,30 +17,39 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from upshot.engine.kernels.fp8 import empty_rows8, row_warps, store_row
 from upshot.engine.kernels.launch import Launcher, processors
 
 
 @triton.jit
-def _gate(x_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < N
-    dtype = out_ptr.dtype.element_ty
+    dtype = x_ptr.dtype.element_ty
     gate = tl.load(x_ptr + row * 2 * N + cols, mask=live, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * N + N + cols, mask=live, other=0.0).to(tl.float32)
     act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out_ptr + row * N + cols, (act * up).to(dtype), mask=live)
+    gated = (act * up).to(dtype)
+    if NARROW:
+        store_row(gated.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
+    else:
+        tl.store(out_ptr + row * N + cols, gated, mask=live)
 
 
 _launch_gate = Launcher(_gate)
 
 
-def gate(x: Tensor) -> Tensor:
-    """silu(first half) × second half."""
+def gate(x: Tensor, narrow: bool = False) -> Any:
+    """silu(first half) × second half; `narrow`: as `Rows8`, a row a program, which must see its largest number."""
     rows, n = x.shape[0], x.shape[1] // 2
-    out = x.new_empty(rows, n)
-    block = min(2048, triton.next_power_of_2(n))
-    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out), (), (n, block), 4)
+    whole = triton.next_power_of_2(n)
+    if narrow:
+        narrowed = empty_rows8(rows, n, x.device)
+        _launch_gate((rows, 1, 1), (x, *narrowed), (), (n, whole, True), row_warps(whole))
+        return narrowed
+    out, block = x.new_empty(rows, n), min(2048, whole)
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out, x), (), (n, block, False), 4)
     return out
 
 

@@ -1,5 +1,7 @@
 """RMS norm of a sum, and its derivative: one kernel each, a row a program, for engine and learner.
 
+What goes into 8-bit products (fp8.py) is quantized on the way: a program has the whole row at hand.
+
 They round where transformers rounds (each operation's result in the model's dtype), so that sampler and learner agree;
 sums are float32. The derivative computes the normed rows again and writes them over the gradient it was given: nothing
 of them is kept from the forward.
@@ -7,11 +9,14 @@ of them is kept from the forward.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.fp8 import Rows8, empty_rows8, store_row
 from upshot.engine.kernels.launch import Launcher, processors
 
 
@@ -20,22 +25,24 @@ def _add_norm(
     x_ptr,
     residual_ptr,
     weight_ptr,
-    out_ptr,
     sum_ptr,
+    out_ptr,
+    scale_ptr,
     rows,
     eps,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
     PARTS: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     live = cols < N
-    dtype = out_ptr.dtype.element_ty
+    dtype = sum_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
     if PARTS > 1:
-        # A product that was computed in parts (llama/fused.down_product): added in float32 and rounded once, as one
+        # A product that was computed in parts (llama/fused.back_product): added in float32 and rounded once, as one
         # product would be.
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
@@ -48,25 +55,34 @@ def _add_norm(
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
     normed = (x * scale).to(dtype).to(tl.float32)
-    tl.store(out_ptr + row * N + cols, (normed * weight).to(dtype), mask=live)
+    normed = (normed * weight).to(dtype)
+    if NARROW:
+        store_row(normed.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
+    else:
+        tl.store(out_ptr + row * N + cols, normed, mask=live)
 
 
 _launch_add_norm = Launcher(_add_norm)
 
 
-def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMS norm of x + residual, and x + residual itself; x may be [parts, rows, n], the float32 parts of a sum."""
+def add_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, narrow: bool = False
+) -> tuple[Any, Tensor]:
+    """RMS norm of x + residual, and x + residual itself; x may be [parts, rows, n], the float32 parts of a sum.
+
+    `narrow`: the norm is `Rows8`.
+    """
     rows, n = x.shape[-2:]
     parts = x.shape[0] if x.dim() == 3 else 1
     like = x if residual is None else residual  # the parts of a sum are wider than the model
-    out = torch.empty(rows, n, dtype=like.dtype, device=x.device)
-    summed = x if residual is None else torch.empty_like(out)
+    summed = x if residual is None else torch.empty_like(residual)
+    out = empty_rows8(rows, n, x.device) if narrow else torch.empty_like(like)
     block = triton.next_power_of_2(n)
     _launch_add_norm(
         (rows, 1, 1),
-        (x, like, weight, out, summed),
+        (x, like, weight, summed, *(out if isinstance(out, Rows8) else (out, weight))),
         (rows, eps),
-        (n, block, residual is not None, parts),
+        (n, block, residual is not None, parts, narrow),
         4 if block < 2048 else 8 if parts == 1 else 16,
     )
     return out, summed

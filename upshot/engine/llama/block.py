@@ -57,7 +57,7 @@ class Layer:
         weights = weights or unmerged_weights()
         self.qkv = weights.together([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = weights.together([mlp.gate_proj, mlp.up_proj])
-        self.o, self.down = weights.alone(attention.o_proj), weights.alone(mlp.down_proj)
+        self.o, self.down = weights.single(attention.o_proj), weights.single(mlp.down_proj)
         self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
         self._head_norms = _head_norm_modules(attention)
         self.rotates = bool(getattr(attention, "use_rope", True))

@@ -23,9 +23,10 @@ class BlockDriver(Driver):
 
     add_norm = staticmethod(plain.add_norm)
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
         self.shape = shape
-        self.model, self.merge = model, merge
+        # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
+        self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
         self.lm, self.quiet = causal_lm(model), quiet_modules(model)
         self.core = self.lm.model
         self._originals: dict[int, Tensor] = {}
@@ -34,7 +35,7 @@ class BlockDriver(Driver):
     def _look_up(self) -> None:
         """Every module's weight, merged as `merge` says."""
         with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
-            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals)
+            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals, self.narrow)
             self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
             self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
 
@@ -74,18 +75,20 @@ class BlockDriver(Driver):
         """
         h = embed(self.embed, ids)
         rotation = self._rotation(h, positions)
-        first = self.layers[0].norm1
-        x, h = self.add_norm(h, None, first.weight, first.variance_epsilon)
+        x, h = self._join(h, None, self.layers[0].norm1)
         for index, layer in enumerate(self.layers):
             out = self._attend(index, layer, layer.qkv(x), rotation, step).flatten(1)
             final = index + 1 == len(self.layers)
             if final and last is not None:  # of the others nobody needs more than their keys and values
                 out, h = out[last], h[last]
-            x, h = self.add_norm(linear(layer.o, out), h, layer.norm2.weight, layer.norm2.variance_epsilon)
+            x, h = self._join(self._back(layer.o, out), h, layer.norm2)
             y = self._gate(layer, x)
-            after = self.core.norm if final else self.layers[index + 1].norm1
-            x, h = self.add_norm(self._down(layer, y), h, after.weight, after.variance_epsilon)
+            x, h = self._join(self._back(layer.down, y), h, self.core.norm if final else self.layers[index + 1].norm1)
         return x
+
+    def _join(self, x: Tensor, h: Tensor | None, before: Any) -> tuple[Any, Tensor]:
+        """The norm `before` the next product of the residual with a half's result in it, and that residual."""
+        return self.add_norm(x, h, before.weight, before.variance_epsilon)
 
     def _rotation(self, h: Tensor, positions: Tensor) -> Any:
         """cos and sin [tokens, 1, dim]."""
@@ -104,10 +107,10 @@ class BlockDriver(Driver):
             qk = plain.rotate(qk, *rotation)
         return step.attend(index, qk[:, :heads], qk[:, heads:], qkv[:, both:], layer.scale, layer.window)
 
-    def _gate(self, layer: Layer, x: Tensor) -> Tensor:
+    def _gate(self, layer: Layer, x: Any) -> Any:
         """The MLP's way up, gated."""
         return plain.gate(layer.gate_up(x))
 
-    def _down(self, layer: Layer, x: Tensor) -> Tensor:
-        """The MLP's way down."""
-        return linear(layer.down, x)
+    def _back(self, module: Any, x: Any) -> Tensor:
+        """The product whose result is added to the residual."""
+        return linear(module, x)

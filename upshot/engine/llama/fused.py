@@ -15,6 +15,7 @@ from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import Layer, no_rotation, rotation_at
 from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import Shape
+from upshot.engine.llama.eight_bit import Projections8
 from upshot.engine.llama.linear import Projections, linear
 from upshot.engine.llama.merged import Merging
 
@@ -29,8 +30,9 @@ def gate_projections(x: Tensor, way_up: Projections) -> Tensor:
     return gate(way_up(x))
 
 
-def down_product(x: Tensor, module: Any) -> Tensor:
-    """The MLP's way down; for few rows as float32 parts of its long sum [parts, rows, n], which `add_norm` adds up.
+def back_product(x: Tensor, module: Any) -> Tensor:
+    """What is added to the residual; of few rows in the MLP as float32 parts of its long sum [parts, rows, n], which
+    `add_norm` adds up.
 
     One product of few rows and columns leaves most of the GPU idle: four at once are a quarter faster.
     """
@@ -51,8 +53,8 @@ class FusedDriver(BlockDriver):
 
     add_norm = staticmethod(add_norm)
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
-        super().__init__(model, shape, merge)
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
+        super().__init__(model, shape, merge, narrow)
         # Tables of all positions, read by position: a captured step must not depend on the positions of one batch.
         positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():
@@ -67,8 +69,12 @@ class FusedDriver(BlockDriver):
         cos, sin = rotation if layer.rotates else self._still
         return step.rotate_attend(index, qkv, cos, sin, layer.scale, layer.window, layer.head_norms)  # type: ignore[attr-defined,no-any-return]
 
-    def _gate(self, layer: Layer, x: Tensor) -> Tensor:
-        return gate_projections(x, layer.gate_up)
+    def _join(self, x: Tensor, h: Tensor | None, before: Any) -> tuple[Any, Tensor]:
+        narrow = self.narrow and before is not self.core.norm  # the head reads what the model's dtype holds
+        return self.add_norm(x, h, before.weight, before.variance_epsilon, narrow)
 
-    def _down(self, layer: Layer, x: Tensor) -> Tensor:
-        return down_product(x, layer.down)
+    def _gate(self, layer: Layer, x: Any) -> Any:
+        return gate(layer.gate_up(x), narrow=True) if self.narrow else gate_projections(x, layer.gate_up)
+
+    def _back(self, module: Any, x: Any) -> Tensor:
+        return module.in_parts(x) if isinstance(module, Projections8) else back_product(x, module)

@@ -6,12 +6,15 @@ The engine puts them into weights (merged.py); the learner computes them beside 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 KINDS = ("Linear", "Embedding", "Linear4bit")
+CHUNK = 1 << 24
+"""Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
 
 
 class Adapter(NamedTuple):
@@ -109,3 +112,16 @@ def base_weight(module: Any) -> Tensor:
     from peft.utils.integrations import dequantize_module_weight
 
     return dequantize_module_weight(base).detach()
+
+
+def merge_chunks(base: Tensor, parts: list[Adapter]) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows after the other of a weight with adapters in it, in float32; nothing where there are none."""
+    size = max(1, CHUNK // base.shape[1])
+    for at in range(0, len(base) if parts else 0, size):
+        rows = slice(at, at + size)
+        whole = base[rows].float()
+        for part in parts:
+            whole = torch.addmm(whole, part.up[rows].float(), part.down.float(), alpha=part.scale)
+            if part.magnitude is not None:
+                whole *= (part.magnitude[rows].float() / whole.norm(dim=1))[:, None]
+        yield rows, whole

@@ -15,12 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from upshot.engine.llama.eight_bit import Joined8, Linear8, Projections8, check_projections, write_quantized
 from upshot.engine.llama.linear import OneWeight, Projections
-from upshot.engine.llama.lora import Adapter, adapters_of, base_weight, can_merge, is_plain, own_module
+from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, is_plain, merge_chunks, own_module
 
 Merging = Literal["copy", "in place", "never"]
-CHUNK = 1 << 24
-"""Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
 
 
 def adds_nothing(module: Any) -> bool:
@@ -31,20 +30,11 @@ def adds_nothing(module: Any) -> bool:
 def write_merged(module: Any, out: Tensor) -> None:
     """The module's weight with its adapters in it; `out` may be that weight itself."""
     base, parts = base_weight(module), adapters_of(module)
-    rows = max(1, CHUNK // base.shape[1]) if parts else len(base)
     with torch.no_grad():
-        for at in range(0, len(base), rows):
-            some = slice(at, at + rows)
-            out[some].copy_(_merged_rows(base[some], parts, some) if parts else base)
-
-
-def _merged_rows(base: Tensor, parts: list[Adapter], rows: slice) -> Tensor:
-    whole = base.float()
-    for part in parts:
-        whole = torch.addmm(whole, part.up[rows].float(), part.down.float(), alpha=part.scale)
-        if part.magnitude is not None:
-            whole *= (part.magnitude[rows].float() / whole.norm(dim=1))[:, None]
-    return whole
+        if not parts:
+            out.copy_(base)
+        for rows, merged in merge_chunks(base, parts):
+            out[rows].copy_(merged)
 
 
 class MergedWeight:
@@ -56,20 +46,43 @@ class MergedWeight:
         first = _shape(modules[0])
         rows = sum(_shape(module)[0] for module in modules)
         device = self._bases[0].weight.device
-        self.weight = torch.empty(rows, first[1], dtype=dtype, device=device)
+        self._allocate(rows, first[1], dtype, device)
         bias = getattr(self._bases[0], "bias", None)
         self.bias = None if bias is None else torch.empty(rows, dtype=dtype, device=device)
         self.refresh()
+
+    def _allocate(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
+
+    def _write(self, module: Any, rows: slice) -> None:
+        write_merged(module, self.weight[rows])
 
     def refresh(self) -> None:
         """Take over what the adapters are now."""
         at = 0
         for module, base in zip(self.modules, self._bases, strict=True):
             end = at + _shape(module)[0]
-            write_merged(module, self.weight[at:end])
+            self._write(module, slice(at, end))
             if self.bias is not None:
                 self.bias[at:end].copy_(base.bias.detach())
             at = end
+
+
+class Weight8(MergedWeight):
+    """The same in 8 bits, with a scale for each row."""
+
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
+        check_projections(modules)
+        super().__init__(modules, dtype)
+
+    def _allocate(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        """Of the products."""
+        self.weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+        self.scale = torch.empty(rows, device=device)
+
+    def _write(self, module: Any, rows: slice) -> None:
+        write_quantized(module, self.weight[rows], self.scale[rows])
 
 
 def _shape(module: Any) -> tuple[int, int]:
@@ -114,9 +127,16 @@ class Weights:
     """
 
     def __init__(
-        self, model: torch.nn.Module, dtype: torch.dtype, merge: Merging, originals: dict[int, Tensor]
+        self,
+        model: torch.nn.Module,
+        dtype: torch.dtype,
+        merge: Merging,
+        originals: dict[int, Tensor],
+        narrow: bool = False,
     ) -> None:
         self.dtype, self.merge = dtype, merge
+        self.narrow = narrow
+        """Whether the projections of blocks are read in 8 bits."""
         self.originals = originals
         """On the host, of weights merged in place: below an adapter nothing is trained, so once is enough."""
         self.layers = [m for m in model.modules() if hasattr(m, "lora_variant")]
@@ -129,7 +149,7 @@ class Weights:
         self.shares = self._may_share()
 
     def _may_share(self) -> bool:
-        if not self.layers or self.merge != "copy" or self.trained:
+        if not self.layers or self.merge != "copy" or self.trained or self.narrow:
             return False
         return all(can_merge(m) and adds_nothing(m) for m in self.layers)
 
@@ -140,6 +160,8 @@ class Weights:
 
     def together(self, modules: Sequence[Any]) -> Projections:
         """Projections of one input."""
+        if self.narrow:
+            return self._narrow(modules)
         own = [self._target(module) for module in modules]
         merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
         found = Projections(own, MergedWeight(own, self.dtype) if merged else None)
@@ -147,6 +169,16 @@ class Weights:
             self.held.append(found.joined)
             self._lend(modules)
         return found
+
+    def _narrow(self, modules: Sequence[Any]) -> Projections8:
+        own = [own_module(module) for module in modules]
+        joined = (Joined8 if isinstance(own[0], Linear8) else Weight8)(own, self.dtype)
+        self.held.append(joined)
+        return Projections8(own, joined)
+
+    def single(self, module: Any) -> Any:
+        """A projection of a block that shares its input with no other."""
+        return self._narrow([module]) if self.narrow else self.alone(module)
 
     def alone(self, module: Any) -> Any:
         """A projection, an embedding or the head: a plain module, or one to be called."""

@@ -1,0 +1,232 @@
+"""Products in 8 bits: E4M3 weights with a scale for each row of them, activations with a scale for each token.
+
+`norm.add_norm` and `gate.gate` quantize what they write; `quantize` does it for what comes from elsewhere (attention)
+and for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's; of few rows
+reading the weights is all the work, and `_product` does it at the memory's speed, in parts of the sum where one wave of
+programs would leave the GPU half idle. Tiles come by the copy engine (Hopper and later).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from upshot.engine.kernels.launch import Launcher, processors
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = tl.constexpr(448.0)
+"""The largest number of the format."""
+LEAST = tl.constexpr(1e-12)
+"""A row of zeros has a scale, too."""
+MOST_RANK = 128
+"""Of an adapter that is merged on the way."""
+
+
+class Rows8(NamedTuple):
+    """Rows of numbers in 8 bits, [rows, n], and what each row is to be multiplied by."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def empty_rows8(rows: int, n: int, device: torch.device) -> Rows8:
+    """Room for rows."""
+    return Rows8(torch.empty(rows, n, dtype=E4M3, device=device), torch.empty(rows, device=device))
+
+
+@triton.jit
+def store_row(x, row, cols, live, out_ptr, scale_ptr, N: tl.constexpr):
+    """Quantize a whole row of float32 numbers by its largest."""
+    step = tl.maximum(tl.max(tl.abs(x), 0), LEAST) / LARGEST
+    tl.store(out_ptr + row * N + cols, (x / step).to(out_ptr.dtype.element_ty), mask=live)
+    tl.store(scale_ptr + row, step)
+
+
+@triton.jit
+def _quantize(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    live = cols < N
+    x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+    store_row(x, row, cols, live, out_ptr, scale_ptr, N)
+
+
+_launch_quantize = Launcher(_quantize)
+
+
+def row_warps(block: int) -> int:
+    """Warps of a program that holds a row of so many numbers."""
+    return 4 if block < 2048 else 8 if block < 8192 else 16
+
+
+def quantize(x: Tensor, out: Rows8 | None = None) -> Rows8:
+    """Rows in 8 bits."""
+    rows, n = x.shape
+    out = empty_rows8(rows, n, x.device) if out is None else out
+    block = triton.next_power_of_2(n)
+    _launch_quantize((rows, 1, 1), (x, *out), (), (n, block), row_warps(block))
+    return out
+
+
+@triton.jit(do_not_specialize=["rows", "alpha"])
+def _quantize_merged(
+    x_ptr,
+    up_ptr,
+    down_ptr,
+    out_ptr,
+    scale_ptr,
+    rows,
+    alpha,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows of W + alpha × up × down, computed twice: for their largest number, and to be written."""
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rank = tl.arange(0, RANK)
+    cols = tl.arange(0, BLOCK_N)
+    here = (row < rows)[:, None]
+    up = tl.load(up_ptr + row[:, None] * R + rank[None, :], mask=here & (rank < R)[None, :], other=0.0)
+    up = (up.to(tl.float32) * alpha).to(tl.float32)
+    at = row.to(tl.int64)[:, None] * N + cols[None, :]
+    below = down_ptr + rank[:, None] * N + cols[None, :]
+    most = tl.full([BLOCK_M], LEAST, dtype=tl.float32)
+    for n in range(0, N, BLOCK_N):
+        live = (n + cols < N)[None, :]
+        down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
+        most = tl.maximum(most, tl.max(tl.abs(tl.dot(up, down, x, input_precision="tf32")), 1))
+    step = most / LARGEST
+    tl.store(scale_ptr + row, step, mask=row < rows)
+    for n in range(0, N, BLOCK_N):
+        live = (n + cols < N)[None, :]
+        down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
+        x = tl.dot(up, down, x, input_precision="tf32") / step[:, None]
+        tl.store(out_ptr + at + n, x.to(out_ptr.dtype.element_ty), mask=here & live)
+
+
+_launch_merged = Launcher(_quantize_merged)
+
+
+def quantize_merged(x: Tensor, up: Tensor, down: Tensor, alpha: float, out: Rows8) -> None:
+    """Rows of x + alpha × up × down in 8 bits."""
+    (rows, n), rank = x.shape, up.shape[1]
+    padded = max(16, triton.next_power_of_2(rank))
+    _launch_merged((triton.cdiv(rows, 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256), 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile8:
+    """What one program computes (`cols` rows of the weight, for `rows` of x), and how; `parts` of the sum."""
+
+    rows: int
+    cols: int
+    depth: int = 128
+    parts: int = 1
+    stages: int = 4
+    warps: int = 4
+
+
+@triton.jit(do_not_specialize=["M"])
+def _product(
+    x_desc,
+    weight_desc,
+    x_scale_ptr,
+    weight_scale_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A tile of x · weightᵀ, or one of PARTS of its sum.
+
+    The weight is the left side: the tensor cores want 64 rows there, and x has fewer.
+    """
+    col = tl.program_id(1) * BLOCK_N
+    row = tl.program_id(0) * BLOCK_M
+    part = tl.program_id(2)
+    turns = tl.cdiv(K, BLOCK_K * PARTS)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for k in tl.range(part * turns * BLOCK_K, (part + 1) * turns * BLOCK_K, BLOCK_K, num_stages=STAGES):
+        weight = weight_desc.load([col, k])
+        acc = tl.dot(weight, x_desc.load([row, k]).T, acc)
+    cols = col + tl.arange(0, BLOCK_N)
+    rows = row + tl.arange(0, BLOCK_M)
+    acc *= tl.load(weight_scale_ptr + cols, mask=cols < N, other=0.0)[:, None]
+    acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[None, :]
+    at = (part.to(tl.int64) * M + rows.to(tl.int64))[:, None] * N + cols[None, :]
+    live = (rows < M)[:, None] & (cols < N)[None, :]
+    tl.store(out_ptr + at, acc.T.to(out_ptr.dtype.element_ty), mask=live)
+
+
+def tile_product(x: Rows8, weight: Rows8, tile: Tile8, dtype: torch.dtype) -> Tensor:
+    """x · weightᵀ; where the tile says so as float32 parts of its sum [parts, rows, n]."""
+    (rows, width), n = x.values.shape, weight.values.shape[0]
+    whole = tile.parts == 1
+    out = torch.empty(
+        (rows, n) if whole else (tile.parts, rows, n),
+        dtype=dtype if whole else torch.float32,
+        device=x.values.device,
+    )
+    _product[(triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.cols), tile.parts)](
+        TensorDescriptor.from_tensor(x.values, [tile.rows, tile.depth]),
+        TensorDescriptor.from_tensor(weight.values, [tile.cols, tile.depth]),
+        x.scale, weight.scale, out, rows, n, width, BLOCK_M=tile.rows, BLOCK_N=tile.cols, BLOCK_K=tile.depth,
+        PARTS=tile.parts, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return out
+
+
+def library_product(x: Rows8, weight: Rows8, dtype: torch.dtype) -> Tensor:
+    """x · weightᵀ by the library."""
+    return torch._scaled_mm(
+        x.values, weight.values.t(), x.scale[:, None], weight.scale[None], out_dtype=dtype, use_fast_accum=True
+    )
+
+
+def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | None:
+    """The tile with which this is faster than the library's product on `units` multiprocessors, if any.
+
+    By measurement (docs/performance.md): up to 128 rows all that counts is that every multiprocessor reads weights, as
+    many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, for which there must be room at once.
+    """
+
+    def cut(height: int, cols: int, slots: int) -> int:
+        tiles = triton.cdiv(rows, height) * triton.cdiv(n, cols)
+        return next((p for p in (8, 4, 2) if parts and p * tiles <= slots and p * 512 <= width), 1)
+
+    if rows <= 32:
+        height = 16 if rows <= 16 else 32
+        return Tile8(height, 64, 256, cut(height, 64, 2 * units), 4)
+    if rows <= 64:
+        split = cut(64, 64, units)
+        alone = split * triton.cdiv(n, 64) <= units
+        return Tile8(64, 64, 256, split, 4) if alone else Tile8(64, 64, 128, split, 6)
+    if rows <= 128 and parts:
+        return Tile8(128, 64, 128, cut(128, 64, 2 * units), 4)
+    if rows <= 128 and triton.cdiv(n, 64) <= units:
+        return Tile8(128, 64, 256, 1, 3)
+    if rows <= 256 and cut(128, 128, units) > 1:
+        return Tile8(128, 128, 128, cut(128, 128, units), 4, 8)
+    return None
+
+
+def product(x: Rows8, weight: Rows8, dtype: torch.dtype, parts: bool = False) -> Tensor:
+    """x · weightᵀ; `parts`: it may also be the float32 parts of its sum [parts, rows, n]."""
+    (n, width), device = weight.values.shape, weight.values.device
+    tile = tile_for(len(x.values), n, width, processors(device), parts) if device.type == "cuda" else None
+    return library_product(x, weight, dtype) if tile is None else tile_product(x, weight, tile, dtype)

@@ -1,0 +1,151 @@
+"""Projections in 8 bits (kernels/fp8.py): a copy of weights that somebody trains, or the only ones of a frozen model.
+
+`merged.Weight8` is the engine's copy, adapters merged, quantized again after every change, where it lies: captured
+steps go on reading it. `Linear8` takes a projection's place in a model that nobody trains (`narrow_projections`), whose
+weights then take half the memory, wherever they are swapped to. Both are read through `Projections8`. Embedding, head
+and norms stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from upshot.core.errors import UserError
+from upshot.engine.llama.linear import TOGETHER, Projections, side_by_side
+from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_chunks
+
+PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
+WAY_OUT = "leave it out, and the weights are sampled as they are"
+LARGEST, LEAST = 448.0, 1e-12
+"""The largest number of E4M3; a row of zeros has a scale, too."""
+
+
+class Linear8(torch.nn.Module):
+    """A projection in 8 bits with a scale for each row, in a model that nobody trains."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        with torch.no_grad():
+            wide = linear.weight.detach().float()
+            scale = wide.abs().amax(1).clamp_min_(LEAST).div_(LARGEST)
+            values = wide.div_(scale[:, None]).to(torch.float8_e4m3fn)
+        self.weight = torch.nn.Parameter(values, requires_grad=False)
+        self.scale = torch.nn.Parameter(scale, requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product in the dtype of x: what the engine's own is compared with."""
+        return F.linear(x, (self.weight.float() * self.scale[:, None]).to(x.dtype), self.bias)
+
+
+def narrow_projections(model: torch.nn.Module) -> None:
+    """Put `Linear8` in the place of every projection of the model's blocks."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in PROJECTIONS and type(child) is torch.nn.Linear:
+                setattr(parent, name, Linear8(child))
+
+
+class Projections8(Projections):
+    """Several projections of one input by one product in 8 bits; the input may be quantized already (`Rows8`)."""
+
+    joined: Any
+    """`merged.Weight8` or `Joined8`."""
+
+    def __init__(self, modules: Sequence[Any], joined: Any) -> None:
+        self.modules, self.joined = list(modules), joined
+
+    def __call__(self, x: Any) -> Tensor:
+        """All results, one after the other in each row."""
+        return self._product(x, False)
+
+    def in_parts(self, x: Any) -> Tensor:
+        """The same, or where that is faster the float32 parts of its sum [parts, rows, n], which `add_norm` adds up."""
+        return self._product(x, self.joined.bias is None)
+
+    def _product(self, x: Any, parts: bool) -> Tensor:
+        from upshot.engine.kernels.fp8 import Rows8, product, quantize
+
+        narrow = x if isinstance(x, Rows8) else quantize(x)
+        found = product(narrow, Rows8(self.joined.weight, self.joined.scale), self.joined.dtype, parts)
+        return found if self.joined.bias is None else found.add_(self.joined.bias)
+
+
+class Joined8:
+    """Frozen projections of one input: views of one tensor, where they are not that already."""
+
+    def __init__(self, modules: Sequence[Linear8], dtype: torch.dtype) -> None:
+        self.modules, self.dtype = modules, dtype
+        for module in modules:
+            _check_sizes(module)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look where they lie; nothing else of them changes."""
+        self.weight, self.scale = self._join("weight"), self._join("scale")
+        biases = [module.bias for module in self.modules]
+        self.bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+
+    def _join(self, name: str) -> Tensor:
+        parameters = [getattr(module, name) for module in self.modules]
+        found = side_by_side([p.data for p in parameters])
+        if found is None:
+            found, at = torch.cat([p.data for p in parameters]), 0
+            for parameter in parameters:
+                parameter.data = found[at : at + len(parameter)]
+                at += len(parameter)
+        return found
+
+
+def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:
+    """A projection's weight with its adapters in it, in 8 bits."""
+    from upshot.engine.kernels.fp8 import MOST_RANK, Rows8, quantize, quantize_merged
+
+    base, parts, out = base_weight(module), adapters_of(module), Rows8(values, scale)
+    if not parts:
+        quantize(base, out)
+    elif len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK:
+        quantize_merged(base, parts[0].up, parts[0].down, parts[0].scale, out)
+    else:
+        for rows, merged in merge_chunks(base, parts):
+            quantize(merged, Rows8(values[rows], scale[rows]))
+
+
+def check_eight_bits(model: torch.nn.Module, shape: Any, settings: Any, fused: bool) -> None:
+    """`UserError` where the engine cannot sample in 8 bits; `fused`: whether it has the block's kernels for a model."""
+    asked = "weights: fp8 (model.engine.weights, models.NAME.weights)"
+    if settings.exact:
+        raise UserError(f"{asked} and exact log-probabilities exclude each other; leave one of them out")
+    if shape.device.type != "cuda" and not settings.kernels:
+        raise UserError(f"{asked} needs a GPU with 8-bit products (Hopper or later), not {shape.device}; {WAY_OUT}")
+    if shape.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(shape.device)
+        if capability < (9, 0):
+            name, number = torch.cuda.get_device_name(shape.device), ".".join(map(str, capability))
+            raise UserError(f"{asked} needs Hopper or later (compute capability 9.0), {name} has {number}; {WAY_OUT}")
+        if shape.dtype != torch.bfloat16:
+            raise UserError(f"{asked} needs a model in bfloat16, this one is in {shape.dtype}; set its dtype")
+    if not fused:
+        raise UserError(f"{asked} needs a model with the engine's fused block, not {type(model).__name__}; {WAY_OUT}")
+
+
+def check_projections(modules: Sequence[Any]) -> None:
+    """`UserError` where a projection cannot be quantized."""
+    for module in modules:
+        if not can_merge(module):
+            raise UserError(f"weights: fp8 needs adapters that can be merged, not {type(module).__name__}; {WAY_OUT}")
+        _check_sizes(module)
+
+
+def _check_sizes(module: Any) -> None:
+    inner, outer = module.in_features, module.out_features
+    if inner % 16 or outer % 16:
+        raise UserError(
+            f"weights: fp8 needs projections whose sizes are multiples of 16, not {inner} to {outer}; {WAY_OUT}"
+        )
