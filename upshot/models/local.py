@@ -304,19 +304,30 @@ class LocalModel(BorrowedModel):
     def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
         if self._seat is None:
-            return load_whole(self.spec.model, self.spec.dtype, self.spec.device)
-        kind = pick_dtype(self.spec.dtype, str(self._seat.arena.device))
-        return load_whole(self.spec.model, str(kind).removeprefix("torch."), "cpu")
+            module, tokenizer = load_whole(self.spec.model, self.spec.dtype, self.spec.device)
+        else:
+            kind = pick_dtype(self.spec.dtype, str(self._seat.arena.device))
+            module, tokenizer = load_whole(self.spec.model, str(kind).removeprefix("torch."), "cpu")
+        if self.spec.weights == "fp8":
+            from upshot.engine.llama.eight_bit import narrow_projections
+
+            narrow_projections(module)
+        return module, tokenizer
+
+    def _settings(self, kv_bytes: int) -> Any:
+        from upshot.engine.engine import EngineSettings
+
+        return EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights)
 
     def _engine(self, module: Any, end_ids: set[int]) -> Any:
         """An engine that samples at the same time as the policy."""
-        from upshot.engine.engine import Engine, EngineSettings
+        from upshot.engine.engine import Engine
 
         if self._seat is None:
             kv_bytes = int(self.spec.kv_gb * 2**30) or shared_kv(module.device, self.sharers)
-            return Engine(module, end_ids, EngineSettings(own_stream=True, kv_bytes=kv_bytes))
+            return Engine(module, end_ids, self._settings(kv_bytes))
         self._seat.furnish(module)
-        settings = EngineSettings(own_stream=True, kv_bytes=self._seat.kv_bytes)
+        settings = self._settings(self._seat.kv_bytes)
         self._seat.engine = Engine(module, end_ids, settings, self._seat)
         return self._seat.engine
 

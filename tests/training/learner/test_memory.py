@@ -90,6 +90,16 @@ def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     assert "in place" not in {setting.merge for setting in list_settings(job)}
 
 
+def test_a_copy_in_8_bits_is_planned_for_and_takes_the_place_of_merged_adapters() -> None:
+    for lora in (None, {"r": 32}):
+        found = plan(200, {"lora": lora, "engine": {"weights": "fp8"}})
+        parts = {part.name: part.sampling for part in found.parts}
+        assert parts["weights in 8 bits"] == SHAPE.projections and "merged adapters" not in parts
+        assert found.setting.merge == "copy"
+    on_head = plan(200, {"lora": {"r": 32, "targets": ["q_proj", "lm_head"]}, "engine": {"weights": "fp8"}})
+    assert {p.name: p.sampling for p in on_head.parts}["merged adapters"] == SHAPE.count("lm_head") * 2
+
+
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
     job = job_of(made(LORA, train={"async_steps": 1}), SHAPE, 2)
     assert next(list_settings(job))

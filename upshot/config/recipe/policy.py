@@ -60,6 +60,9 @@ class EngineConfig(Section):
     name: Literal["upshot", "vllm"] = "upshot"
     """upshot: the embedded engine, on the learner's own tensors. vllm: a vLLM server of the run's own, which gets the
     learner's weights after every step; see docs/vllm.md."""
+    weights: Literal["model", "fp8"] = "model"
+    """upshot: model samples from the model's own numbers. fp8: from its projections in 8 bits, quantized again after
+    every update (a GPU of Hopper's generation or later, bfloat16); `train.importance` then weighs what that changes."""
     program: str = "vllm"
     """vllm: the program, such as /opt/vllm/bin/vllm; its Python environment may be another one."""
     devices: Literal["policy", "cpu"] | list[int] = "policy"
@@ -74,9 +77,16 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> EngineConfig:
-        if self.name == "upshot" and self.model_dump(exclude={"name"}, exclude_defaults=True):
+        if self.name == "upshot" and self.model_dump(exclude={"name", "weights"}, exclude_defaults=True):
             raise ValueError("program, devices, memory, arguments and environment are of engine vllm; set name: vllm")
+        if self.name == "vllm" and self.weights != "model":
+            raise ValueError("weights is of engine upshot; for vLLM: arguments: [--quantization, fp8]")
         return self
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """Whether what it samples from is not quite what the learner computes with, rounding of sums apart."""
+        return self.name == "vllm" or self.weights != "model"
 
 
 class PolicyConfig(Section):
@@ -122,9 +132,11 @@ class PolicyConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _sampled_by_vllm(self) -> PolicyConfig:
-        """Refuse what vLLM cannot sample as the learner computes it."""
+    def _sampled_otherwise(self) -> PolicyConfig:
+        """Refuse what cannot be sampled as the learner computes it."""
         if self.engine.name == "upshot":
+            if self.exact and self.engine.weights != "model":
+                raise ValueError("exact: log-probabilities in 8 bits are not the learner's; leave out one of the two")
             return self
         if self.exact:
             raise ValueError("exact: vLLM's kernels are not the learner's; leave it out, or engine: upshot")

@@ -136,9 +136,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _weigh_another_engine(self) -> Recipe:
-        """vLLM's log-probabilities are not quite the learner's: unless the recipe says otherwise, they are weighed."""
+        """Log-probabilities of vLLM, or in 8 bits, are not quite the learner's: unless the recipe says otherwise, they
+        are weighed."""
         train = self.train
-        if self.model.engine.name == "vllm" and "rule" not in train.importance.model_fields_set:
+        if self.model.engine.rounds_otherwise and "rule" not in train.importance.model_fields_set:
             told = train.importance.model_copy(update={"rule": "truncate"})
             self.train = train.model_copy(update={"importance": told})
         return self

@@ -94,8 +94,8 @@ class ImportanceConfig(Section):
 
     rule: Literal["none", "truncate", "mask"] = "none"
     """none: the sampler's probabilities count as the learner's. truncate: weigh each token by learner / sampler, cut at
-    the bounds. mask: the same, but tokens outside the bounds are not trained. With `model.engine: vllm` truncate where
-    nothing is said."""
+    the bounds. mask: the same, but tokens outside the bounds are not trained. With `model.engine: vllm` or
+    `model.engine.weights: fp8` truncate where nothing is said."""
     level: Literal["token", "sequence"] = "token"
     """One weight a token, or one a sequence."""
     high: float = Field(2.0, gt=0)

@@ -43,7 +43,7 @@ def list_settings(job: MemoryJob) -> Iterator[MemorySetting]:
     turns: tuple[Helpers, ...] = ("stay",)
     if job.swappable:
         turns = ("stay", "swap") if overlaps else ("stay", "swap", "leave")
-    merged = merges if job.recipe.model.lora and job.samples else merges[:1]
+    merged = merges if job.recipe.model.lora and job.samples and not job.narrow else merges[:1]
     for merge, kind, park, helpers in product(merged, kinds, pauses, turns):
         if merge != "in place" or park:  # while the learner works its weights are its own
             for tokens in micro_batches(job):

@@ -118,10 +118,13 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
     for name, spec in (named_models(recipe) | ahead).items():
         if spec.kind == "policy" and "@" in spec.model:
             own, lora = policy.parameters * size, recipe.model.lora
+            narrow = recipe.model.engine.weights == "fp8"
             if lora is not None:  # what is not trained is shared; a new adapter adds nothing to what is shared
-                targets = list(lora.targets or SEVEN)
+                targets = [name for name in lora.targets or SEVEN if not (narrow and name in SEVEN)]
                 fresh = spec.model == "policy@start"
-                own = policy.adapters(lora.r, targets) * 4 + (0 if fresh else policy.count_merged(targets) * size)
+                own = policy.adapters(lora.r, lora.targets or SEVEN) * 4
+                own += 0 if fresh else policy.count_merged(targets) * size
+            own += policy.projections if narrow else 0
             every = spec.model.partition("@")[2]
             states = states_at_once(int(every), len(ahead)) if every.isdigit() and name not in ahead else 1
             one = HelperModel(name, own, sum(step_bytes(policy, size)), policy.kv_numbers * size, copy=True)
@@ -133,7 +136,8 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
                 shape, each = ModelShape.of(config), 4 if spec.dtype == "float32" else size
                 pages = int(spec.kv_gb * 2**30)
                 kv = 0 if pages else shape.kv_numbers * each
-                yield HelperModel(name, shape.parameters * each, sum(step_bytes(shape, each)), kv, pages=pages)
+                saved = shape.projections * (each - 1) if spec.weights == "fp8" else 0
+                yield HelperModel(name, shape.parameters * each - saved, sum(step_bytes(shape, each)), kv, pages=pages)
 
 
 def require_sizes(recipe: Recipe) -> None:
@@ -198,7 +202,10 @@ def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
 
 def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
     """The engine of the policy."""
-    return EngineSettings(exact=recipe.model.exact, kv_bytes=plan.kv_bytes, merge=plan.setting.merge)
+    model = recipe.model
+    return EngineSettings(
+        exact=model.exact, kv_bytes=plan.kv_bytes, merge=plan.setting.merge, weights=model.engine.weights
+    )
 
 
 def configure_learner(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:

@@ -79,6 +79,11 @@ class MemoryJob:
         """Whether there is an engine on the policy; vLLM has memory of its own."""
         return self.config.samples and self.recipe.model.engine.name == "upshot"
 
+    @property
+    def narrow(self) -> bool:
+        """Whether the engine samples from a copy of the projections in 8 bits."""
+        return self.samples and self.recipe.model.engine.weights == "fp8"
+
     @cached_property
     def swappable(self) -> tuple[HelperModel, ...]:
         """Models that can be brought in and out: nobody trains them or their copies."""
@@ -107,7 +112,8 @@ class MemoryJob:
     def lends(self) -> bool:
         """Whether nobody but engine and learner reads the weights, so that adapters can be merged in place."""
         model = self.recipe.model
-        return model.quantize == "none" and not model.exact and not any(helper.copy for helper in self.helpers)
+        apart = model.quantize == "none" and not model.exact and not self.narrow
+        return apart and not any(helper.copy for helper in self.helpers)
 
     @cached_property
     def trained(self) -> tuple[int, int]:
@@ -281,11 +287,15 @@ def _weights(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
     weights = shape.parameters * job.size
     weights -= int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
     yield MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters")
+    if job.narrow:
+        copy = shape.projections
+        yield MemoryPart("weights in 8 bits", copy, copy * (not setting.park), "projections, to sample")
     if model.lora is None:
         return
     count, size = job.trained
     yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
-    merged = 0 if model.exact else shape.count_merged(model.lora.targets or SEVEN) * job.size
+    targets = [name for name in model.lora.targets or SEVEN if not (job.narrow and name in SEVEN)]
+    merged = 0 if model.exact else shape.count_merged(targets) * job.size
     copy = merged if setting.merge == "copy" and job.samples else 0
     saved = merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
     yield MemoryPart("merged adapters", copy, copy * (not setting.park), "a copy of what they sit on, to sample", saved)
