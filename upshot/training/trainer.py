@@ -38,6 +38,7 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.loops.minibatches import Round, update
 from upshot.training.loops.sft import Dialogues
+from upshot.training.objectives.mismatch import logged_drift
 from upshot.training.objectives.objectives import Sft
 from upshot.training.snapshots import PolicyModel
 
@@ -192,7 +193,9 @@ class Trainer:
                 f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
                 "takes so many optimizer steps"
             )
-        return self.learner.forward_backward(given.units, given.objective()) if given.units else {}
+        objective = given.watched()
+        logs = self.learner.forward_backward(given.units, objective) if given.units else {}
+        return logs | (logged_drift(given.logs) or objective.drift(self.learner.ranks))
 
     def step(self) -> dict[str, float]:
         """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""

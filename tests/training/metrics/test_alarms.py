@@ -75,3 +75,13 @@ def test_the_best_checkpoint_is_kept_wherever_there_are_evaluations(tmp_path: Pa
     train(recipe(tmp_path / "run", warm=False, steps=2, more={"eval": {"every": 1, "rows": 4}}))
     best = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text())
     assert best["metric"] == "eval/reward/mean"
+
+
+def test_a_sampler_far_from_the_learner_rings_and_rounding_does_not() -> None:
+    alarms = Alarms()
+    for step in range(10):
+        alarms.watch({"policy/drift": 0.05}, step)
+    assert not alarms.ringing
+    for step in range(10, 20):
+        alarms.watch({"policy/drift": 0.5}, step)
+    assert "model.engine.weights=model" in alarms.ringing["policy/drift"]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum, ForwardOutput
-from upshot.training.objectives.mismatch import MismatchObjective
+from upshot.training.loops.minibatches import Round, update
+from upshot.training.objectives.mismatch import MismatchObjective, weigh
 from upshot.training.objectives.objectives import PolicyGradient
 
 
@@ -56,3 +57,30 @@ def test_importance_weights_do_not_hide_the_drift(tmp_path: Path) -> None:
     train(recipe(tmp_path / "run", steps=1, warm=False, importance={"rule": "truncate"}, more=more))
     (line,) = metrics(tmp_path / "run")
     assert 0 < line["policy/drift"] <= line["policy/drift_max"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    "importance",
+    [
+        {"rule": "truncate", "high": 1.1, "low": 0.9},
+        {"rule": "mask", "high": 1.1, "low": 0.9},
+        {"rule": "truncate", "level": "sequence", "high": 1.1, "low": 0.9},
+    ],
+    ids=str,
+)
+def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importance: dict[str, Any]) -> None:
+    found = []
+    for passing in (True, False):
+        own = learner(lr=0.01, importance=importance)
+        data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
+        logs = {} if passing else weigh(own, data)
+        config = own.config.importance if passing else None
+        given = Round([[one] for one in data], lambda own=own: PolicyGradient(own.config), logs, importance=config)
+        logs = update(own, given, 0)
+        found.append((torch.cat([p.detach().flatten() for p in own.parameters]), logs))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-4)  # of updates of 1e-2
+    (_, first), (_, second) = found
+    assert first.keys() == second.keys() and first["policy/importance_cut"] > 0
+    assert {"policy/importance", "policy/importance_max", "policy/drift", "policy/drift_max"} <= first.keys()
+    for name, value in first.items():
+        assert value == pytest.approx(second[name], rel=1e-4, abs=1e-5), name

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
+from upshot.config.recipe import ImportanceConfig
 from upshot.core.conversation import derive_seed
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
@@ -34,6 +35,12 @@ class Round:
     """What there is to log of it before anything is learned."""
     counts: Logs = field(default_factory=dict)
     """What it is made of."""
+    importance: ImportanceConfig | None = None
+    """How its only update weighs tokens in passing; None: they are weighed already, or not."""
+
+    def watched(self) -> MismatchObjective:
+        """The objective, which also sees how far the learner is from the sampler."""
+        return MismatchObjective(self.objective(), self.importance)
 
 
 def update(learner: Learner, given: Round, seed: int) -> Logs:
@@ -42,7 +49,7 @@ def update(learner: Learner, given: Round, seed: int) -> Logs:
     steps: list[Logs] = []
     drift = logged_drift(given.logs)
     for part in minibatches(given.units, learner.config.minibatches, seed):
-        objective = MismatchObjective(given.objective())
+        objective = given.watched()
         found.append((learner.forward_backward(part, objective), objective))
         drift = drift or objective.drift(learner.ranks)
         steps.append(learner.step())

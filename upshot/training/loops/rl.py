@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -168,11 +169,12 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
 
 
 def lesson_of(
-    learner: LogprobSource, groups: Sequence[Sequence[Rollout]], estimate: bool = True
+    learner: LogprobSource, groups: Sequence[Sequence[Rollout]], estimate: bool = True, weighed: bool = True
 ) -> tuple[Lesson, Logs]:
     """What a step's replies teach, with advantages and importance set, and what to log.
 
-    Without `estimate` the replies' advantages are somebody's own, and stay as they are.
+    Without `estimate` the replies' advantages are somebody's own, and stay as they are; without `weighed` the update
+    itself weighs tokens.
     """
     config = learner.config
     charged = bool(config.kl.weight) and config.kl.where == "reward"
@@ -187,7 +189,7 @@ def lesson_of(
         for forks in compared(replies):
             set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
     lesson = [(reply, datum) for reply in replies for datum in teach(reply, config.length_norm)]
-    return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
+    return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson and weighed else {})
 
 
 def share_advantage(reply: Rollout) -> None:
@@ -219,12 +221,13 @@ def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
 def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]], estimate: bool = True) -> Round:
     """What is learned from a step's replies; `estimate`: see `lesson_of`."""
     config = learner.config
-    lesson, logs = lesson_of(learner, groups, estimate)
+    passing = config.importance if config.importance.rule != "none" and config.minibatches == 1 else None
+    lesson, logs = lesson_of(learner, groups, estimate, weighed=passing is None)
     data = [datum for _, datum in lesson]
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return round_of(lesson, lambda: PolicyGradient(config), logs)
+    return replace(round_of(lesson, lambda: PolicyGradient(config), logs), importance=passing)
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:

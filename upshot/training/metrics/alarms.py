@@ -19,6 +19,8 @@ WINDOW = 10
 HELD_OUT = "eval/reward/mean"
 FALL, HELD_OUT_FALL = 0.25, 0.15
 """Of its best, what the reward has lost when it is said to fall; held-out rows are the same every time."""
+DRIFT = 0.2
+"""Nats a token between sampler and learner: ratios are off by a fifth on average, and many are cut."""
 FALLING = (
     "Lower train.lr, train the futures' turns too (credit.by=tree), or set train.kl.weight; the best checkpoint of the "
     "evaluations (eval.every) is kept"
@@ -65,6 +67,13 @@ ALARMS = (
         lambda past: past.now < 0.1 * past.first,
         "entropy fell from {first:.3g} to {now:.3g} nats a token: the policy says nearly the same every time. Lower "
         "train.lr, raise episode.temperature or train.clip.high, or set train.kl.weight; checkpoints before are better",
+    ),
+    Alarm(
+        "policy/drift",
+        lambda past: past.now > DRIFT,
+        "sampler and learner differ by {now:.2g} nats a token before the first update: replies are learned from as if "
+        "others had written them. Sample from the model's own numbers (model.engine.weights=model), weigh the "
+        "difference (train.importance=truncate), or play fewer steps ahead (train.async_steps)",
     ),
     Alarm(
         "rollout/reply_tokens",

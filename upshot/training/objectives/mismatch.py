@@ -4,13 +4,15 @@ Before a step's first update both have the same weights: what is left is roundin
 fault. Steps played ahead are a few versions behind as well. Importance ratios and clipping see all of it as a change of
 the policy. With `train.importance` the learner's own log-probabilities before the first update are what the ratio of
 the policy gradient is to (`Datum.old`), and each token's loss is weighed by learner / sampler, cut at bounds. Without
-it, the sampler's count as the learner's own.
+it, the sampler's count as the learner's own. A step's only update needs no forward of its own for that: it computes
+them anyway.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -23,6 +25,8 @@ from upshot.training.objectives.objectives import Objective
 
 MEAN, LARGEST = "policy/drift", "policy/drift_max"
 """How the drift is logged."""
+RATIO, RATIO_MAX, RATIO_CUT = "policy/importance", "policy/importance_max", "policy/importance_cut"
+"""How the ratios are: their mean, the largest, the share out of bounds."""
 
 
 class LogprobSource(Protocol):
@@ -42,11 +46,14 @@ class LogprobSource(Protocol):
 class MismatchObjective(Objective):
     """An objective that also sees how far its log-probabilities are from the sampled ones."""
 
-    def __init__(self, inner: Objective) -> None:
+    def __init__(self, inner: Objective, importance: ImportanceConfig | None = None) -> None:
         self.inner = inner
+        self.importance = importance
+        """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
         self.needs_values, self.needs_entropy, self.dropout = inner.needs_values, inner.needs_entropy, inner.dropout
         self._gaps: list[Tensor] = []
-        """Of each micro-batch: how many tokens, the sum of their differences, the largest."""
+        """Of each micro-batch: how many tokens, the sum of their differences, the largest; where they are weighed, the
+        sum of the ratios, the largest, how many are out of bounds."""
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """See `Objective`."""
@@ -56,8 +63,15 @@ class MismatchObjective(Objective):
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, dict[str, float]]:
         """The objective's own."""
         if "old" in batch.columns and len(batch.columns["old"]):
-            gap = (found.logprobs.detach() - batch.columns["old"]).abs()
-            self._gaps.append(torch.stack([torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]))
+            own = found.logprobs.detach()
+            differences = own - batch.columns["old"]
+            gap = differences.abs()
+            seen = [torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]
+            if self.importance is not None:
+                ratios, weights, outside = weigh_tokens(batch, differences, self.importance)
+                seen += [ratios.sum(), ratios.amax(), outside.sum().to(ratios)]
+                batch = replace(batch, columns={**batch.columns, "old": own, "weights": weights})
+            self._gaps.append(torch.stack(seen))
         return self.inner.loss(batch, found)
 
     def weight(self, name: str) -> float:
@@ -65,13 +79,19 @@ class MismatchObjective(Objective):
         return self.inner.weight(name)
 
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Mean and largest difference since `begin`, over all ranks; nothing where nothing was sampled."""
+        """Mean and largest difference since `begin`, and what was made of it, over all ranks; nothing where nothing was
+        sampled."""
         own = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
         rows = [row for part in ranks.all_gather_object("drift", own) for row in part]
         if not rows:
             return {}
-        count = sum(row[0] for row in rows)
-        return {MEAN: sum(row[1] for row in rows) / count, LARGEST: max(row[2] for row in rows)}
+        count, gaps, largest, *of_ratios = zip(*rows, strict=True)
+        found = {MEAN: sum(gaps) / sum(count), LARGEST: max(largest)}
+        if of_ratios:
+            ratios, highest, outside = of_ratios
+            found[RATIO], found[RATIO_MAX] = sum(ratios) / sum(count), max(highest)
+            found[RATIO_CUT] = sum(outside) / sum(count)
+        return found
 
 
 def logged_drift(logs: Mapping[str, float]) -> dict[str, float]:
@@ -98,12 +118,22 @@ def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
         return {}
     outside = sum(not config.low <= ratio <= config.high for ratio in found)
     return {
-        "policy/importance": math.fsum(found) / len(found),
-        "policy/importance_max": max(found),
-        "policy/importance_cut": outside / len(found),
+        RATIO: math.fsum(found) / len(found),
+        RATIO_MAX: max(found),
+        RATIO_CUT: outside / len(found),
         MEAN: math.fsum(gaps) / len(gaps),
         LARGEST: max(gaps),
     }
+
+
+def weigh_tokens(batch: TrainBatch, differences: Tensor, config: ImportanceConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """`importance` and `cut` of a micro-batch's trained tokens [M]: ratios, weights, and which are out of bounds."""
+    if config.level == "sequence":
+        differences = batch.sums(differences)[batch.owner]
+    ratios = differences.clamp(max=80.0).exp()  # float32 ends there
+    outside = (ratios < config.low) | (ratios > config.high)
+    weights = ratios.clamp(config.low, config.high)
+    return ratios, weights.masked_fill(outside, 0.0) if config.rule == "mask" else weights, outside
 
 
 def importance(differences: Sequence[float], level: str) -> list[float]:
