@@ -3,9 +3,11 @@
     python benchmarks/generate.py                          # GPU: SmolLM2-135M's shape and a 1.1B shape
     python benchmarks/generate.py --shapes quickstart 135m --scale 8   # CPU: fewer prompts
     python benchmarks/generate.py --shapes 8b --lora 32 --no-peer --rows 256 CollabLLM
+    python benchmarks/generate.py --shapes 8b --weights fp8 --no-peer --rows 256 CollabLLM
 
 With --lora the same work is done without adapters, with merged ones and with called ones, in this order, and the last
-column is the share of the speed without.
+column is the share of the speed without. With --weights fp8 every way to sample is run a second time in 8 bits (called
+adapters apart).
 
 Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward.
 """
@@ -252,11 +254,28 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
     for adapters in ADAPTERS if args.lora else ADAPTERS[:1]:
         if adapters == "merged":
             model = with_lora(model, args.lora, args.targets)
-        table += run_engine(name, model, adapters, args, device)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        for weights in dict.fromkeys(("model", args.weights)):
+            if adapters != "called" or weights == "model":
+                table += run_engine(name, model, adapters, weights, args, device)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    if args.weights == "fp8" and device.type == "cuda":
+        print(json.dumps({"shape": name, **frozen_memory(model)}), flush=True)
     return table
+
+
+def frozen_memory(model: Any) -> dict[str, float]:
+    """GB of a model that nobody trains, as it is and with its projections in 8 bits, which it keeps."""
+    from upshot.engine.llama.eight_bit import narrow_projections
+
+    def now() -> float:
+        gc.collect()
+        return torch.cuda.memory_allocated() / 1e9
+
+    before = now()
+    narrow_projections(model)
+    return {"frozen_GB": before, "frozen_fp8_GB": now()}
 
 
 def refresh_seconds(engine: Engine) -> float:
@@ -272,13 +291,16 @@ def refresh_seconds(engine: Engine) -> float:
 
 
 def run_engine(
-    name: str, model: Any, adapters: str, args: argparse.Namespace, device: torch.device
+    name: str, model: Any, adapters: str, weights: str, args: argparse.Namespace, device: torch.device
 ) -> list[dict[str, Any]]:
     """All rows of one shape and one way to sample from it."""
     scale = args.scale
     began = time.perf_counter()
     settings = EngineSettings(
-        kv_bytes=args.kv_bytes, lean=not args.plain, merge="never" if adapters == "called" else "copy"
+        kv_bytes=args.kv_bytes,
+        lean=not args.plain,
+        merge="never" if adapters == "called" else "copy",
+        weights=weights,
     )
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.submit([5, 6, 7], Rules(max_tokens=2))
@@ -308,6 +330,7 @@ def run_engine(
             "shape": name,
             "work": title,
             "adapters": adapters,
+            "weights": weights,
             "driver": type(engine.runner.driver).__name__,
             "weights_changed_s": refresh,
             "tokens": made,
@@ -324,7 +347,8 @@ def run_engine(
         print(json.dumps(row), flush=True)
     if device.type == "cuda":
         rate, tflops = prefill_rate(engine, 131072, 256)
-        table.append({"shape": name, "work": "prefill", "adapters": adapters, "tokens_per_s": rate, "TFLOPs": tflops})
+        way = {"shape": name, "work": "prefill", "adapters": adapters, "weights": weights}
+        table.append({**way, "tokens_per_s": rate, "TFLOPs": tflops})
         print(json.dumps(table[-1]), flush=True)
     return table
 
@@ -359,6 +383,7 @@ def main() -> int:
     parser.add_argument("--kv-bytes", type=int, default=0)
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="with and without adapters of this rank")
     parser.add_argument("--targets", nargs="*", default=SEVEN, help="modules that have adapters")
+    parser.add_argument("--weights", choices=["model", "fp8"], default="model", help="fp8: also sample in 8 bits")
     parser.add_argument("--plain", action="store_true", help="drive the model's own forward, as for unknown families")
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")
@@ -371,10 +396,12 @@ def main() -> int:
         print(json.dumps(tops), flush=True)
     table = [row for name in shapes for row in run_shape(name, args, device)]
     print(
-        f"\n{'shape':11} {'work':14} {'adapters':8} {'tokens/s':>10} {'generate':>9} {'ratio':>6} {'share':>6}  "
-        "logprob max / mean off"
+        f"\n{'shape':11} {'work':14} {'adapters':8} {'weights':7} {'tokens/s':>10} {'generate':>9} {'ratio':>6} "
+        f"{'share':>6}  logprob max / mean off"
     )
-    plain = {(row["shape"], row["work"]): row["tokens_per_s"] for row in table if row["adapters"] == "without"}
+    plain: dict[tuple[str, str], float] = {}
+    for row in table:  # the first of each is without adapters, in the model's own dtype
+        plain.setdefault((row["shape"], row["work"]), row["tokens_per_s"])
     for row in table:
         share = row["tokens_per_s"] / plain[row["shape"], row["work"]]
         theirs = row.get("generate_per_s")
@@ -385,8 +412,8 @@ def main() -> int:
             else f"{row.get('TFLOPs', 0):.0f} TFLOP/s"
         )
         print(
-            f"{row['shape']:11} {row['work']:14} {row['adapters']:8} {row['tokens_per_s']:10.0f} {theirs or 0:9.0f} "
-            f"{ratio} {share:6.0%}  {gaps}"
+            f"{row['shape']:11} {row['work']:14} {row['adapters']:8} {row['weights']:7} {row['tokens_per_s']:10.0f} "
+            f"{theirs or 0:9.0f} {ratio} {share:6.0%}  {gaps}"
         )
     if args.out:
         Path(args.out).write_text(json.dumps({"ceilings": tops, "rows": table}, indent=1))

@@ -3,6 +3,7 @@
     python benchmarks/grpo_step.py                  # GPU: SmolLM2-135M's shape, 16 prompts x 8 replies of 256 ids
     python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
     python benchmarks/grpo_step.py --collabllm --tree 1 0.25   # and learning along the tree, from all and some forks
+    python benchmarks/grpo_step.py --collabllm --weights fp8   # and sampling in 8 bits
     python benchmarks/grpo_step.py --shape tiny     # CPU, in seconds
 
 Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
@@ -27,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.learn import SHAPES, build
-from upshot.config.recipe import Named, TrainConfig
+from upshot.config.recipe import ImportanceConfig, Named, TrainConfig
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
@@ -70,21 +71,26 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-async def ours(options: argparse.Namespace, device: torch.device, forks: float = 0.0) -> dict[str, Any]:
+async def ours(
+    options: argparse.Namespace, device: torch.device, forks: float = 0.0, weights: Any = "model"
+) -> dict[str, Any]:
     """Steps of our loop; `forks`: the share of the futures' forks that is learned from too."""
     vocab = SHAPES[options.shape]["vocab"]
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
     module = build(options.shape, device)
-    settings = EngineSettings(kv_bytes=options.kv_gb << 30 if device.type == "cuda" else 1 << 28)
+    settings = EngineSettings(kv_bytes=options.kv_gb << 30 if device.type == "cuda" else 1 << 28, weights=weights)
     model = EngineModel(Engine(module, set(), settings), tokenizer, "policy", Renderer(tokenizer))
     model.end_ids = set()
     policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
     lines = [words(1000 + n, 32, vocab) for n in range(options.rounds)]
     user = ScriptedUser(lines, leave_when_answered=False) if options.rounds else None
-    rule = CreditRule("tree", forks=forks) if forks else None
-    futures = Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds, rule)
+    credit = CreditRule("tree", forks=forks) if forks else None
+    futures = Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds, credit)
     context = RolloutContext(policy, futures)
-    config = TrainConfig(advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6)
+    rule = "truncate" if weights == "fp8" else "none"
+    config = TrainConfig(
+        advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6, importance=ImportanceConfig(rule=rule)
+    )
     learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
     steps = []
@@ -99,8 +105,8 @@ async def ours(options: argparse.Namespace, device: torch.device, forks: float =
         memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
         steps.append({"sample": played - began, "learn": ended - played, "step": ended - began, "peak_gb": memory})
     best = min(steps[1:], key=lambda step: step["step"])
-    drift = logs["policy/kl_to_sampler"]
-    return {"first step": steps[0], "step": best, "kl_to_sampler": drift, "trained tokens": logs["train/tokens"]}
+    found = {"first step": steps[0], "step": best, "trained tokens": logs["train/tokens"]}
+    return found | {name: logs[name] for name in ("policy/kl_to_sampler", "policy/drift", "policy/drift_max")}
 
 
 def arguments() -> argparse.Namespace:
@@ -108,6 +114,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds")
     parser.add_argument("--tree", type=float, nargs="*", default=[], help="also along the tree: shares of the forks")
+    parser.add_argument("--weights", choices=["model", "fp8"], default="model", help="fp8: also sampled in 8 bits")
     add_sizes(parser)
     return settle(parser.parse_args())
 
@@ -149,6 +156,11 @@ def main() -> int:
     out: dict[str, Any] = {"shape": options.shape, "device": device.type, "ours": asyncio.run(ours(options, device))}
     print(json.dumps(out, indent=1), flush=True)
     _clear(device)
+    if options.weights == "fp8":
+        narrow = asyncio.run(ours(options, device, weights="fp8"))
+        ratio = narrow["step"]["step"] / out["ours"]["step"]["step"]
+        print(json.dumps({"weights": "fp8", "ours": narrow, "ratio": ratio}, indent=1), flush=True)
+        _clear(device)
     for forks in options.tree:
         along = asyncio.run(ours(options, device, forks))
         ratio = along["step"]["step"] / out["ours"]["step"]["step"]
