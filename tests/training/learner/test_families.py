@@ -24,7 +24,7 @@ from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.forward.lora_linear import Product
 from upshot.training.learner.forward.packed import PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
-from upshot.training.learner.forward.select import forward_of
+from upshot.training.learner.forward.select import forward_of, gradient_gap
 from upshot.training.learner.learner import Learner
 from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Sft
 
@@ -198,6 +198,15 @@ def test_a_forward_that_is_right_with_a_wrong_gradient_is_not_taken(monkeypatch:
     monkeypatch.setattr(PackedForward, "read", halved)
     with pytest.warns(UserWarning, match=r"lean: the gradient of .* differs from the model's own by 0.5"):
         assert isinstance(forward_of(build("Llama")), PaddedForward)
+
+
+def test_one_weight_in_hundreds_may_round_badly_and_a_kind_of_weight_may_not() -> None:
+    own = {f"layers.{n}.{name}.weight": torch.ones(8) for n in range(32) for name in ("q_proj", "o_proj")}
+    unlucky = own | {"layers.7.q_proj.weight": torch.full((8,), 1.21)}
+    assert gradient_gap(unlucky, own, 0.2, 0.5) is None
+    assert "layers.7.q_proj" in str(gradient_gap(unlucky, own, 0.2, 0.2))
+    wrong = {name: value * (1.21 if "q_proj" in name else 1.0) for name, value in own.items()}
+    assert "layers.*.q_proj.weight differs from the model's own by 0.21" in str(gradient_gap(wrong, own, 0.2, 0.5))
 
 
 def test_a_forward_that_breaks_on_the_way_back_is_found_before_the_first_update(
