@@ -7,7 +7,7 @@ PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[opena
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
+.PHONY: help setup demo browser test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,7 +30,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## the quickstart: three models, one table, about three minutes
 	@$(BIN)/upshot demo
 
-test: setup lint types  ## lint, types and the whole test suite
+# The tests of page and chat use them and are skipped without; only root may install, and only where apt answers soon.
+browser:  ## Chromium and tmux, where they can be installed
+	@command -v chromium >/dev/null && command -v tmux >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && (timeout 60 apt-get update -qq; DEBIAN_FRONTEND=noninteractive timeout 180 apt-get install -y -qq chromium tmux) >/dev/null 2>&1; } \
+	  || echo "no Chromium or no tmux here, and none could be installed: the tests that need them are skipped"
+
+test: setup browser lint types  ## lint, types and the whole test suite
 	@echo "running the tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not cluster" -n 2 --dist worksteal
 

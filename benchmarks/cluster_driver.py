@@ -21,15 +21,19 @@ from upshot.rollout.rollout import Rollout
 from upshot.verl.train_batch import BatchRow, teach
 
 GROUP, PROMPT = 8, 256
+TEXTS = 64
+"""Different replies; all others are copies that share their memory, so that a large step fits on a small machine."""
 
 
 def make_step(rows: int, tokens: int) -> tuple[list[list[Rollout]], list[BatchRow]]:
     """Replies of so many ids in groups of eight, and what verl would have found of them."""
     rng, groups, batch = random.Random(0), [], []
+    said = [tuple(rng.randrange(32_000) for _ in range(tokens)) for _ in range(TEXTS)]
+    sampled = [tuple(-rng.random() for _ in range(tokens)) for _ in range(TEXTS)]
+    found = [[value + 1e-3 for value in logprobs] for logprobs in sampled]
     for number in range(rows):
-        ids = tuple(rng.randrange(32_000) for _ in range(tokens))
-        logprobs = tuple(-rng.random() for _ in range(tokens))
-        prompt = tuple(rng.randrange(32_000) for _ in range(PROMPT))
+        ids, logprobs = said[number % TEXTS], sampled[number % TEXTS]
+        prompt = (number, *range(1, PROMPT))  # by which the rows are told apart
         talk = Conversation(Row(str(number // GROUP), (Message("user", "x"),)), 0, str(number))
         talk.turns = (*talk.turns, Turn(Message("assistant", "y"), Sample(prompt, ids, logprobs, "stop")))
         score = Score(rng.random())
@@ -38,7 +42,7 @@ def make_step(rows: int, tokens: int) -> tuple[list[list[Rollout]], list[BatchRo
         if number % GROUP == 0:
             groups.append([])
         groups[-1].append(reply)
-        batch.append(BatchRow(reply, PROMPT + tokens, [value + 1e-3 for value in logprobs]))
+        batch.append(BatchRow(reply, PROMPT + tokens, found[number % TEXTS]))
     return groups, batch
 
 

@@ -1,4 +1,4 @@
-"""A whole GRPO step, play and learn, against TRL's `GRPOTrainer` with transformers' generation in the same run.
+"""A whole GRPO step of ours, play and learn. Beside TRL's on the same machine: `trl_step.py`.
 
     python benchmarks/grpo_step.py                  # GPU: SmolLM2-135M's shape, 16 prompts x 8 replies of 256 ids
     python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
@@ -8,7 +8,7 @@
 
 Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
 scored, advantages set, one update made. Printed: the first step (kernels compiled, graphs captured), the best of the
-later ones and where its time goes. TRL: the same model shape, prompts, sizes and number of updates, its own sampling.
+later ones and where its time goes.
 
 With --user-ms replies end at random (their mean length is --new, three times that at most, or all of them would wait
 for the user at the same moments), and the last step's sampling is looked into: the share of it in which the engine had
@@ -24,7 +24,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -171,50 +170,17 @@ async def ours(options: argparse.Namespace, device: torch.device, forks: float =
     return found | {"last step": steps[-1], "tail": line.report(began, played, ended - played)} if line else found
 
 
-def trl(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Steps of TRL's trainer."""
-    import datasets
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    vocab = SHAPES[options.shape]["vocab"]
-    tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
-    module = build(options.shape, device)
-    module.generation_config.eos_token_id = None
-    tokenizer.eos_token = "<|unknown|>"  # next to never sampled: replies have their full length
-    times: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Notes when a step ends."""
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            """One more step."""
-            times.append(now(device))
-
-    rows = [{"prompt": [{"role": "user", "content": words(i, options.prompt, vocab)}]} for i in range(options.prompts)]
-    with tempfile.TemporaryDirectory() as folder:
-        args = GRPOConfig(
-            output_dir=folder, use_cpu=device.type == "cpu", bf16=device.type == "cuda", report_to="none", beta=0.0,
-            per_device_train_batch_size=options.peer_batch, num_generations=options.replies, learning_rate=1e-6,
-            gradient_accumulation_steps=options.prompts * options.replies // options.peer_batch, save_strategy="no",
-            max_completion_length=options.new, max_steps=options.repeats + 1, gradient_checkpointing=False,
-            logging_strategy="no", disable_tqdm=True, temperature=1.0,
-        )  # fmt: skip
-        trainer = GRPOTrainer(
-            module, reward_funcs=lambda completions, **_: [float(len(str(c)) % 2) for c in completions], args=args,
-            train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer, callbacks=[Clock()],
-        )  # fmt: skip
-        times.append(now(device))
-        trainer.train()
-    spent = [b - a for a, b in pairwise(times)]
-    return {"first step": spent[0], "step": min(spent[1:] or spent)}
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds; no peer")
+    parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds")
     parser.add_argument("--tree", type=float, nargs="*", default=[], help="also along the tree: shares of the forks")
+    add_sizes(parser)
+    return settle(parser.parse_args())
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """The sizes of a step."""
     parser.add_argument("--user-ms", type=int, default=0, help="milliseconds that the user takes for an answer")
     parser.add_argument("--shape", choices=SHAPES, default="")
     parser.add_argument("--prompts", type=int, default=0)
@@ -224,9 +190,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--token-budget", type=int, default=0)
     parser.add_argument("--kv-gb", type=int, default=16)
-    parser.add_argument("--peer-batch", type=int, default=32, help="TRL's sequences a micro-batch")
-    parser.add_argument("--no-peer", action="store_true")
-    options = parser.parse_args()
+
+
+def settle(options: argparse.Namespace) -> argparse.Namespace:
+    """What was left open, by the shape."""
     small = options.shape in ("tiny", "quickstart")
     options.shape = options.shape or ("8b" if options.collabllm else "135m")
     options.samples, options.rounds = (3, 2) if options.collabllm else (1, 0)
@@ -234,7 +201,6 @@ def arguments() -> argparse.Namespace:
     options.prompt = options.prompt or (16 if small else 512 if options.collabllm else 128)
     options.new = options.new or (16 if small else 256)
     options.token_budget = options.token_budget or (8192 if options.shape == "8b" else 16384)
-    options.peer_batch = min(options.peer_batch, options.prompts * options.replies)
     return options
 
 
@@ -256,14 +222,6 @@ def main() -> int:
         ratio = along["step"]["step"] / out["ours"]["step"]["step"]
         print(json.dumps({"tree": forks, "ours": along, "ratio": ratio}, indent=1), flush=True)
         _clear(device)
-    if options.collabllm or options.no_peer:
-        return 0
-    try:
-        peer = trl(options, device)
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        print(f"TRL: {type(error).__name__}: {str(error)[:300]}")
-        return 0
-    print(json.dumps({"trl": peer, "ratio": peer["step"] / out["ours"]["step"]["step"]}, indent=1))
     return 0
 
 

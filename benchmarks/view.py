@@ -18,6 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from upshot.run.folder import RunFolder
+
+STEP = 64
+"""Replies of a step."""
 WORDS = [
     *(
         "the",
@@ -48,7 +52,7 @@ def make_reply(rng: random.Random, number: int) -> dict[str, Any]:
     def message(role: str, words: int, trained: bool = False) -> dict[str, Any]:
         return {"role": role, "content": text(words), "trained": trained, "tokens": words}
 
-    step, group, index = number // 64 + 1, number // 8 % 8, number % 8
+    step, group, index = number // STEP + 1, number // 8 % 8, number % 8
     value = round(rng.random(), 4)
     scores = {"verifier": {"value": float(value > 0.5)}, "token_amount": {"value": 80.0}}
     future = {"shared": 2, "by": "user", "turn": 0, "cut": 0, "ended": "answered", "missing": None, "scores": scores}
@@ -81,15 +85,14 @@ def make_run(folder: Path, rollouts: int) -> None:
     (folder / "recipe.yaml").write_text("name: many\nseed: 0\n")
     (folder / "status.json").write_text(json.dumps({"state": "finished", "seconds": 3600.0}))
     with (folder / "metrics.jsonl").open("w") as file:
-        for step in range(1, rollouts // 64 + 1):
+        for step in range(1, rollouts // STEP + 1):
             row = {"phase": "rl", "step": step, **{f"group{n % 5}/metric{n}": rng.random() for n in range(50)}}
             file.write(json.dumps(row | {"reward/mean": rng.random()}) + "\n")
-    with (folder / "rollouts.jsonl").open("w") as file:
-        for number in range(rollouts):
-            reply = make_reply(rng, number)
-            if number == rollouts // 2:
-                reply["messages"][0]["content"] += " xylophone"
-            file.write(json.dumps(reply) + "\n")
+    for start in range(0, rollouts, STEP):
+        replies = [make_reply(rng, number) for number in range(start, min(rollouts, start + STEP))]
+        if start <= rollouts // 2 < start + STEP:
+            replies[0]["messages"][0]["content"] += " xylophone"
+        RunFolder(folder).append_rollouts(replies)
 
 
 def memory_mb(pid: int) -> float:

@@ -33,6 +33,15 @@ SETTINGS = {
 }
 
 
+OTHER_WORLDS = {
+    "tworeply": "one or two numbers withheld: credit to the reply",
+    "two": "one or two numbers withheld: **tree**",
+    "luser": "a learned user: **tree**",
+    "dear": "twenty times the price of a token: **tree**",
+}
+"""Settings of the second table: another task, user or price."""
+
+
 def evaluations(run: Path) -> list[tuple[int, dict[str, Any]]]:
     """The evaluations of a run by the step whose model they are of."""
     lines = [json.loads(line) for line in run.read_text().splitlines()]
@@ -53,14 +62,14 @@ def interval(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.2f} ± {half:.2f}"
 
 
-def row(name: str, label: str) -> list[str]:
-    """One setting: scores at the end and at their worst after step 40, questions, tokens."""
+def row(name: str, label: str, kind: str = CLEAR) -> list[str]:
+    """One setting: scores at the end, those of `kind` at their worst after step 40, questions, tokens."""
     ends, worst = [], []
     for run in seeds(name):
         found = evaluations(run)
         ends.append(found[-1])
         late = [line for step, line in found if step >= 40]
-        worst.append(min(line[f"{CLEAR}/reward"] for line in late))
+        worst.append(min(line[f"{kind}/reward"] for line in late))
     steps = sorted({step for step, _ in ends})
     last = [line for _, line in ends]
 
@@ -79,16 +88,30 @@ def row(name: str, label: str) -> list[str]:
     ]
 
 
+def head(worst: str) -> list[list[str]]:
+    """The first two lines of a table."""
+    names = ["setting", "ambiguous", "unambiguous", f"worst {worst} after step 40", "asks, ambiguous"]
+    names += ["asks, unambiguous", "tokens", "after step"]
+    return [names, ["---"] * len(names)]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def other_worlds() -> str:
+    """The table of other tasks, users and prices, in Markdown."""
+    return markdown([*head("ambiguous"), *(row(name, label, AMBIGUOUS) for name, label in OTHER_WORLDS.items())])
+
+
 def table() -> str:
     """The table of the task `withheld`, in Markdown."""
-    head = ["setting", "ambiguous", "unambiguous", "worst unambiguous after step 40", "asks, ambiguous"]
-    head += ["asks, unambiguous", "tokens", "after step"]
     start = [evaluations(run)[0][1] for run in seeds("reply")]
     before = ["after SFT", *(interval([line[f"{kind}/reward"] for line in start]) for kind in (AMBIGUOUS, CLEAR)), ""]
     before += [f"{statistics.fmean(line[f'{kind}/{ASKS}'] for line in start):.2f}" for kind in (AMBIGUOUS, CLEAR)]
     before += [f"{statistics.fmean(line['eval/metric/token_amount'] for line in start):.1f}", "0"]
-    rows = [head, ["---"] * len(head), before, *(row(name, label) for name, label in SETTINGS.items())]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+    return markdown([*head("unambiguous"), before, *(row(name, label) for name, label in SETTINGS.items())])
 
 
 def quickstart_table() -> str:
@@ -99,7 +122,7 @@ def quickstart_table() -> str:
         [label, *(f"{line[f'{kind}/reward']:.3f}" for line in last)]
         for label, kind in (("ambiguous", AMBIGUOUS), ("unambiguous", CLEAR))
     ]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+    return markdown(rows)
 
 
 DEMO = {
@@ -116,7 +139,7 @@ def demo_table() -> str:
     for name, *cells in said["rows"]:
         scores = [f"{cell['value']:.2f} ({cell['low']:.2f}–{cell['high']:.2f})" for cell in cells[:2]]
         rows.append([DEMO[name], *scores, f"{cells[2]['value']:.1f}", *(f"{cell['value']:.2f}" for cell in cells[3:])])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)
 
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 980, 330, 52, 58, 60
@@ -170,7 +193,7 @@ def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
 def main() -> int:
     """Draw and print."""
     (DOCS / "fall-and-hold.svg").write_text(draw())
-    print(table(), quickstart_table(), demo_table(), sep="\n\n")
+    print(table(), other_worlds(), quickstart_table(), demo_table(), sep="\n\n")
     return 0
 
 

@@ -31,6 +31,16 @@ def test_the_quota_of_a_container_is_read(files: dict[str, str], expected: float
     assert threads.quota(tmp_path) == expected
 
 
+@pytest.mark.parametrize(("stated", "expected"), [("3", 3), ("4,2", 4), ("", None), ("many", None), (None, None)])
+def test_the_threads_that_a_run_notes_are_those_it_computes_with(
+    stated: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert threads.thread_count() == (expected or threads.cores())
+
+
 def test_a_process_has_at_least_one_core_and_no_more_than_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own = len(os.sched_getaffinity(0))
     for granted, expected in ((math.inf, own), (0.2, 1), (own + 3.0, own)):

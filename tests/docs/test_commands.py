@@ -83,21 +83,21 @@ IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_
 PLAY = "tests/offline/play/test_rollout_verb.py"
 TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
 PASTED = "tests/docs/test_pasted.py::test_recipes_for_ones_own_files_train"
-PLAIN = "tests/docs/test_pasted.py::test_sft_and_then_dpo_on_a_jsonl"
+PLAIN = "tests/docs/test_pasted.py::test_the_plain_recipes_train_on_a_jsonl"
 ELSEWHERE = {
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
     "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",
     "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval",
     "upshot recipe diff": f"{PLAY}::test_recipes_are_compared_by_the_keys_that_differ",
-    "upshot train sft train.data=talks.jsonl": TRIAL,
-    "upshot train dpo train.data=pairs.jsonl": TRIAL,
-    "upshot train grpo task.file=qa.jsonl": TRIAL,
+    "upshot train sft train.data=talks.jsonl --dry-run": TRIAL,
+    "upshot train grpo task.file=qa.jsonl --dry-run": TRIAL,
+    "upshot train sft train.data=talks.jsonl": PLAIN,
+    "upshot train dpo train.data=pairs.jsonl": PLAIN,
+    "upshot train grpo task.file=qa.jsonl": PLAIN,
     "make setup": "Makefile::setup",
     "pip install -e '.[hub]'": "tests/test_extras.py::test_pip_resolves",
     "upshot view runs/": VIEW,
-    "upshot train sft.yaml": PLAIN,
-    "upshot train dpo.yaml": PLAIN,
     "upshot train polite.yaml": PASTED,
     "upshot train questions.yaml": PASTED,
     "upshot train goals.yaml": PASTED,

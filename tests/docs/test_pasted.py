@@ -13,7 +13,10 @@ import pytest
 from tests.docs.pages import DOCS
 from upshot.cli import main
 
-OWN, SFT, TRL = DOCS / "tutorials/own-data.md", DOCS / "howto/sft-dpo.md", DOCS / "tutorials/from-trl.md"
+OWN, TRL = DOCS / "tutorials/own-data.md", DOCS / "tutorials/from-trl.md"
+SFT, DPO, GRPO = (DOCS / f"howto/{name}.md" for name in ("sft", "dpo", "grpo"))
+FILES = {OWN: ("questions", "goals"), SFT: ("talks",), DPO: ("pairs",), GRPO: ("qa",)}
+"""What the lines of a page's blocks are called."""
 FEW = ("train.steps=1", "train.prompts_per_step=2", "model.path=model", "run_dir=run", "--quiet")
 GROUP = ("train.group_size=2", "episode.max_tokens=4", "eval.every=0")
 SMALL = {
@@ -49,10 +52,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A reader's folder with the files, recipes and metrics of the pages, and the model that one of them makes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for page, names in {OWN: ("questions", "goals"), SFT: ("chats", "pairs")}.items():
+    for page, names in FILES.items():
         for name, lines in zip(names, blocks(page, "json"), strict=True):
             (tmp_path / f"{name}.jsonl").write_text(lines)
-    for page in (OWN, SFT, TRL):
+    for page in (*FILES, TRL):
         for text in blocks(page, "yaml"):
             if named := re.match(r"# (\w+\.yaml)\n", text):
                 (tmp_path / named[1]).write_text(text)
@@ -71,14 +74,16 @@ def test_recipes_for_ones_own_files_train(desk: Path) -> None:
         assert (desk / recipe / "metrics.jsonl").is_file()
 
 
-def test_sft_and_then_dpo_on_a_jsonl(desk: Path) -> None:
+def test_the_plain_recipes_train_on_a_jsonl(desk: Path) -> None:
     import upshot
 
-    assert main(["train", "sft.yaml", *FEW]) == 0
-    first = upshot.runs.read("run").checkpoint
-    assert main(["train", "dpo.yaml", *FEW, f"model.path={first}", "run_dir=dpo"]) == 0
-    assert "dpo/margin" in upshot.runs.read("dpo").metrics[-1]
-    (desk / "sft.yaml").write_text((desk / "sft.yaml").read_text().replace("FOLDER", "model"))
+    assert main(["train", "sft", "train.data=talks.jsonl", *FEW]) == 0
+    assert main(["train", "dpo", "train.data=pairs.jsonl", *FEW, "model.path=run", "run_dir=dpo"]) == 0
+    assert "dpo/margin" in upshot.runs.read("dpo").steps[-1]
+    (desk / "qa.jsonl").write_text((desk / "qa.jsonl").read_text() * 8)
+    assert main(["train", "grpo", "task.file=qa.jsonl", *FEW, *GROUP, "run_dir=grpo"]) == 0
+    assert upshot.runs.read("grpo").steps[-1]["reward/missing"] == 0
+    (desk / "mine.yaml").write_text((desk / "mine.yaml").read_text() + "model: {path: model}\n")
     assert paste(block(SFT, "upshot.train("))["run"].status["state"] == "finished"
 
 

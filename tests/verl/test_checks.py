@@ -74,6 +74,17 @@ def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch:
     assert not says(before_ray(few.value))
 
 
+def test_a_node_without_an_endpoints_key_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = "models.judge={url: 'http://node7:1/v1', model: m, api_key_env: JUDGE_KEY}"
+    recipe = recipe_with("model.path=Qwen/Qwen3-4B", judge)
+    keys = checks.requirements_of(recipe, planned().value, "").keys
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    (said,) = check_node(NodeRequirements("", "", keys=keys))
+    assert "JUDGE_KEY is not set" in said and "`ray start`" in said
+    monkeypatch.setenv("JUDGE_KEY", "x")
+    assert check_node(NodeRequirements("", "", keys=keys)) == []
+
+
 def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) -> None:
     model = tmp_path / "model"
     said = check_node(NodeRequirements(str(model), str(tmp_path / "run"), files=(("code", str(tmp_path / "own")),)))

@@ -132,7 +132,7 @@ def test_verls_own_words_win_and_are_told_from_the_recipes() -> None:
     assert not is_theirs("train.lr=1") and not is_theirs("reward.max_missing=1") and not is_theirs("model.path=x")
     tensors = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     plan = compose(recipe(), PLACE, ["trainer.n_gpus_per_node=8", f"{tensors}=2"])
-    assert plan.nested()["trainer"]["n_gpus_per_node"] == 8
+    assert plan.value("trainer.n_gpus_per_node") == 8
     found = [s for s in plan.settings if s.key == tensors]
     assert [(s.value, s.source) for s in found] == [(2, "command line")]
     words = compose(recipe(), PLACE, ["+trainer.mine=1", "verl.reward.num_workers=2"]).overrides()
@@ -143,7 +143,7 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
     words = compose(recipe("name='a run'"), PLACE).overrides()
     assert 'trainer.experiment_name="a run"' in words
     assert "trainer.logger=[console]" in words
-    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/recipe.yaml" in words
+    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/workers.yaml" in words
     assert "actor_rollout_ref.actor.loss_scale_factor=null" in words
 
 
@@ -186,7 +186,7 @@ def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
     made = load_recipe("quickstart", ["credit.by=reply"]).recipe
     plan = compose(made, PLACE)
     plan.check()
-    assert plan.nested()["actor_rollout_ref"]["model"]["path"] == "(made at the start)"
+    assert plan.value("actor_rollout_ref.model.path") == "(made at the start)"
     assert "run by local mode before verl starts" in plan.page()
     with pytest.raises(UserError, match="adapters of a warm start"):
         compose(load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()

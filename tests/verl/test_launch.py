@@ -51,7 +51,7 @@ def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path
     words = command(plan)
     assert f"data.max_prompt_length={place.prompt_tokens}" in words
     assert not any("measured" in word for word in words)
-    assert environment(recipe, tmp_path / "run")[RECIPE].endswith("run/recipe.yaml")
+    assert environment(recipe, tmp_path / "run")[RECIPE].endswith("run/workers.yaml")
 
 
 def test_a_run_streams_its_lines_and_a_failed_one_says_how_it_ended(

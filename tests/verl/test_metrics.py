@@ -13,7 +13,13 @@ def test_what_means_the_same_has_our_name_and_the_rest_keeps_its_own() -> None:
     assert not {"verl/bad", "verl/word", "verl/number in words"} & set(line)
 
 
+def test_an_update_that_verl_skipped_is_counted_as_in_local_mode() -> None:
+    assert rename_metrics({"actor/grad_norm": 0.5})["train/skipped"] == 0.0
+    assert rename_metrics({"actor/grad_norm": float("inf")}) == {"train/skipped": 1.0}
+
+
 def test_numbers_that_only_look_like_local_modes_have_other_names() -> None:
     line = rename_metrics({"actor/entropy": 1.0, "actor/lr": 2.0, "actor/pg_loss": 3.0})
     assert not {"policy/entropy", "train/lr", "loss/policy"} & set(line)
+    assert rename_metrics({"actor/loss": 4.0}) == {"loss/policy": 4.0}
     assert line == {"verl/actor/entropy": 1.0, "verl/actor/lr": 2.0, "verl/actor/pg_loss": 3.0}

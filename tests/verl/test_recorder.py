@@ -28,8 +28,7 @@ from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.best import evaluated_step
 from upshot.verl.checks.watchdog import MARK
-from upshot.verl.echo import RunEcho
-from upshot.verl.recorder import COUNTERS, StepRecorder, raise_counts
+from upshot.verl.recorder import COUNTERS, RunEcho, StepRecorder, raise_counts
 from upshot.verl.worker import RolloutWorker
 
 TASK = SlotsTask(rows_per_split=64)

@@ -159,6 +159,13 @@ class Learner:
 
 def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Rollout, Trajectory, LearnerInputs]]:
     """What verl's learner is told of every row that has something to learn from."""
+    given, rows = given_rows(groups)
+    told, _ = teach(recipe.train, groups, given)
+    return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
+
+
+def given_rows(groups: Sequence[Sequence[Rollout]]) -> tuple[list[TrainedRow], list[tuple[Rollout, Trajectory]]]:
+    """The rows of a step with what verl would compute of them."""
     replies = [reply for group in groups for reply in group]
     rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0) if row.trains]
     given = []
@@ -167,8 +174,7 @@ def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Ro
         found = [number(ids, at) for at in range(len(row.prompt_ids), len(ids))]
         more = [[value + by for value in found] for by in (0.0, -0.11, 0.9)]
         given.append(TrainedRow(reply, len(ids), *more))
-    told, _ = teach(recipe.train, groups, given)
-    return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
+    return given, rows
 
 
 def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> Lesson:
@@ -247,6 +253,25 @@ def test_classmates_of_a_step_are_those_of_local_mode(name: str) -> None:
 )
 def test_importance_divergence_and_values_are_those_of_local_mode(more: list[str]) -> None:
     assert compare(recipe_of(*more)) > 4
+
+
+def test_entropy_and_drift_are_of_the_trained_tokens_as_local_mode_counts_them() -> None:
+    recipe = recipe_of("train.importance=none")
+    groups = on_verl(recipe, some(recipe, 3, 9), 3)
+    rows, _ = given_rows(groups)
+    told, logs = teach(recipe.train, groups, rows)
+    pairs = [
+        (now, old)
+        for row, one in zip(rows, told, strict=True)
+        for now, old, bit in zip(row.logprobs, one.old, one.mask, strict=True)
+        if bit
+    ]
+    assert len(pairs) == logs["train/tokens"] > 0
+    assert logs["policy/entropy"] == pytest.approx(-sum(now for now, _ in pairs) / len(pairs))
+    assert logs["policy/drift"] == pytest.approx(sum(abs(now - old) for now, old in pairs) / len(pairs))
+    assert logs["policy/drift_max"] == pytest.approx(max(abs(now - old) for now, old in pairs))
+    exact = [replace(row, entropy=[2.0] * len(row.logprobs)) for row in rows]
+    assert teach(recipe.train, groups, exact)[1]["policy/entropy"] == 2.0, "with a bonus for it, of the distribution"
 
 
 def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Rollout]]:

@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 
 from tests.verl.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopkeeper
 from upshot.config.load import load_recipe
-from upshot.core.errors import BudgetExceeded
+from upshot.core.errors import BudgetExceeded, UserError
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.config import compose
@@ -51,6 +51,61 @@ def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
     for setting in plan.settings:
         found = OmegaConf.select(theirs, setting.key)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == setting.value, setting.key
+
+
+@pytest.mark.parametrize("method", ["rl", "ppo"])
+def test_another_engine_and_sequence_parallelism_are_not_forced_out(method: str) -> None:
+    """What only FSDP has is not said to Megatron, so that hydra composes its config."""
+    from upshot.verl.adapters.composing import find_fault
+
+    recipe = load_recipe("quickstart", ["credit.by=reply", *OWN, f"train.method={method}"]).recipe
+    sharded = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    plan = compose(recipe, PLACE, [*MORE, "model_engine=megatron", sharded])
+    plan.check()
+    assert find_fault(plan.overrides()) is None and any("never run" in note for note in plan.notes())
+    spread = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
+    assert find_fault(compose(recipe, PLACE, [*MORE, spread]).overrides()) is None
+    late = load_recipe("quickstart", ["credit.by=reply", *OWN, "train.schedule=cosine"]).recipe
+    with pytest.raises(UserError, match=r"train\.schedule.*megatron schedules"):
+        compose(late, PLACE, [*MORE, "model_engine=megatron"]).check()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps_apart"),
+    [
+        ("{name: constant}", 0),
+        ("{name: constant, warmup_steps: 4}", 0),
+        ("{name: cosine, min_lr: 0.1}", 0),
+        ("{name: cosine, warmup_steps: 4}", 1),
+    ],
+)
+def test_the_rate_of_every_step_is_that_of_local_mode(schedule: str, steps_apart: int) -> None:
+    """verl's cosine counts from 0 or from 1: with a warm-up its decay is a step ahead."""
+    import torch
+    from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+    from upshot.training.learner.learner import learning_rate
+
+    _, theirs = composed(f"train.schedule={schedule}", "train.steps=20")
+    given = theirs.actor_rollout_ref.actor.optim
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=given.lr)
+    if given.lr_scheduler_type == "constant":
+        found = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=given.lr_warmup_steps)
+    else:
+        found = get_cosine_schedule_with_warmup(
+            optimizer,
+            num_warmup_steps=given.lr_warmup_steps,
+            num_training_steps=20,
+            min_lr_ratio=given.min_lr_ratio,
+            zero_indexed_step=given.zero_indexed_step,
+        )
+    config = load_recipe("quickstart", [f"train.schedule={schedule}", "train.steps=20"]).recipe.train
+    warm = config.schedule.warmup_steps
+    for step in range(20):
+        ours = learning_rate(config, step if step < warm else step + steps_apart)
+        assert found.get_last_lr()[0] == pytest.approx(ours), step
+        optimizer.step()
+        found.step()
 
 
 def test_the_registrations_are_under_our_name() -> None:

@@ -66,3 +66,62 @@ def test_ray_tells_what_it_cannot_place_and_whether_an_actor_lives() -> None:
     assert ActorTableData.ActorState.Name(4) == "DEAD"
     assert isinstance(ActorTableData().death_cause.actor_died_error_context.error_message, str)
     assert "ray_task_actor_demand" in ResourceDemandSummary.__dataclass_fields__
+
+
+def test_the_cause_of_a_death_is_told_whatever_kind_it_is() -> None:
+    from ray.core.generated.common_pb2 import ActorDeathCause
+
+    from upshot.verl.adapters.oversight import find_cause
+
+    cause = ActorDeathCause()
+    assert find_cause(cause) == "nothing of the cause"
+    cause.oom_context.error_message = "the node was low on memory"
+    assert find_cause(cause) == "the node was low on memory"
+    killed = ActorDeathCause()
+    killed.actor_died_error_context.error_message = "killed by SIGKILL"
+    assert find_cause(killed) == "killed by SIGKILL"
+
+
+def test_what_a_helpers_actor_raises_arrives_as_it_was_raised() -> None:
+    import asyncio
+
+    import cloudpickle
+    from ray.exceptions import RayTaskError
+
+    from upshot.config.model_spec import ModelSpec
+    from upshot.models.base import ModelCallError, Request
+    from upshot.verl.adapters.helpers import BorrowedHelper
+
+    class Actor:
+        """Its method answers with what Ray raises."""
+
+        @property
+        def generate(self) -> Actor:
+            return self
+
+        async def remote(self, request: Request) -> None:
+            raised = cloudpickle.loads(cloudpickle.dumps(ModelCallError("too_long", "9 ids")))
+            raise RayTaskError("generate", "traceback", raised).as_instanceof_cause()
+
+    helper = BorrowedHelper(ModelSpec(model="smollm2-135m"), Actor())
+    with pytest.raises(ModelCallError, match="too_long: 9 ids") as failed:
+        asyncio.run(helper.generate(Request([1])))
+    assert failed.value.reason == "too_long" and type(failed.value) is ModelCallError
+
+
+def test_whatever_ends_a_server_is_told_as_its_death() -> None:
+    import asyncio
+
+    from ray.exceptions import OutOfMemoryError
+
+    from upshot.core.errors import UserError
+    from upshot.verl.adapters.loop import Servers
+
+    class Manager:
+        """Its server was ended by Ray."""
+
+        async def generate(self, request_id: str, **more: object) -> None:
+            raise OutOfMemoryError("the node was low\non memory")
+
+    with pytest.raises(UserError, match=r"a rollout server died.*--resume.*the node was low on memory"):
+        asyncio.run(Servers(Manager()).generate("x", prompt_ids=[1], sampling_params={}))

@@ -14,9 +14,21 @@ _upshot() {
 }
 complete -o default -F _upshot upshot
 """
+# Not bash's under bashcompinit: zsh has no words of its own there. A key waits for its value, a word for the next one.
+ZSH = """\
+(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+_upshot() {
+    local -a found
+    found=(${(f)"$(upshot completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    (( ${#found} )) || { _files; return }
+    compadd -S '' -- ${(M)found:#*=}
+    compadd -- ${found:#*=}
+}
+compdef _upshot upshot
+"""
 SCRIPTS = {
     "bash": BASH,
-    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
+    "zsh": ZSH,
     "fish": 'complete -c upshot -a "(upshot completion words -- (commandline -opc)[2..-1] (commandline -ct))"\n',
 }
 WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")

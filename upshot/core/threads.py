@@ -34,6 +34,12 @@ def cores() -> int:
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota(CGROUP))))
 
 
+def thread_count() -> int:
+    """With how many threads PyTorch computes here; their number takes part in how sums are rounded."""
+    stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(stated) if stated.isdigit() and int(stated) else cores()
+
+
 def quota(cgroup: Path) -> float:
     """Cores' worth of time that a control group grants; infinite where it sets no limit."""
     try:

@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -271,6 +272,8 @@ class LocalModel(BorrowedModel):
         """Its place in a pool (`pool.seat.PoolSeat`)."""
         self.sharers = 1
         """Models connected together, on one device, without a plan: keys and values of all have one budget."""
+        self.borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None
+        """Where another process has the weights: how to come by the model there."""
         self.inner = None
         self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available(), scores=True)
         self._weights = ""
@@ -284,16 +287,19 @@ class LocalModel(BorrowedModel):
         """Load weights and tokenizer (once)."""
         await super().start()
         if self.inner is None:
-            from upshot.models.engine_model import EngineModel
-            from upshot.models.rendering import Renderer
-
             path = Path(local_path(self.spec.model))
             self._weights = str(
                 max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
             )
-            module, tokenizer = self._load()
-            renderer = Renderer(tokenizer)
-            self.inner = EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
+            self.inner = self._load_engine() if self.borrow is None else await self.borrow(self.spec)
+
+    def _load_engine(self) -> Model:
+        from upshot.models.engine_model import EngineModel
+        from upshot.models.rendering import Renderer
+
+        module, tokenizer = self._load()
+        renderer = Renderer(tokenizer)
+        return EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
 
     def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""

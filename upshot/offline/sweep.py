@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         check_names(setting.runs[0][0])
     checks.refuse(checks.find(settings[0].runs[0][0], resumed=True))
     out = settings[0].runs[0][1].parent
+    print(tell_fixed(args.overrides, args.seeds), file=sys.stderr, end="")
     if args.dry_run:
         for setting in settings:
             print(f"{setting.name}: {', '.join(path.name for _, path in setting.runs)}")
@@ -76,16 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = None) -> list[Combination]:
     """All combinations, each with its seeds and folders; recipes are checked, nothing is made."""
-    plain, varied = [], []
-    for word in words:
-        key, equals, text = word.partition("=")
-        value = read_value(key, text) if equals else None
-        if isinstance(value, list):
-            if not value:
-                raise UserError(f"{key}=[] leaves nothing to try; give at least one value")
-            varied.append([f"{key}={json.dumps(one)}" for one in value])
-        else:
-            plain.append(word)
+    plain, varied = split_words(words)
     base = load_recipe(recipe, plain).recipe
     place = out or Path("runs") / f"sweep-{base.name}"
     settings = []
@@ -98,6 +91,31 @@ def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = 
             runs.append((load_recipe(recipe, own).recipe, path))
         settings.append(Combination(tuple(word.replace('"', "") for word in combination), tuple(runs)))
     return settings
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Overrides that hold for all runs, and those that are varied, a list for each key."""
+    plain, varied = [], []
+    for word in words:
+        key, equals, text = word.partition("=")
+        value = read_value(key, text) if equals else None
+        if isinstance(value, list):
+            if not value:
+                raise UserError(f"{key}=[] leaves nothing to try; give at least one value")
+            varied.append([f"{key}={json.dumps(one)}" for one in value])
+        else:
+            plain.append(word)
+    return plain, varied
+
+
+def tell_fixed(words: Sequence[str], seeds: int) -> str:
+    """What is the same in all runs, so that nobody takes it for varied; a line, or nothing."""
+    plain, varied = split_words(words)
+    fixed = f"fixed in all runs: {' '.join(plain)}\n" if plain else ""
+    if any(len(values) > 1 for values in varied):
+        return fixed
+    what = "only the seed is varied" if seeds > 1 else "nothing is varied"
+    return f"{fixed}{what}; give a key several values as a list, such as train.lr=[1e-4,3e-4]\n"
 
 
 def _slug(word: str) -> str:

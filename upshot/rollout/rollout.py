@@ -170,11 +170,19 @@ class Rollout:
         way = {"path": list(future.path), "forks": list(future.forks)} if len(future.path) > 1 else {}
         own = [
             {"start": branch.start, "reward": branch.reward.total.value, "advantage": _only(branch.advantages)}
+            | {"spans": _branch_spans(branch)}
             for branches in self.siblings
             for branch in branches
             if future.path and future.path[: len(branch.path)] == branch.path
         ]
         return way | ({"branches": own} if own else {})
+
+
+def _branch_spans(branch: Branch) -> list[list[float | None]]:
+    """Start, stop and advantage of what is credited in a branch; a triple each, as a tree has many."""
+    spans = branch.credit.spans
+    advantages = [*branch.advantages, *[None] * (len(spans) - len(branch.advantages))]
+    return [[span.start, span.stop, advantage] for span, advantage in zip(spans, advantages, strict=True)]
 
 
 def _only(advantages: Sequence[float | None]) -> float | None:

@@ -6,6 +6,7 @@ status.json     state, step, time left       checkpoints/     Hugging Face folde
 spent.json      what the helpers have cost   lock             who is writing it (`lock.py`)
 table.json      a headline table of demos    report.html      written at the end and by `upshot view`
 verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
+rollouts.index.jsonl   what a list of the replies shows, a line a step (`report/replies.py`)
 samples/        a file a step: token ids, their text and log-probabilities, of those replies (`samples.py`)
 
 It is also `upshot.runs`: a run as tables, lists of flat mappings that `pandas.DataFrame(run.metrics)` takes.
@@ -39,14 +40,24 @@ from upshot.config.phases import order
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
-from upshot.core.files import append_jsonl, filter_jsonl, parse_json_line, read_jsonl, write_atomic, write_json
+from upshot.core.files import (
+    append_jsonl,
+    filter_jsonl,
+    parse_json_line,
+    read_jsonl,
+    repair_jsonl,
+    write_atomic,
+    write_json,
+)
 from upshot.core.html import html_table
+from upshot.core.threads import thread_count
 from upshot.core.version import __version__
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
+from upshot.run.report.replies import INDEX, ReplyIndex
 from upshot.run.samples import Pieces
 from upshot.training.metrics.best import evaluated_step, is_evaluation
 
@@ -62,7 +73,7 @@ SHOWN = (METRICS, ROLLOUTS, RECIPE, VERSIONS, STATUS, TABLE)
 """A folder with any of these holds something of a run that can be looked at."""
 VERL = ("verl.txt", "verl.json", "verl.log")
 """Of a run on a cluster: both sides of its config, verl's own words of the command line, what verl said."""
-WRITTEN = (RECIPE, VERSIONS, STATUS, REPORT, METRICS, ROLLOUTS, SPENT, *VERL)
+WRITTEN = (RECIPE, VERSIONS, STATUS, REPORT, METRICS, ROLLOUTS, INDEX, SPENT, *VERL)
 FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
 """What a run writes into its folder."""
 
@@ -256,8 +267,13 @@ class RunFolder:
         self._append(METRICS, [{"phase": phase, "step": step, **values}])
 
     def append_rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
-        """Append replies to rollouts.jsonl."""
+        """Append replies to rollouts.jsonl, and what a list of them shows to its index."""
+        path = self.path / ROLLOUTS
+        self._write(path, lambda: repair_jsonl(path))
+        start = path.stat().st_size if path.is_file() else 0
         self._append(ROLLOUTS, replies)
+        if not self.read_only and (block := ReplyIndex(path).block(start)) is not None:
+            self._append(INDEX, [block])
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
@@ -297,6 +313,7 @@ class RunFolder:
 
         for name in (METRICS, ROLLOUTS):
             filter_jsonl(self.path / name, earlier)
+        (self.path / INDEX).unlink(missing_ok=True)  # offsets into what was; whoever reads the log needs none
         for file in (self.path / samples.FOLDER).glob("*.npz"):
             if not earlier({"step": int(file.stem)}):
                 file.unlink()
@@ -385,6 +402,7 @@ def cannot_write(path: Path, why: str) -> str:
 def versions() -> dict[str, str]:
     """What the run depends on."""
     found = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    found["threads"] = str(thread_count())
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

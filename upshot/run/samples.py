@@ -1,14 +1,14 @@
 """Token ids and log-probabilities of a step's replies beside `rollouts.jsonl`: `samples/000012.npz`. No torch.
 
 For audit, for `upshot replay` and for the page's coloured tokens: what was sampled, exactly, under which
-log-probabilities and by which weights, and what each token spells. One compressed file a step; a reply is found by its
-`key`. The ids of futures are not kept.
+log-probabilities and by which weights, and what each token spells. One compressed file a step; a reply or a future is
+found by its `key`, a future with what the policy said in it. What others said is in `rollouts.jsonl`.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,25 @@ def file_of(run: Path, step: int) -> Path:
 
 
 def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
-    """The samples of replies: one entry a policy turn, its ids and log-probabilities end to end with the others'.
+    """The samples of replies and their futures: each once, its ids and log-probabilities end to end with the others'.
 
     With `pieces` also the text of the sampled ids, as UTF-8, and how many bytes of it each id spells.
     """
     import numpy as np
 
-    turns = [(at, sample) for at, reply in enumerate(replies) for sample in reply.conversation.samples()]
-    samples = [sample for _, sample in turns]
+    kept = list(_own_samples(replies))
+    # Futures that forked late have turns in common: those are one sample, which each of them refers to.
+    places: dict[int, int] = {}
+    turns = [(at, places.setdefault(id(sample), len(places))) for at, (_, _, own) in enumerate(kept) for sample in own]
+    samples = list({id(sample): sample for _, _, own in kept for sample in own}.values())
     spelt = [piece.encode("utf-8", "replace") for sample in samples for piece in pieces(sample.ids)] if pieces else []
     out = io.BytesIO()
     np.savez_compressed(
         out,
-        keys=np.array([reply.conversation.key for reply in replies], dtype=np.str_),
+        keys=np.array([key for key, _, _ in kept], dtype=np.str_),
+        before=np.array([before for _, before, _ in kept], np.int32),
         reply=np.array([at for at, _ in turns], np.int32),
+        place=np.array([place for _, place in turns], np.int32),
         context=np.array([len(sample.context) for sample in samples], np.int32),
         sampled=np.array([len(sample.ids) for sample in samples], np.int32),
         thought=np.array([sample.thought or (-1, -1) for sample in samples], np.int32).reshape(-1, 2),
@@ -54,37 +59,49 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     return out.getvalue()
 
 
+def _own_samples(replies: Sequence[Rollout]) -> Iterator[tuple[str, int, list[Sample]]]:
+    """Key, ids before the first sample and samples of each reply, and of each future in which the policy spoke."""
+    for reply in replies:
+        yield reply.conversation.key, 0, list(reply.conversation.samples())
+        for future in reply.futures:
+            whole = future.conversation
+            shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]
+            own = list(whole.samples())[len(shared) :]
+            if own:
+                yield whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), own
+
+
 def unpack(packed: bytes) -> dict[str, list[Sample]]:
-    """The samples of a step's replies by key, in the order of their turns."""
+    """The samples of a step's replies and futures by key, in the order of their turns."""
     import numpy as np
 
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         found = {name: file[name].tolist() for name in file.files}
-    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
+    samples: list[Sample] = []
     at = seen = 0
-    for turn, reply in enumerate(found["reply"]):
-        middle = at + found["context"][turn]
-        end = middle + found["sampled"][turn]
-        thought = tuple(found["thought"][turn])
-        out[found["keys"][reply]].append(
+    for number, (context, sampled) in enumerate(zip(found["context"], found["sampled"], strict=True)):
+        middle, thought = at + context, found["thought"][number]
+        samples.append(
             Sample(
                 context=tuple(found["ids"][at:middle]),
-                ids=tuple(found["ids"][middle:end]),
-                logprobs=tuple(found["logprobs"][seen : seen + end - middle]),
-                finish=found["finish"][turn],
-                version=found["version"][turn],
+                ids=tuple(found["ids"][middle : middle + sampled]),
+                logprobs=tuple(found["logprobs"][seen : seen + sampled]),
+                finish=found["finish"][number],
+                version=found["version"][number],
                 thought=None if thought[0] < 0 else (thought[0], thought[1]),
-                answer=found["answer"][turn],
+                answer=found["answer"][number],
             )
         )
-        at, seen = end, seen + end - middle
+        at, seen = middle + sampled, seen + sampled
+    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
+    for owner, place in zip(found["reply"], found.get("place", range(len(samples))), strict=True):
+        out[found["keys"][owner]].append(samples[place])
     return out
 
 
 def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Of each reply of a step its policy turns: where the first sampled id stands, what the ids spell, and how likely.
-
-    Nothing of a turn whose text was not kept.
+    """Of each reply and future of a step its policy turns: where the first sampled id stands among the conversation's,
+    what the ids spell, and how likely they were. Nothing of a file that kept no text.
     """
     import numpy as np
 
@@ -93,18 +110,19 @@ def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not len(found.get("widths", ())):
         return {}
     text, edges = found["text"].tobytes(), np.cumsum([0, *found["widths"]]).tolist()
-    all_ids = found["ids"].tolist()
-    out: dict[str, list[dict[str, Any]]] = {key: [] for key in found["keys"].tolist()}
-    places: dict[int, int] = {}
+    ids, keys, context, sampled = (found[name].tolist() for name in ("ids", "keys", "context", "sampled"))
+    turns: list[dict[str, Any]] = []
     seen = packed = 0
-    for reply, context, sampled in zip(
-        *(found[name].tolist() for name in ("reply", "context", "sampled")), strict=True
-    ):
-        at, packed = places.get(reply, 0) + context, packed + context
-        pieces = [text[edges[n] : edges[n + 1]].decode() for n in range(seen, seen + sampled)]
-        logprobs = [round(value, 3) for value in found["logprobs"][seen : seen + sampled].tolist()]
-        out[found["keys"][reply].item()].append(
-            {"at": at, "ids": all_ids[packed : packed + sampled], "pieces": pieces, "logprobs": logprobs}
-        )
-        places[reply], seen, packed = at + sampled, seen + sampled, packed + sampled
+    for before, own in zip(context, sampled, strict=True):
+        packed += before
+        pieces = [text[edges[n] : edges[n + 1]].decode() for n in range(seen, seen + own)]
+        logprobs = [round(value, 3) for value in found["logprobs"][seen : seen + own].tolist()]
+        turns.append({"ids": ids[packed : packed + own], "pieces": pieces, "logprobs": logprobs})
+        seen, packed = seen + own, packed + own
+    out: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    ends = found["before"].tolist() if "before" in found else [0] * len(keys)
+    for owner, place in zip(found["reply"].tolist(), found.get("place", range(len(turns))), strict=True):
+        at = ends[owner] + context[place]
+        out[keys[owner]].append({"at": at, **turns[place]})
+        ends[owner] = at + sampled[place]
     return out

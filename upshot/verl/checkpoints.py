@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from upshot.config.load import dump_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.core.files import write_atomic, write_json
 from upshot.models.local import load_tokenizer, local_path
 from upshot.run.export import merge_adapter, write_new_folder
-from upshot.run.folder import RunFolder
+from upshot.run.folder import RunFolder, with_whole_paths
 from upshot.run.resume import resumed_recipe
+from upshot.serving.servers.state import with_addresses
+from upshot.verl.checks.resources import is_joined
 from upshot.verl.merge import LORA, read_shards, write_merged
-from upshot.verl.plan import VerlPlan, VerlSetting, is_theirs
+from upshot.verl.plan import WORKERS, VerlPlan, VerlSetting, is_theirs
 
 MARK = "verl.txt"
 """Written by a run on verl alone: both sides of its config."""
@@ -149,6 +152,9 @@ def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequ
     check_ranks(folder, plan.ranks)
     if recipe != folder.recipe:
         folder.write_recipe(recipe)
+    models = with_addresses(recipe.serve, recipe.models, from_elsewhere=is_joined(plan.value))
+    told = recipe.model_copy(update={"models": models, "serve": None})
+    write_atomic(folder.path / WORKERS, dump_recipe(with_whole_paths(told)).encode())
     write_json(folder.path / WORDS, list(theirs))
     write_atomic(folder.path / MARK, f"{plan.page()}\n".encode())
 

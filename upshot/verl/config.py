@@ -14,11 +14,13 @@ from typing import Any
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
+from upshot.verl.helpers import describe_helpers, find_unplaceable
 from upshot.verl.plan import (
     RECIPE,
     TOKENS,
     UNKNOWN,
     UNMADE,
+    WORKERS,
     ClusterPlace,
     MissingKey,
     VerlPlan,
@@ -37,6 +39,8 @@ from upshot.verl.table import (
     FIXED,
     LIBRARY,
     MODEL,
+    OF_FSDP,
+    OPTIM,
     PLAYED,
     REF,
     REFUSED,
@@ -67,11 +71,28 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     if kept[f"{ROLLOUT}.name"].value == BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
+    engine = str(own["model_engine"].value) if "model_engine" in own else "dp"
+    if engine != "dp":
+        kept = {key: setting for key, setting in kept.items() if key in own or not _is_of_fsdp(key)}
+        unknown = [*unknown, *_other_engine(recipe, engine)]
     return VerlPlan(
         tuple(kept.values()),
-        tuple(PLAYED.items()),
+        (*PLAYED.items(), *describe_helpers(recipe)),
         (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
+
+
+def _is_of_fsdp(key: str) -> bool:
+    return any(is_under(key, prefix) for prefix in OF_FSDP)
+
+
+def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
+    """What is not said to an engine that is not FSDP: its schedule is its own, and a run's would be another one."""
+    if recipe.train.schedule.name != "constant" or recipe.train.schedule.warmup_steps:
+        why = f"how {engine} schedules is its own ({OPTIM}.lr_decay_style …): set a constant one without warm-up"
+        yield MissingKey("train.schedule", recipe.train.schedule.model_dump(mode="json"), why, True)
+    why = f"{engine} was never run; its checkpoints are verl's to merge (verl.model_merger), and not resumed here"
+    yield MissingKey("model_engine", engine, why, False)
 
 
 def _backend() -> VerlSetting:
@@ -156,7 +177,7 @@ def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
         VerlSetting("data.train_files", f"{place.folder}/data/train.json", "the rows of `task`, split train"),
         VerlSetting("data.val_files", f"{place.folder}/data/validation.json", "eval.split, eval.rows"),
         VerlSetting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
-        VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
+        VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/{WORKERS}", "run_dir", "++"),
     ]
 
 
@@ -232,6 +253,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
         why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
         yield MissingKey("task.name", recipe.task.name, why, True)
     yield from _find_copies(recipe)
+    yield from find_unplaceable(recipe)
 
 
 def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:

@@ -15,13 +15,14 @@ from upshot.core.errors import UserError, reason_of
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
+from upshot.serving.servers.state import lease
 from upshot.verl.checkpoints import begin_folder, make_whole, newest_step, skip_first_validation
 from upshot.verl.checks import find, refuse
 from upshot.verl.config import compose
-from upshot.verl.echo import RunEcho
-from upshot.verl.plan import MAIN, RECIPE, VerlPlan
+from upshot.verl.plan import MAIN, RECIPE, WORKERS, VerlPlan
 from upshot.verl.prepare import make_start, prepare
 from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
+from upshot.verl.recorder import RunEcho
 
 LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
@@ -48,7 +49,7 @@ def launch(
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        with folder.lock(reporter.say):
+        with folder.lock(reporter.say), lease(recipe.serve, reporter.say):
             warm = make_start(recipe, folder.path, reporter.say, resumed is not None)
             plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs), folder)
             plan.check()
@@ -132,5 +133,5 @@ def command(plan: VerlPlan) -> list[str]:
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
     """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {RECIPE: str(folder.resolve() / "recipe.yaml")}
+    own = {RECIPE: str(folder.resolve() / WORKERS)}
     return {**os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}

@@ -20,13 +20,15 @@ from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    "upshot",
+    *("model_engine", "upshot"),
 )
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
-NOTED = ("model.lora.dropout", "eval.monitor")
+WORKERS = "workers.yaml"
+"""That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
+NOTED = ("model.lora.dropout", "eval.monitor", "model_engine")
 """Recipe keys that are left out with a word."""
 COMMAND_LINE = "command line"
 """The source of a setting that the user gave."""
@@ -103,17 +105,6 @@ class VerlPlan:
     def overrides(self) -> list[str]:
         """The settings as hydra reads them on a command line."""
         return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
-
-    def nested(self) -> dict[str, Any]:
-        """The settings as a nested mapping."""
-        out: dict[str, Any] = {}
-        for setting in self.settings:
-            *path, last = setting.key.split(".")
-            inner = out
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = setting.value
-        return out
 
     def page(self) -> str:
         """Both sides, for `--dry-run`."""

@@ -2,7 +2,7 @@
 
 As in local mode a step's line is written when its update is done and before a checkpoint of it is saved: whatever is
 killed, a checkpoint has all lines up to its step. What saving took stands in the next line. The command that was typed
-only reads what is written here (`echo.py`).
+only reads what is written here (`RunEcho`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.files import write_json
+from upshot.core.files import parse_json_line, write_json
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
-from upshot.run.folder import RunFolder
+from upshot.run.folder import METRICS, RunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.samples import Pieces
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
 from upshot.tasks.base import Task
+from upshot.training.metrics.alarms import Alarms
 from upshot.verl.checkpoints import saved_steps
+from upshot.verl.checks.watchdog import MARK
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
@@ -109,13 +111,14 @@ def raise_counts(whole: Mapping[str, Any], before: Mapping[str, Any], now: Mappi
 
 OURS = {
     "actor/grad_norm": "train/grad_norm",
+    "actor/loss": "loss/policy",
     "actor/pg_clipfrac": "policy/clipped",
     "timing_s/gen": "time/rollout",
     "timing_s/update_actor": "time/learn",
 }
-"""Those that mean the same here; all others keep their name, under `verl/`. Not the same: `actor/entropy` (of the whole
-distribution; ours is of the sampled tokens unless a bonus asks for it), `actor/lr` (after the step; ours is the one it
-was made with), `actor/pg_loss` (verl sums parts of minibatches)."""
+"""Those that mean the same here; all others keep their name, under `verl/`. Our trainer tells `policy/entropy` and
+`train/lr` itself: `actor/entropy` is of the whole distribution (local mode's of the sampled tokens, unless a bonus asks
+for it), `actor/lr` the rate of the next step; `actor/pg_loss` is a part of `actor/loss`."""
 OWN = "upshot/"
 """Before those that our trainer works out itself, from the replies, as local mode does."""
 
@@ -131,9 +134,48 @@ def rename_metrics(told: Mapping[str, Any]) -> dict[str, float]:
         if math.isfinite(number) and not isinstance(value, str):
             ours = name.removeprefix(OWN)
             out[ours if ours != name else OURS.get(name, f"verl/{name}")] = number
+        if name == "actor/grad_norm":
+            out["train/skipped"] = float(not math.isfinite(number))  # so does verl's engine
     return out
 
 
 def mark_own(logs: Mapping[str, float]) -> dict[str, float]:
     """Metrics of ours among verl's."""
     return {f"{OWN}{key}": value for key, value in logs.items()}
+
+
+class RunEcho:
+    """Reads the lines of metrics.jsonl as they come, each once, and tells a reporter of them."""
+
+    def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
+        self.path = folder.path / METRICS
+        self.phase = phase
+        self.reporter = reporter
+        self._alarms = Alarms()
+        self._at = 0
+        self._read(silent=True)
+
+    def follow(self, said: str = "") -> None:
+        """Tell the steps since the last call; `said`: a line of verl's, told where it is our watchdog's."""
+        if MARK in said:
+            self.reporter.say(said[said.index(MARK) :])
+        self._read(silent=False)
+
+    def _read(self, silent: bool) -> None:
+        if not self.path.is_file() or self.path.stat().st_size <= self._at:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]  # a line that is still being written waits
+        self._at += len(whole)
+        for line in map(parse_json_line, whole.split(b"\n")):
+            if line is None or line.get("phase") != self.phase:
+                continue
+            step = int(line.pop("step"))
+            begun = self._alarms.watch(line, step)
+            if not silent:
+                for text in begun:
+                    self.reporter.say(f"step {step}: {text}")
+                numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
+                self.reporter.step(self.phase, step, numbers)

@@ -57,8 +57,8 @@ def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value
     return TableLine(theirs, tuple(ours.split()), make, note)
 
 
-def _mini_batch(prompts: int, parts: int) -> int:
-    return -(-prompts // parts)
+def _round_up(count: int, parts: int) -> int:
+    return -(-count // parts)
 
 
 def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
@@ -79,8 +79,15 @@ def _kl(where: str) -> Callable[[float, str, str], bool]:
     return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method == "ppo" else kl_in)
 
 
+def _schedule(name: str, warmup: int) -> str:
+    """verl's constant schedule begins its warm-up with a step at rate 0; its cosine can begin as local mode does."""
+    if name not in SCHEDULES:
+        raise NoCounterpart(f"verl has no schedule '{name}'; it has {', '.join(SCHEDULES)}")
+    return "cosine" if warmup else name
+
+
 LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
-SCHEDULES = {"constant": "constant", "cosine": "cosine"}
+SCHEDULES = ("constant", "cosine")
 NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 CARRIED: tuple[TableLine, ...] = (
     _line("trainer.experiment_name", "name"),
@@ -99,7 +106,7 @@ CARRIED: tuple[TableLine, ...] = (
     _line(
         f"{ACTOR}.ppo_mini_batch_size",
         "train.prompts_per_step train.minibatches",
-        _mini_batch,
+        _round_up,
         "our trainer counts rows",
     ),
     _line(f"{ACTOR}.policy_loss.loss_mode", "train.loss.name", words(LOSSES, "loss")),
@@ -115,9 +122,14 @@ CARRIED: tuple[TableLine, ...] = (
     _line(f"{ACTOR}.grad_clip", "train.optimizer.grad_clip"),
     _line(f"{OPTIM}.clip_grad", "train.optimizer.grad_clip"),
     _line(f"{OPTIM}.lr", "train.lr"),
-    _line(f"{OPTIM}.lr_warmup_steps", "train.schedule.warmup_steps"),
-    _line(f"{OPTIM}.lr_scheduler_type", "train.schedule.name", words(SCHEDULES, "schedule")),
-    _line(f"{OPTIM}.min_lr_ratio", "train.schedule.min_lr"),
+    _line(f"{OPTIM}.lr_warmup_steps", "train.schedule.warmup_steps train.minibatches", _round_up, "verl's count steps"),
+    _line(f"{OPTIM}.lr_scheduler_type", "train.schedule.name train.schedule.warmup_steps", _schedule),
+    _line(
+        f"{OPTIM}.min_lr_ratio",
+        "train.schedule.min_lr train.schedule.name",
+        lambda least, name: 1.0 if name == "constant" else least,
+    ),
+    _line(f"{OPTIM}.zero_indexed_step", "train.schedule.warmup_steps", lambda steps: steps == 0),
     _line(f"{OPTIM}.weight_decay", "train.optimizer.weight_decay"),
     _line(f"{OPTIM}.betas", "train.optimizer.betas", list),
     _line(f"{ACTOR}.use_kl_loss", "train.kl.weight train.kl.where train.method", _kl("loss")),
@@ -158,6 +170,13 @@ USUAL: dict[str, tuple[Any, str]] = {
     "trainer.project_name": (PROJECT, ""),
 }
 """What the command line may set otherwise."""
+OF_FSDP = (
+    *(f"{ACTOR}.strategy", f"{ACTOR}.grad_clip", f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"),
+    *(f"{OPTIM}.lr_scheduler_type", f"{OPTIM}.min_lr_ratio", f"{OPTIM}.zero_indexed_step"),
+    *(f"{CRITIC}.strategy", f"{CRITIC}.grad_clip", f"{CRITIC}.fsdp"),
+    *(f"{CRITIC}.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio", "zero_indexed_step")),
+)
+"""What only FSDP has, by prefix: left out where the command line takes another engine (`model_engine`)."""
 REFUSED: dict[str, str] = {
     "algorithm": "advantages, value targets, KL and importance are our trainer's: see train.* of the recipe",
     "data.train_files": "the rows are the recipe's: task",
@@ -185,6 +204,7 @@ The ways out are recipe keys."""
 PLAYED: dict[str, str] = {
     "code": "your own code, found in every worker",
     "models": "helper models, called from verl's workers",
+    "serve": "servers that this command brings up, called from verl's workers",
     "sandbox": "programs of the policy",
     "undecided": "programs of the policy",
     "call_seconds": "limits of your own code",
@@ -223,7 +243,6 @@ LEFT: dict[str, UnmappedKey] = {
     "model.memory_gb": UnmappedKey("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.engine": UnmappedKey("verl's own: actor_rollout_ref.rollout.name"),
     "model.exact": UnmappedKey("bitwise agreement is of local mode alone", True),
-    "serve": UnmappedKey(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
     "train.data": UnmappedKey("for sft and dpo", True),
     "train.loss": UnmappedKey("options of a loss are of local mode alone", True),
     "train.dpo.beta": UnmappedKey("of dpo"),

@@ -13,6 +13,7 @@ from upshot.config.recipe import TrainConfig
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import ppo, rl
+from upshot.training.objectives.mismatch import LARGEST, MEAN
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class BatchRow:
     """Under the learner before its first update of the step."""
     reference: Sequence[float] = ()
     values: Sequence[float] = ()
+    entropy: Sequence[float] = ()
+    """Of the whole distribution, where the recipe has a bonus for it."""
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -78,7 +81,26 @@ def teach(
     found = {(id(reply), len(datum.ids)): datum for reply, datum in lesson}
     logs["train/sequences"] = float(len(lesson))
     logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
-    return [_describe_row(row, found) for row in rows], logs
+    told = [_describe_row(row, found) for row in rows]
+    return told, measure_tokens(rows, told) | logs  # importance has told the drift already, from the sampler's numbers
+
+
+def measure_tokens(rows: Sequence[BatchRow], told: Sequence[LearnerInputs]) -> dict[str, float]:
+    """What local mode says of the trained tokens, before the first update of the step: entropy and drift."""
+    import numpy as np
+
+    masks = [np.asarray(one.mask, dtype=bool) for one in told]
+    if not any(mask.any() for mask in masks):
+        return {}
+
+    def trained(lists: Sequence[Sequence[float]]) -> np.ndarray:
+        return np.concatenate([np.asarray(own, dtype=float)[mask] for own, mask in zip(lists, masks, strict=True)])
+
+    now = trained([row.logprobs for row in rows])
+    gaps = np.abs(now - trained([one.old for one in told]))
+    known = all(row.entropy for row in rows)
+    entropy = trained([row.entropy for row in rows]) if known else -now
+    return {"policy/entropy": float(entropy.mean()), MEAN: float(gaps.mean()), LARGEST: float(gaps.max())}
 
 
 def _describe_row(row: BatchRow, found: Mapping[tuple[int, int], Datum]) -> LearnerInputs:

@@ -6,13 +6,16 @@ Nothing here imports verl; the policy is whatever the `ConversationLink` of a co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.time_limit import call_seconds
+from upshot.models.base import Model
+from upshot.models.local import LocalModel
 from upshot.models.rendering import Renderer
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import Opening, open_row, play_reply
@@ -77,8 +80,12 @@ class RolloutWorker:
         client: BudgetClient | None = None,
         name: str = "",
         workers: int = 1,
+        borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None,
     ) -> None:
-        """`client` leads to the budget of the run; None: this worker spends alone. `workers`: how many share it."""
+        """`client` leads to the budget of the run; None: this worker spends alone. `workers`: how many share it.
+
+        `borrow` leads to helper models that the workers of a node share; None: it loads its own.
+        """
         self.recipe = recipe
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -100,6 +107,9 @@ class RolloutWorker:
         self.held_out = build_held_out(recipe, self.services, self.context)
         self.name = name
         share_endpoints(self.services.models.values(), workers)
+        for model in self.services.models.values():
+            if isinstance(model, LocalModel):
+                model.borrow = borrow
         self.budget = None if client is None else WorkerBudget(name, client, self.services.budget)
         self._gate = asyncio.Semaphore(self.context.concurrency)
         self._start: asyncio.Task[None] | None = None

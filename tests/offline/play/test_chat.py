@@ -62,6 +62,7 @@ def test_a_chat_in_a_terminal(terminal: Tmux, tmp_path: Path) -> None:
     terminal.type("/fork 2")
     tree = terminal.wait_for("/take K")
     assert tree.count("reward ") == 2 and "future 2" in tree and "verifier" in tree
+    assert "goal (the model does not see it)" in tree and "missing" not in tree, "one's own words have no goal yet"
     terminal.type("/take 2")
     terminal.type("/score")
     terminal.wait_for("token_amount", times=4)
@@ -70,13 +71,16 @@ def test_a_chat_in_a_terminal(terminal: Tmux, tmp_path: Path) -> None:
     terminal.type("/new")
     terminal.type("/user")
     heard = terminal.wait_for("user>")
-    assert "goal (the model does not see it)" in heard
+    assert heard.count("goal (the model does not see it)") == 2
+    terminal.type("/goal a hat")
+    terminal.wait_for("expected one like")
+    terminal.type("/goal {size: small, colour: red, thing: hat}")
     terminal.type("/nope")
     terminal.wait_for("unknown command '/nope'")
     terminal.type("/save talk.jsonl")
     terminal.wait_for("saved to talk.jsonl")
     saved = json.loads((tmp_path / "talk.jsonl").read_text())
-    assert saved["messages"][0]["role"] == "user" and "goal" in saved
+    assert saved["messages"][0]["role"] == "user" and saved["goal"]["thing"] == "hat"
     terminal.type("/quit")
 
 
@@ -93,6 +97,19 @@ def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
     assert "its checkpoint rl-000002" in capsys.readouterr().out
     assert main(["chat", str(model), "train.lr=1"]) == 2
     assert "overrides a recipe, and there is none" in capsys.readouterr().err
+
+
+def test_a_verdict_without_a_reference_is_refused_and_not_zero(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = run_folder.parent / "qa.jsonl"
+    questions.write_text("".join(json.dumps({"question": f"{n} ?", "answer": f"{n}"}) + "\n" for n in range(20)))
+    lines = "hello\n/score\n/fork 1\n/reference hello\n/score\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    changes = [f"task.file={questions}", f"model.path={run_folder}", "episode.max_tokens=3"]
+    assert main(["chat", str(run_folder), "--recipe", "grpo", *changes]) == 0
+    told = capsys.readouterr().out
+    assert told.count("your words have none") == 2 and told.count("verifier 0") == 1
 
 
 def test_what_a_model_writes_cannot_act_on_the_terminal() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from tests.offline.play.conftest import THIMBLE
+from tests.patience import patience
 from upshot.cli import main
-from upshot.cli.completion import complete
 from upshot.offline.play.rollout import Stepper
 from upshot.offline.statistics import student_quantile
-from upshot.offline.sweep import cell_text, plan_runs
+from upshot.offline.sweep import cell_text, plan_runs, tell_fixed
 
 
 @pytest.fixture
@@ -111,19 +115,23 @@ def test_what_a_sweep_would_train_is_known_before_it_does(recipe: str) -> None:
     assert settings[1].runs[0][0].futures.samples == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("words", "seeds", "said"),
+    [
+        (["train.lr=3"], 1, "fixed in all runs: train.lr=3\nnothing is varied; give a key several values as a list"),
+        (["train.lr=[3]"], 2, "only the seed is varied; give"),
+        (["train.lr=[1,2]", "seed=5"], 1, "fixed in all runs: seed=5\n"),
+        (["train.lr=[1,2]"], 1, ""),
+    ],
+)
+def test_a_sweep_says_what_it_does_not_vary(words: list[str], seeds: int, said: str) -> None:
+    assert tell_fixed(words, seeds).startswith(said) and bool(said) == bool(tell_fixed(words, seeds))
+
+
 def test_students_quantiles_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}
     assert all(abs(student_quantile(0.975, freedom) - t) < 1e-3 for freedom, t in table.items())
     assert cell_text({"values": [1.0], "missing": 0, "mean": 1.0, "low": 1.0, "high": 1.0}) == "1 (1)"
-
-
-def test_tab_completes_verbs_recipes_keys_and_values() -> None:
-    assert complete(["tra"]) == ["train"]
-    assert "quickstart" in complete(["train", "quick"])
-    assert complete(["train", "quickstart", "train.met"]) == ["train.method="]
-    assert complete(["train", "quickstart", "train.method=r"]) == ["train.method=rl"]
-    assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"]
-    assert complete(["recipe", "sh"]) == ["show"] and "--step" in complete(["rollout", "--s"])
 
 
 def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,3 +142,22 @@ def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixt
     assert main(["recipe", "show", "quickstart", "--changed"]) == 0
     shown = capsys.readouterr().out
     assert "task.name" in shown and "model.exact" not in shown
+
+
+def test_a_run_folder_is_served_by_its_best_checkpoint(run_folder: Path) -> None:
+    command = [sys.executable, "-m", "upshot", "serve", str(run_folder), "--port", "0", "--name", "thimble"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            told = []
+            while "serving" not in (told[-1] if told else ""):
+                told.append(server.stdout.readline())
+                assert told[-1], told
+            assert any("its best checkpoint" in line for line in told)
+            address = told[-1].partition(" at ")[2].split()[0]
+            asked = {"model": "thimble", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            said = httpx.post(f"{address}/chat/completions", json=asked, timeout=patience(60)).json()
+            assert said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["completion_tokens"] <= 3
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(patience(60)) == 130, "as of any program that Ctrl-C ended"

@@ -446,6 +446,81 @@ def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
         look(write_report(run).as_uri())
 
 
+def spoken_tree(folder: Path) -> Path:
+    """A reply whose two futures fork again, as a run writes it: with the tokens of each later turn of the policy."""
+    from upshot.core.conversation import Conversation, Message, Row, Sample
+    from upshot.core.score import Score
+    from upshot.rewards.credit import Credit, Span
+    from upshot.rewards.reward import MetricWeight, Reward
+    from upshot.rollout.rollout import Future, Rollout
+    from upshot.rollout.tree import grow
+    from upshot.run.folder import RunFolder
+
+    def speak(conversation: Conversation, user: str, *ids: int) -> None:
+        conversation.say(Message("user", user))
+        sample = Sample((1, 2), ids, tuple(-0.5 * number for number in range(len(ids))), "stop")
+        conversation.say(Message("assistant", " ".join(f"w{number}" for number in ids)), sample)
+
+    episode = Conversation(Row("r", (Message("user", "a bag"),)), 0, "r#0")
+    speak(episode, "please", 10, 11)
+    futures = []
+    for way in (0, 1):
+        branch = episode.fork("future", way)
+        speak(branch, "small", 20 + way, 30)
+        for leaf in (0, 1):
+            end = branch.fork("future", leaf)
+            speak(end, "thanks", 40 + 2 * way + leaf)
+            score = {"verifier": Score(float(way and leaf))}
+            futures.append(Future(end, 3, "user", scores=score, path=(way, leaf), forks=(3, 5)))
+    siblings = grow(futures, {"verifier": MetricWeight(1.0)})
+    for branches, values in zip(siblings, [(-0.25, 0.25), (), (-0.5, 0.5)], strict=True):
+        for one, value in zip(branches, values, strict=False):
+            one.advantages = [value] * len(one.credit.spans)
+    total = Score(0.25)
+    reply = Rollout(episode, futures=futures, siblings=siblings, reward=Reward(total))
+    reply.credit, reply.advantages = Credit({"main": total}, (Span(2, 4),)), [0.5]
+    run = RunFolder(folder)
+    run.write_samples(1, [reply], lambda ids: [f" w{number}" for number in ids])
+    run.append_rollouts([reply.to_dict(1)])
+    return folder
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_the_policy_said_in_futures_is_coloured_by_its_own_advantage(
+    live: bool, tmp_path: Path, visit: Open
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = spoken_tree(folder)
+
+    def look(address: str) -> None:
+        page = visit(address + "#conversations")
+        page.wait_for_selector(".tree .passage .tint")
+        page.keyboard.press("o")
+        tones = "all => all.map((e) => [e.textContent.trim(), e.classList[1]])"
+        shown = page.locator(".tree .passage .tint").evaluate_all(tones)
+        assert shown == [
+            ["w20", "minus"], ["w30", "minus"], ["w40", "none"], ["w41", "none"],
+            ["w21", "plus"], ["w30", "plus"], ["w42", "minus"], ["w43", "plus"],
+        ]  # fmt: skip
+        page.hover(".tree .passage .tint >> nth=1")
+        told = page.inner_text(".tree .tokeninfo >> nth=0")
+        assert "token 7 (id 30)" in told and "advantage −0.25" in told and "earns main = 0" in told
+        page.hover(".tree .passage .tint >> nth=2")
+        assert "no sibling that earned more or less" in page.inner_text(".tree .tokeninfo >> nth=1")
+        page.click("[data-colour=logprob]")
+        assert page.locator(".tree .future[open]").count() == 6, "what was open stays open"
+        dark = "all => all.map((e) => e.style.getPropertyValue('--strength'))"
+        strengths = page.locator(".tree .passage .tint").evaluate_all(dark)
+        assert [float(value) for value in strengths] == [0, 0.1, 0, 0, 0, 0.1, 0, 0]
+
+    if live:
+        with serving(run) as address:
+            look(address)
+    else:
+        look(write_report(run).as_uri())
+
+
 def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) -> None:
     table = json.loads((synthetic_run / "table.json").read_text())
     chosen = next(row for row in read_jsonl(synthetic_run / "multiturn" / "rollouts.jsonl") if len(row["futures"]) > 1)
@@ -463,21 +538,30 @@ def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) 
     assert "no status" not in page.inner_text("body")
 
 
-@pytest.mark.parametrize("phone", [True, False])
+@pytest.mark.parametrize("shown", ["phone, one run", "desk, classmates", "desk, live, three runs"])
 def test_nothing_overflows_and_axe_finds_no_serious_fault(
-    phone: bool, synthetic_run: Path, classmate_run: Path, visit: Open
+    shown: str, synthetic_run: Path, classmate_run: Path, visit: Open
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")
+    phone = "phone" in shown
     size = {"width": 375, "height": 700} if phone else {"width": 1280, "height": 900}
-    address = write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri()
-    page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
-    for name in ("overview", "curves", "conversations", "recipe"):
-        tab(page, name)
-        if name == "conversations":
-            page.wait_for_selector(".reading h3")
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-        found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
-        assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
+
+    def look(address: str) -> None:
+        page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
+        for name in ("overview", "curves", "conversations", "recipe"):
+            tab(page, name)
+            if name == "conversations":
+                page.wait_for_selector(".reading h3")
+                page.keyboard.press("o")
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+            found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
+            assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
+
+    if "live" in shown:
+        with serving(synthetic_run) as address:
+            look(address)
+    else:
+        look(write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri())
 
 
 def test_a_folder_with_one_file_draws_without_errors(synthetic_run: Path, tmp_path: Path, visit: Open) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.run.report.replies import ReplyIndex, evenly, missing_reason
+from tests.run.report.conftest import classmate_reply
+from tests.run.report.conftest import reply as talk_reply
+from upshot.run.folder import RunFolder
+from upshot.run.report.replies import INDEX, ReplyIndex, evenly, missing_reason
 
 
 @given(st.integers(2, 500), st.data())
@@ -134,3 +139,67 @@ def test_words_are_found_in_what_was_said_and_not_in_the_logs_own_words(tmp_path
     assert index.find('"hello"\nNOW') == [0] and index.find("GRÜSSE") == []
     assert index.find("grüße") == [1] and index.find("SPÄTER") == [1] and index.find("hidden wish") == [1]
     assert index.find("messages") == [] and index.find("r2#0") == [1]
+
+
+def everything(index: ReplyIndex) -> dict[str, Any]:
+    """All that an index holds."""
+    names = ("places", "strings", "columns", "slices", "means", "scales", "futures", "reasons", "scored")
+    return {name: getattr(index, name) for name in names} | {"read": (index.log.end, index.log.number)}
+
+
+def read_index(path: Path) -> ReplyIndex:
+    index = ReplyIndex(path)
+    index.follow()
+    return index
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> RunFolder:
+    """Five steps of different replies, as a run writes them."""
+    folder, rng = RunFolder(tmp_path / "run"), random.Random(0)
+    folder.path.mkdir()
+    for step in range(1, 6):
+        make = classmate_reply if step % 2 else talk_reply
+        folder.append_rollouts([make(rng, step, group, n, 0.5) for group in range(2) for n in range(2 + step % 3)])
+    return folder
+
+
+def test_what_a_run_indexes_is_what_reading_its_log_finds(long_run: RunFolder) -> None:
+    log = long_run.path / "rollouts.jsonl"
+    quick = ReplyIndex(log)
+    quick.follow(0.0)
+    assert quick.places, "blocks are there at once"
+    quick.follow()
+    (long_run.path / INDEX).unlink()
+    assert everything(quick) == everything(read_index(log))
+
+
+@pytest.mark.parametrize("lost", [0, 2, 4])
+def test_a_step_without_a_block_is_read_itself(long_run: RunFolder, lost: int) -> None:
+    blocks = (long_run.path / INDEX).read_text().splitlines(keepends=True)
+    (long_run.path / INDEX).write_text("".join(blocks[:lost] + blocks[lost + 1 :]))
+    log = long_run.path / "rollouts.jsonl"
+    found = everything(read_index(log))
+    (long_run.path / INDEX).unlink()
+    assert found == everything(read_index(log))
+
+
+def test_blocks_of_another_log_are_not_believed(long_run: RunFolder, tmp_path: Path) -> None:
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    rng = random.Random(1)
+    other.append_rollouts([talk_reply(rng, 7, 0, n, 0.5) for n in range(30)])
+    shutil.copy(long_run.path / INDEX, other.path / INDEX)
+    assert read_index(other.path / "rollouts.jsonl").columns["step"] == [7] * 30
+
+
+def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder) -> None:
+    log = long_run.path / "rollouts.jsonl"
+    watching = read_index(log)
+    long_run.rewind(["rl"], "rl", 2)
+    rng = random.Random(2)
+    long_run.append_rollouts([talk_reply(rng, 3, 0, n, 0.5) for n in range(3)])
+    assert watching.follow() and watching.generation == 1
+    found = everything(watching)
+    (long_run.path / INDEX).unlink()
+    assert found == everything(read_index(log)) and set(found["columns"]["step"]) == {1, 2, 3}

@@ -100,6 +100,17 @@ def test_the_map_names_the_servers_as_classmates(serve_file: Write, tmp_path: Pa
     assert {entry["status"] for entry in json.loads((tmp_path / "map.json").read_text()).values()} == {"stopped"}
 
 
+def test_replicas_are_one_classmate_of_the_map_and_all_of_them_are_called(serve_file: Write, tmp_path: Path) -> None:
+    started = Started(serve_file("servers: {a: {model: org/a, engine: vllm, replicas: 2}}"), "--map", "map.json")
+    state = started.ready()
+    specs, classmates = read_map("map.json")
+    assert [classmate.name for classmate in classmates] == ["org/a"]
+    assert specs["org/a"].kind == "replicas" and specs["org/a"].model == "a"
+    assert specs["org/a"].url == tuple(server["url"] for server in state["servers"].values())
+    started.end()
+    assert json.loads((tmp_path / "map.json").read_text())["org/a"]["status"] == "stopped"
+
+
 def test_status_and_stop_tell_and_stop(serve_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = serve_file(TWO)
     assert main(["serve", "status"]) == 1 and main(["serve", "stop", str(file)]) == 0

@@ -30,6 +30,7 @@ from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.tree import measure_tree
+from upshot.run.folder import RunFolder
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import online_dpo, ppo, rl
@@ -315,6 +316,12 @@ def test_every_method_trains_along_the_tree(tmp_path: Path, method: str) -> None
     assert first[0] == second[0] and first[1]["start"] == second[1]["start"] == first[0]["start"] + 2
     if method != "online-dpo":
         assert first[1]["advantage"] != second[1]["advantage"]
+    kept = RunFolder(tmp_path / "run").samples(1)
+    for future in line["futures"]:
+        said = [message["tokens"] for message in future["messages"] if "tokens" in message]
+        assert [len(sample.ids) for sample in kept[future["key"]]] == said
+        spans = [span for branch in future["branches"] for span in branch["spans"]]
+        assert [stop - start for start, stop, _ in spans] == said
 
 
 def test_a_run_along_the_tree_resumes_exactly(tmp_path: Path) -> None:

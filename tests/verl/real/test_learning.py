@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from tests.verl.real.verl_run import SMALL, VerlRun, locally, verl_run
+from upshot.serving.servers.state import folder_of, is_up
 
 
 def trains(run: VerlRun, steps: int, within: float = 1e-4) -> None:
@@ -24,12 +25,21 @@ def test_ppo_trains_policy_and_critic(tmp_path: Path) -> None:
     assert all(math.isfinite(norm) and norm > 0 for norm in run.series("verl/critic/grad_norm"))
 
 
-def test_classmates_train_thoughts_and_their_parts_are_told(tmp_path: Path) -> None:
+def test_classmates_of_a_folder_and_of_a_server_train_thoughts_and_each_is_loaded_once(tmp_path: Path) -> None:
     locally(tmp_path / "peer", "train.steps=30", "train.save.every=0", recipe="classmate-mini-peer")
     (peer,) = (tmp_path / "peer" / "checkpoints").glob("sft-*")
     own = ("train.prompts_per_step=4", "train.group_size=4", "eval.monitor=null")
     own += ("warm_start.steps=60", "warm_start.batch=32")
     more = ("train.steps=2", "train.save.every=0", "train.dynamic_sampling=1", f"models.peer={peer}")
+    (tmp_path / "servers.yaml").write_text(f"servers: {{second: {{model: {peer}, devices: cpu}}}}")
+    more += ("futures.classmates=[peer, second]", f"serve={tmp_path / 'servers.yaml'}", "models.second=serve:second")
+    more += ("actor_rollout_ref.rollout.agent.num_workers=2",)
     run = verl_run(tmp_path / "run", *own, *more, recipe="classmate-mini", ranks=1)
     trains(run, 2)
+    assert run.log.count(f"helper model {peer} is loaded") == 1, "two workers ask one process"
+    assert (
+        run.series("model/peer/classmate peer/calls")[-1] > 0
+        and run.series("model/second/classmate second/calls")[-1] > 0
+    )
+    assert not is_up(folder_of(tmp_path / "servers.yaml")), "the servers end with the run"
     assert run.series("part/classmate") and run.series("part/main")

@@ -46,6 +46,7 @@ OWN = (
 """What the runs on verl and in local mode are both told; all else is the quickstart
 as it ships, which learns along the tree."""
 SAME = ("reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/group_std", "metric/verifier", "train/tokens")
+SAME += ("policy/entropy", "policy/clipped", "loss/policy", "train/lr", "train/skipped")
 """What a first step with the same draws has in common with local mode's, by name."""
 APART = "verl/training/rollout_probs_diff_max"
 """The largest difference, over all trained tokens of a step, of the sampler's and the trainer's probability."""

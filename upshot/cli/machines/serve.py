@@ -102,8 +102,9 @@ def _run_model(args: argparse.Namespace) -> int:
     server = OpenAIServer(model, key, args.max_tokens, args.any_name, args.tool_parser)
     if chosen := describe_choice(args.model):
         print(chosen, flush=True)
-    print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
-    with listen(args.host, args.port) as listener:
+    with listen(args.host, args.port) as listener:  # first: whoever reads the line may ask at once
+        address = f"http://{args.host}:{listener.getsockname()[1]}/v1"
+        print(f"serving {model.name} at {address} (health: /health, metrics: /metrics)", flush=True)
         asyncio.run(serve_app(server.app, listener, drain_s=5))
     return 0
 

@@ -77,7 +77,7 @@ class Recipe(Section):
     name: str = "run"
     """Names the run folder."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """One seed, one run (on the CPU)."""
+    """One seed, one run: on the CPU, with as many threads on the same kind of processor."""
     run_dir: str = ""
     """The run folder; empty: runs/NAME-DATE."""
     code: list[str] = Field(default_factory=list)

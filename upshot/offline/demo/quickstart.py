@@ -13,6 +13,7 @@ from upshot.config.recipe import Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
+from upshot.core.threads import thread_count
 from upshot.offline.demo.stages import Demonstration
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
@@ -86,7 +87,7 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
         checkpoints[name] = demo.train(recipe, name, name.replace(" ", "-"), changes, start)
     demo.tell(f"\nevaluation on {ROWS} held-out openings each")
     table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()}, title)
-    table["note"] += f" Seed {recipe.seed};"
+    table["note"] += f" Seed {recipe.seed}, {thread_count()} CPU threads (another number rounds otherwise);"
     table |= tell_finding(table["rows"]) | show_asking(demo.root, [name for name, _, _ in stages])
     return demo.finish(recipe, table, whole[-1][0], hint)
 

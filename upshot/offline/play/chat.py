@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from upshot.config.load import read_value
 from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
 from upshot.rewards.metric import Metric
+from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_reply, score_conversation
 from upshot.rollout.rollout import Rollout
@@ -27,6 +29,7 @@ from upshot.tasks.participants.base import Participant, count
 NO_GOAL = (
     "the simulated user needs a goal: give one with /goal TEXT, or chat with a run or --recipe, whose rows have some"
 )
+NO_REFERENCE = "the verifier compares with a reference, and your words have none: give it with /reference TEXT"
 
 
 @dataclass
@@ -67,7 +70,14 @@ class Chat:
         self._new(row or Row("chat", ()))
 
     def set_fact(self, name: str, value: str) -> None:
-        """Goal or reference of the conversation as it goes on."""
+        """Goal or reference of the conversation as it goes on; of the same kind as those of the task's rows."""
+        example = next((getattr(row, name) for row in self.settings.rows), None)
+        if isinstance(example, Mapping):
+            given = read_value(f"/{name}", value)
+            if not isinstance(given, Mapping) or set(given) != set(example):
+                raise UserError(f"/{name}: expected one like {json.dumps(dict(example), default=str)}")
+            self.conversation.row = replace(self.conversation.row, **{name: given})  # type: ignore[arg-type]
+            return
         self.conversation.row = replace(self.conversation.row, **{name: value})  # type: ignore[arg-type]
 
     def say(self, text: str) -> None:
@@ -79,7 +89,7 @@ class Chat:
         user = self.settings.user
         if user is None:
             raise UserError("there is no simulated user here: name the model that plays it with --user, or --recipe")
-        if self.conversation.row.goal is None and not self.conversation.row.meta.get("script"):
+        if self._lacks_goal():
             opening = self._take_row()
             if any(message.role == "user" for message in opening):
                 return opening
@@ -98,6 +108,18 @@ class Chat:
             talk.ended = "nothing said"
         return heard
 
+    def _lacks_goal(self) -> bool:
+        return self.conversation.row.goal is None and not self.conversation.row.meta.get("script")
+
+    def _take_facts(self) -> None:
+        """What your own words do not say and a score needs: the simulated user's goal, else a reference of yours."""
+        rows, metrics = self.settings.rows, self.settings.metrics.values()
+        if self.settings.user is not None and rows and self._lacks_goal():
+            self._take_row()
+        verified = any(isinstance(metric, VerifierMetric) for metric in metrics) and rows
+        if verified and rows[0].reference is not None and self.conversation.row.reference is None:
+            raise UserError(NO_REFERENCE)
+
     def _take_row(self) -> list[Message]:
         """The next goal that the task's rows have; what its row opens with, where the conversation begins with it."""
         if not self.settings.rows:
@@ -113,9 +135,10 @@ class Chat:
 
     async def fork(self, n: int) -> list[Rollout]:
         """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
-        before = self._before_reply()
-        if not any(turn.message.role == "user" for turn in before.turns):
+        if not any(turn.message.role == "user" for turn in self.conversation.turns):
             raise UserError("nothing was said yet that could be replied to")
+        self._take_facts()
+        before = self._before_reply()
         one_reply = replace(self.settings.context, max_turns=1, environment=None)
         twins = [before.fork("fork", self._begun, index) for index in range(n)]
         self.forks = list(await asyncio.gather(*(play_reply(one_reply, twin) for twin in twins)))
@@ -136,6 +159,7 @@ class Chat:
             raise UserError("there is no reply to score yet")
         if not self.settings.metrics:
             raise UserError("there are no metrics here: give --metrics, or chat with a run or --recipe")
+        self._take_facts()
         return await score_conversation(self.settings.metrics, self.conversation)
 
     def save(self, path: Path) -> None:

@@ -216,11 +216,7 @@ class Terminal:
         for _ in range(_number(rest, 1)):
             if self.chat.conversation.ended is not None:
                 raise UserError(f"the conversation has ended ({self.chat.conversation.ended}); /new begins another")
-            goal = self.chat.conversation.row.goal
-            heard = self.run_now(self.chat.hear_user())
-            row = self.chat.conversation.row
-            if row.goal is not None and row.goal != goal:
-                self.console.print(f"goal (the model does not see it): {clean(str(row.goal))}", style="dim")
+            heard = self._telling_goal(self.chat.hear_user())
             for message in heard:
                 self.console.print(f"user> {clean(message.content)}", style="green")
             if self.chat.conversation.ended is not None:
@@ -228,8 +224,18 @@ class Terminal:
                 return
             self._speak()
 
+    def _telling_goal(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What comes of it; a goal that the conversation got meanwhile is shown before that."""
+        goal = self.chat.conversation.row.goal
+        try:
+            return self.run_now(work)
+        finally:
+            row = self.chat.conversation.row
+            if row.goal is not None and row.goal != goal:
+                self.console.print(f"goal (the model does not see it): {clean(str(row.goal))}", style="dim")
+
     def _fork(self, rest: str) -> None:
-        replies = self.run_now(self.chat.fork(_number(rest, 3)))
+        replies = self._telling_goal(self.chat.fork(_number(rest, 3)))
         self.console.print(group_tree(replies, "what comes of each reply", self.think))
         self.console.print("go on with one of them: /take K", style="dim")
 
@@ -238,7 +244,7 @@ class Terminal:
         self.console.print(f"model> {clean(turn.message.content)}", style="cyan")
 
     def _score(self, rest: str) -> None:
-        self.console.print(tell_scores(self.run_now(self.chat.score())))
+        self.console.print(tell_scores(self._telling_goal(self.chat.score())))
 
     def _think(self, rest: str) -> None:
         self.think = not self.think

@@ -2,6 +2,9 @@
 
 The index holds what a list is filtered and sorted by, and where each reply lies; a reply itself is read when somebody
 looks at it. Counts are of the whole file. What a page carries is chosen by step and file order, never by reward.
+
+A run writes the index of each step beside the log (`rollouts.index.jsonl`, a block a line), so that a long run opens at
+once. A block is taken where it fits the log; whatever has none (older runs, resumed ones, others' files) is read.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +21,7 @@ from typing import Any
 from upshot.core.files import parse_json_line
 from upshot.run.report.lines import LogTail, number
 
+INDEX = "rollouts.index.jsonl"
 NO_REASON = "no value and no reason in the log"
 MAX_REASON = 300
 """Characters of a reason, where reasons are counted."""
@@ -35,6 +40,7 @@ class ReplyIndex:
 
     def __init__(self, path: Path) -> None:
         self.log = LogTail(path)
+        self.blocks = LogTail(path.with_name(INDEX))
         self.generation = 0
         """Goes up when the log was rewritten, and all numbers of replies are others'."""
         self._clear()
@@ -59,6 +65,8 @@ class ReplyIndex:
         """(what is missing, reason) → how often."""
         self.scored: dict[str, int] = defaultdict(int)
         """What could be missing → how many there are, present or not."""
+        self._waiting: dict[int, dict[str, Any]] = {}
+        """Blocks by where in the log they begin."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -70,9 +78,68 @@ class ReplyIndex:
         if again:
             self.generation += 1
             self._clear()
+            self.blocks = LogTail(self.blocks.path)
+        until = time.monotonic() + seconds
+        self._take_blocks(seconds)
+        seconds = max(0.0, until - time.monotonic())
         for offset, length, row in self.log.read(seconds):
             self._add(offset, length, row)
         return again or len(self) != before
+
+    def _take_blocks(self, seconds: float) -> None:
+        """Take every block that begins where the log has been read to."""
+        for _, _, block in self.blocks.read(seconds):
+            self._waiting[block["start"]] = block
+            while (found := self._waiting.pop(self.log.end, None)) is not None and self._fits(found):
+                self._merge(found)
+        self._waiting = {start: block for start, block in self._waiting.items() if start >= self.log.end}
+
+    def _fits(self, block: Mapping[str, Any]) -> bool:
+        """Whether the log holds what the block says: its last reply stands where it should."""
+        try:
+            with self.log.path.open("rb") as file:
+                file.seek(block["start"] + sum(block["lengths"][:-1]))
+                row = parse_json_line(file.read(block["lengths"][-1])) or {}
+        except OSError:
+            return False
+        columns = block["columns"]
+        return (row.get("key"), row.get("step")) == (columns["key"][-1], columns["step"][-1])
+
+    def block(self, start: int) -> dict[str, Any] | None:
+        """The index of an otherwise unread log from an offset on, as a block; None where a line cannot be read."""
+        self.log.end = start
+        self.follow()
+        if self.log.skipped.lines or self.log.skipped.cut or not self.places:
+            return None
+        own = {name: getattr(self, name) for name in ("columns", "slices", "means", "strings", "scales", "futures")}
+        counts = {"reasons": [[*what, count] for what, count in self.reasons.items()], "scored": self.scored}
+        return {"start": start, "lengths": [length for _, length in self.places], **own, **counts}
+
+    def _merge(self, block: Mapping[str, Any]) -> None:
+        numbers = [self._intern(text) for text in block["strings"]]
+        count, at = len(self.places), block["start"]
+        for length in block["lengths"]:
+            self.places.append((at, length))
+            at += length
+        self.log.end, self.log.number = at, self.log.number + len(block["lengths"])
+        renumber = lambda column: [None if value is None else numbers[value] for value in column]  # noqa: E731
+        columns = dict(block["columns"])
+        columns |= {name: renumber(columns[name]) for name in ("row", "prompt")}
+        columns["missing"] = [None if own is None else renumber(own) for own in columns["missing"]]
+        for name, column in columns.items():
+            self.columns[name] += column
+        slices = {name: renumber(column) for name, column in block["slices"].items()}
+        for fields, more in ((self.slices, slices), (self.means, block["means"])):
+            for name in {**fields, **more}:
+                fields.setdefault(name, [None] * count).extend(more.get(name) or [None] * len(block["lengths"]))
+        for name, scale in block["scales"].items():
+            for value in scale:
+                self._widen(name, value)
+        self.futures += block["futures"]
+        for what, reason, many in block["reasons"]:
+            self.reasons[what, reason] += many
+        for what, many in block["scored"].items():
+            self.scored[what] += many
 
     def _add(self, offset: int, length: int, row: dict[str, Any]) -> None:
         # A hundred thousand of these are read while somebody waits: few calls, no list that is not kept.

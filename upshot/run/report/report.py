@@ -37,7 +37,7 @@ from upshot.run.report import curves as curves_of
 from upshot.run.report.compare import differences, experiments, result_of, settings_of
 from upshot.run.report.lines import number
 from upshot.run.report.page import dump, render
-from upshot.run.report.replies import ReplyIndex
+from upshot.run.report.replies import ReplyIndex, dicts
 
 ROLLOUT_BYTES = 12_000_000
 """For conversations, all runs together, before they are packed: to about a quarter, in most logs to a tenth."""
@@ -122,13 +122,17 @@ class ShownRun:
         return stated + max(0.0, log.stat().st_mtime - (written or 0.0)) if runs else stated
 
     def reply(self, at: int) -> dict[str, Any]:
-        """A reply as it was logged, with its tokens: the pieces and log-probabilities of each of the policy's turns."""
+        """A reply as it was logged, with its tokens and its futures': those of each of the policy's turns, if kept."""
         row = self.replies.read(at)
         file = samples.file_of(self.folder.path, int(number(row.get("step")) or 0))
         stamp = (file, _stamp(file))
         if self._step_samples[0] != stamp:
             self._step_samples = stamp, samples.spell(file) if file.is_file() else {}
-        return row | {"tokens": self._step_samples[1].get(str(row.get("key")), [])}
+        spelt = self._step_samples[1]
+        for future in dicts(row.get("futures")):
+            if own := spelt.get(str(future.get("key"))):
+                future["tokens"] = own
+        return row | {"tokens": spelt.get(str(row.get("key")), [])}
 
     def pack(self, limit: int, room: int) -> dict[str, Any]:
         """Everything of the run but its replies, as JSON; at most `room` curves, of `limit` points."""

@@ -147,6 +147,10 @@ def make_app(roots: Sequence[Path], token: str | None = None) -> Any:
     async def page() -> Response:
         return HTMLResponse(html, headers={**HEADERS, "X-Frame-Options": "DENY"})
 
+    @app.get("/favicon.ico")
+    async def icon() -> Response:
+        return Response(status_code=204, headers=HEADERS)  # browsers ask; there is none
+
     @app.get("/page")
     async def data() -> Response:
         return told(watch.page())

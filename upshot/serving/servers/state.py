@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
@@ -34,6 +35,8 @@ LOG = "_supervisor.log"
 SUFFIX = ".serve"
 SERVED = "serve:"
 """`serve:NAME` is a model of the recipe's servers."""
+ANYWHERE = ("0.0.0.0", "::")
+"""Hosts of servers that listen for other machines, too."""
 POLL_S = 0.1
 
 
@@ -112,12 +115,17 @@ def served_name(spec: ModelSpec) -> str | None:
     return spec.model.removeprefix(SERVED) if spec.kind == "served" else None
 
 
-def with_addresses(file: str | None, models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """The models with `serve:NAME` replaced by the address of that server, which is up."""
-    return {role: _add_address(spec, f"models.{role}", file) for role, spec in models.items()}
+def with_addresses(
+    file: str | None, models: Mapping[str, ModelSpec], from_elsewhere: bool = False
+) -> dict[str, ModelSpec]:
+    """The models with `serve:NAME` replaced by the address of that server, which is up.
+
+    `from_elsewhere`: by the machine's name, where the servers listen for others.
+    """
+    return {role: _add_address(spec, f"models.{role}", file, from_elsewhere) for role, spec in models.items()}
 
 
-def _add_address(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
+def _add_address(spec: ModelSpec, where: str, file: str | None, from_elsewhere: bool = False) -> ModelSpec:
     name = served_name(spec)
     if name is None:
         return spec
@@ -129,6 +137,8 @@ def _add_address(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
     check_text(file, state)
     check_server(where, name, {server["asked_as"] for server in state["servers"].values()}, file)
     urls = [server["url"] for server in state["servers"].values() if server["asked_as"] == name]
+    if from_elsewhere and state["host"] in ANYWHERE:
+        urls = [f"http://{state['machine']}:{urlsplit(url).port}/v1" for url in urls]
     key = {"api_key_env": state["api_key_env"]} if state["api_key_env"] and not spec.api_key_env else {}
     said = spec.model_dump(exclude_unset=True)
     return ModelSpec.parse({**said, "url": urls, "model": name, **key}, where)

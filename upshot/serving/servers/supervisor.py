@@ -25,7 +25,7 @@ from upshot.core.process import Reaper
 from upshot.serving.servers.file import ServersConfig, digest
 from upshot.serving.servers.plan import check_program, compose, divide_memory, pick_ports, place_servers, visible_gpus
 from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded, reachable
-from upshot.serving.servers.state import STATE, USERS_LOCK, lock, tail
+from upshot.serving.servers.state import ANYWHERE, STATE, USERS_LOCK, lock, tail
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 """Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""
@@ -100,6 +100,7 @@ class Supervisor:
         return {
             "pid": os.getpid(),
             "machine": socket.gethostname(),
+            "host": self.config.host,
             "file": str(self.file),
             "digest": self.digest,
             "api_key_env": self.config.api_key_env if self.config.key else None,
@@ -203,26 +204,30 @@ class Supervisor:
 def check_map(config: ServersConfig) -> None:
     """Refuse a map in which two servers would have one key."""
     seen: dict[str, str] = {}
-    for name, server in config.servers.items():
-        if server.model in seen:
+    for process, server in config.servers.items():
+        name = config.asked_as(process)
+        if seen.setdefault(server.model, name) != name:  # replicas are one entry
             raise UserError(
                 f"--map: '{seen[server.model]}' and '{name}' both serve {server.model}, and a map is keyed by model; "
-                "name them in the recipe as serve:NAME instead"
+                "name them in the recipe as serve:NAME instead, or make them one server with `replicas`"
             )
-        seen[server.model] = name
 
 
 def write_map(path: Path, config: ServersConfig, servers: Mapping[str, tuple[int, str]]) -> None:
-    """Write the map of servers by name → (port, status)."""
-    anywhere = config.host in ("0.0.0.0", "::")
+    """Write the map of servers by name → (port, status); replicas are one entry, up when all of them are."""
+    anywhere = config.host in ANYWHERE
     entries: dict[str, dict[str, Any]] = {}
-    for index, (name, (port, status)) in enumerate(servers.items()):
+    for name, (port, status) in servers.items():
+        if (entry := entries.get(config.servers[name].model)) is not None:
+            entry["ports"] = [*entry.get("ports", [entry["port"]]), port]
+            entry["status"] = status if entry["status"] == "running" else entry["status"]
+            continue
         entries[config.servers[name].model] = {
             "outward_host": socket.gethostname() if anywhere else config.host,
             "local_host": config.host,
             "port": port,
             "served_model_name": config.asked_as(name),
-            "model_index": index,
+            "model_index": len(entries),
             "status": status,
             **({"api_key_env": config.api_key_env} if config.key else {}),
         }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -20,6 +21,8 @@ from upshot.verl.budget import BudgetBook, describe_loss
 
 NAME = "upshot-budget"
 """Within the namespace of the job."""
+DEATHS = (RayActorError, OutOfMemoryError)
+"""What a call raises whose actor is gone; one that Ray ended for want of memory is told by a name of its own."""
 CLOSE_S = 20.0
 """Seconds that workers have to close their helpers."""
 

@@ -17,6 +17,7 @@ from upshot.run.checks.context import Finding
 from upshot.verl.checks import refuse, requirements_of
 from upshot.verl.checks.node import IMPORT_S, NodeRequirements, check_node, write_mark
 from upshot.verl.checks.resources import Node, compare_needs, find_needs
+from upshot.verl.helpers import count_gpus
 
 QUEUE = ("TransferQueueController", "transfer_queue")
 """Name and namespace of an actor that verl's runs share: a second run on the same Ray would mix its rows with ours."""
@@ -32,7 +33,7 @@ def check_cluster(recipe: Recipe, config: Any, folder: Path) -> None:
     mark = write_mark(folder)
     try:
         wanted = replace(requirements_of(recipe, read, str(folder)), mark=mark)
-        refuse([*compare_needs(find_needs(read), nodes_of()), *_other_run(), *_everywhere(wanted)])
+        refuse([*compare_needs(find_needs(read, count_gpus(recipe)), nodes_of()), *_other_run(), *_everywhere(wanted)])
     finally:
         (folder / mark).unlink(missing_ok=True)
 

@@ -9,14 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
-from upshot.verl.adapters.budget import ActorClient, describe_death
+from upshot.verl.adapters.budget import DEATHS, ActorClient, describe_death
+from upshot.verl.adapters.helpers import borrow_helper
 from upshot.verl.plan import RECIPE
 from upshot.verl.rows import AGENT
 from upshot.verl.served import ConversationLink
@@ -90,7 +90,7 @@ class Servers:
         """See `served.ServerManager`."""
         try:
             return await self.manager.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
-        except RayActorError as error:
+        except DEATHS as error:
             raise UserError(describe_death("a rollout server", error)) from error
 
 
@@ -98,9 +98,10 @@ def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWo
     """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
-        client = ActorClient() if ray.is_initialized() else None
+        inside = ray.is_initialized()
+        client, borrow = (ActorClient(), borrow_helper) if inside else (None, None)
         name = f"pid {os.getpid()} on {os.uname().nodename}"
-        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers)
+        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers, borrow)
     return _workers[path]
 
 

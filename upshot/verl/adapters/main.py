@@ -42,7 +42,7 @@ def main(config: Any) -> None:
         run_ppo(config, task_runner_class=OverseenRunner(ray.remote(ClusterRunner)))
     except (UserError, RayError) as error:
         told, code = reason(error)
-        print(f"{REASON}{told}", flush=True)
+        print(f"{REASON}{' '.join(told.split())}", flush=True)  # one line, whatever Ray's words are
         sys.exit(code)
 
 

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from upshot.core.errors import UserError
 from upshot.run.folder import METRICS, RunFolder
-from upshot.verl.adapters.budget import describe_death, open_budget
+from upshot.verl.adapters.budget import DEATHS, describe_death, open_budget
 from upshot.verl.adapters.checks import check_cluster
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.budget import describe_loss
@@ -93,8 +93,14 @@ def stop_if_dead() -> None:
     job = ray.get_runtime_context().get_job_id()
     for actor in actors().values():
         if actor["State"] == "DEAD" and WORKER in actor["ActorClassName"] and actor["JobID"] == job:
-            why = actor["DeathCause"].actor_died_error_context.error_message
+            why = find_cause(actor["DeathCause"])
             raise UserError(describe_death(f"an agent-loop worker (pid {actor['Pid']})", why))
+
+
+def find_cause(cause: Any) -> str:
+    """Why an actor died, in Ray's words: it has a field for each kind of death (out of memory, lost node …)."""
+    given = [getattr(value, "error_message", "") or str(value) for _, value in cause.ListFields()]
+    return "; ".join(filter(None, given)) or "nothing of the cause"
 
 
 def reason(error: Exception) -> tuple[str, int]:
@@ -103,7 +109,7 @@ def reason(error: Exception) -> tuple[str, int]:
     if isinstance(cause, UserError):
         return str(cause), 2
     print(str(error), flush=True)  # the whole of it is for the log
-    if isinstance(cause, RayActorError):
+    if isinstance(cause, DEATHS):
         return describe_death("a process of verl's", cause), 1
     return f"verl failed: {type(cause).__name__}: {' '.join(str(cause).split())[-600:]}", 1
 

@@ -23,6 +23,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from upshot.core.errors import UserError
 from upshot.rollout.play import count_earlier
 from upshot.run.folder import RunFolder
+from upshot.training.learner.learner import learning_rate
 from upshot.training.loops.dynamic_sampling import ask_until_varied
 from upshot.training.loops.evaluate import summarise_held_out
 from upshot.training.loops.minibatches import pick
@@ -63,6 +64,9 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._looked: dict[str, float] = {}
         """An evaluation whose step has no line yet."""
         self._begun = False
+        config = self.recipe.train.model_copy(update={"steps": self.total_training_steps})
+        self._rate = learning_rate(config, self.global_steps * config.minibatches)
+        """Of the next update; verl tells it after the one before, but for the first."""
 
     def on_train_begin(self) -> None:
         """verl counts minibatches in prompts × replies; from here on this process counts rows."""
@@ -77,7 +81,8 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         took = time.perf_counter() - began
         timing = {**timing_raw, "step": took}
         super()._compute_metrics(batch, metrics, timing, self.global_steps, self.global_steps // self.steps_per_epoch)
-        logs = {**rename_metrics(metrics), "time/step": took}
+        logs = {**rename_metrics(metrics), "time/step": took, "train/lr": self._rate}
+        self._rate = float(metrics.get("actor/lr", self._rate))
         logs |= self.recorder.count(self.replies.counted, self.worker.services)
         budget = find_budget()
         spent, stopping = ray.get([budget.spent.remote(), budget.is_stopping.remote()])
@@ -164,6 +169,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         """The rows with what verl computed of them; None where verl filled up."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
+        wanted += ["entropy"] if self.recipe.train.entropy else []
         found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         told = [[one.tolist() for one in found[name].unbind()] if name in wanted else [] for name in COMPUTED]
         out: list[BatchRow | None] = []
@@ -193,7 +199,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         return found | mark_own(logs)
 
 
-COMPUTED = ("old_log_probs", "ref_log_prob", "values")
+COMPUTED = ("old_log_probs", "ref_log_prob", "values", "entropy")
 """What verl computes of a row, in the order of `BatchRow`'s fields."""
 
 

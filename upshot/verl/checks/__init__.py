@@ -20,6 +20,7 @@ from upshot.run.checks import data, helpers, output, prompts, refuse
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
+from upshot.verl.helpers import count_gpus
 from upshot.verl.paths import list_paths
 from upshot.verl.plan import COMMAND_LINE, VerlPlan
 from upshot.verl.table import CRITIC, MODEL
@@ -36,7 +37,7 @@ VERL = "0.9."
 def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False) -> list[Finding]:
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
-    own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan))
+    own = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
     found = [finding for check in (*SAME, *own) for finding in _run_check(check, bench)]
     return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
 
@@ -49,6 +50,7 @@ def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRe
         folder=folder,
         files=tuple(list_paths(recipe)),
         endpoints=tuple(endpoints_of(recipe)),
+        keys=tuple(sorted({spec.api_key_env for spec in recipe.needed_models.values() if spec.api_key_env})),
         plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
         environment={"PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
     )
@@ -74,7 +76,7 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
 
 
 def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
-    """This machine; the run folder and the endpoints are looked at by local mode's checks.
+    """This machine; the run folder, the endpoints and their keys are looked at by local mode's checks.
 
     Our own plug-ins are not imported: the program does so at once, and says what fails.
     """
@@ -92,7 +94,7 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
     wanted = requirements_of(recipe, plan.value, "")
     plugins = tuple(name for name in wanted.plugins if not name.startswith("upshot."))
     ports = tuple(resources.ports_of(plan.value))
-    yield from map(Finding, check_node(replace(wanted, endpoints=(), plugins=plugins, ports=ports)))
+    yield from map(Finding, check_node(replace(wanted, endpoints=(), keys=(), plugins=plugins, ports=ports)))
 
 
 def _critic(plan: VerlPlan) -> Iterator[Finding]:

@@ -31,6 +31,8 @@ class NodeRequirements:
     files: tuple[tuple[str, str], ...] = ()
     """Recipe keys, and files or folders that they name."""
     endpoints: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    """Environment variables with the endpoints' keys."""
     plugins: tuple[str, ...] = ()
     """Modules that verl imports, silently where it fails."""
     ports: tuple[int, ...] = ()
@@ -43,7 +45,7 @@ class NodeRequirements:
 
 def check_node(wanted: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
-    checks = (_model, _storage, _files, _endpoints, _plugins, _memory, _ports)
+    checks = (_model, _storage, _files, _endpoints, _keys, _plugins, _memory, _ports)
     return [said for check in checks for said in check(wanted)]
 
 
@@ -98,6 +100,12 @@ def _endpoints(wanted: NodeRequirements) -> Iterator[str]:
                 f"the endpoint {url} cannot be reached from here ({error.strerror or error}); is it listening on an "
                 "address that other nodes see (not 127.0.0.1), and open in the firewall?"
             )
+
+
+def _keys(wanted: NodeRequirements) -> Iterator[str]:
+    for name in wanted.keys:
+        if not os.environ.get(name):
+            yield f"the key {name} is not set for Ray's processes here; export it where `ray start` is run"
 
 
 def _plugins(wanted: NodeRequirements) -> Iterator[str]:

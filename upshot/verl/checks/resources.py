@@ -36,20 +36,22 @@ class Need:
     """GPUs of every placement group; each must fit on one node."""
     units: int
     """Storage units of TransferQueue."""
+    helpers: int = 0
+    """GPUs of helper models, beside each of the groups."""
 
     @property
     def gpus(self) -> int:
         """GPUs in all."""
-        return sum(self.groups)
+        return sum(group + self.helpers for group in self.groups)
 
     @property
     def cpus(self) -> int:
         """CPUs in all."""
-        return CPUS_A_RANK * self.gpus + self.units + 2
+        return CPUS_A_RANK * sum(self.groups) + self.units + 2
 
     def describe(self) -> str:
         """The sum in words."""
-        ranks = f"{CPUS_A_RANK} for each of {self.gpus} ranks"
+        ranks = f"{CPUS_A_RANK} for each of {sum(self.groups)} ranks"
         return f"{self.cpus} CPUs ({ranks}, {self.units} storage units, 1 controller, 1 to place the rest)"
 
 
@@ -62,23 +64,24 @@ class Node:
     gpus: float
 
 
-def find_needs(read: Read) -> Need:
-    """The arithmetic of a config."""
+def find_needs(read: Read, helpers: int = 0) -> Need:
+    """The arithmetic of a config; `helpers`: GPUs of helper models on every node."""
     groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
     for key, where in POOLS.items():
         if read(key, False):
             groups += [int(read(f"{where}.n_gpus_per_node", 0))] * int(read(f"{where}.nnodes", 0))
     simple = read("transfer_queue.backend.storage_backend", "SimpleStorage") == "SimpleStorage"
     units = int(read("transfer_queue.backend.SimpleStorage.num_data_storage_units", STORAGE_UNITS)) if simple else 0
-    return Need(tuple(groups), units)
+    return Need(tuple(groups), units, helpers)
 
 
 def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """What is too little."""
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     if gpus < need.gpus:
+        own = f" ({need.helpers} a node for helper models)" if need.helpers else ""
         yield Finding(
-            f"the run needs {need.gpus} GPUs in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
+            f"the run needs {need.gpus} GPUs{own} in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
             "trainer.n_gpus_per_node or trainer.nnodes, or add nodes"
         )
         return
@@ -96,25 +99,26 @@ def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
     taken = math.ceil(need.units / max(len(nodes), 1))
     left = {place: [node.gpus, node.cpus - taken] for place, node in enumerate(nodes)}  # names may be the same
-    for group in sorted(need.groups, reverse=True):
-        fits = [place for place, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
+    for ranks in sorted(need.groups, reverse=True):
+        group = ranks + need.helpers
+        fits = [place for place, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * ranks]
         if not fits:
             most = max(nodes, key=lambda node: (node.gpus, node.cpus))
             yield Finding(
-                f"no node of Ray has {group} GPUs and {CPUS_A_RANK * group} CPUs free at once, beside {taken} for "
+                f"no node of Ray has {group} GPUs and {CPUS_A_RANK * ranks} CPUs free at once, beside {taken} for "
                 f"storage units (the largest, {most.name}, has {most.gpus:g} GPUs and {most.cpus:g} CPUs); verl would "
                 "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
             )
             return
         best = min(fits, key=lambda place: left[place])
-        left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * group]
+        left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * ranks]
 
 
-def before_ray(read: Read, cpus: int | None = None) -> Iterator[Finding]:
+def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterator[Finding]:
     """What can be said before Ray is up: only where it will be started here, with counts that are given or ours."""
     if is_joined(read):
         return
-    need = find_needs(read)
+    need = find_needs(read, helpers)
     if len(need.groups) > 1:
         yield Finding(
             f"trainer.nnodes={len(need.groups)} needs a Ray that spans them: start it (`ray start`), and name it with "

@@ -2,6 +2,8 @@
 
 {"Qwen/Qwen3-0.6B": {"outward_host": "node7", "local_host": "0.0.0.0", "port": 8001,
                      "served_model_name": "qwen", "model_index": 0, "status": "running"}}
+
+Several processes of one model on that host: `"ports": [8001, 8002]` besides.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class MapEntry(BaseModel):
     model_config = ConfigDict(extra="ignore")  # other tools may keep more in it
 
     port: int = Field(ge=1, le=65535)
+    ports: list[int] = Field(default_factory=list)
+    """Of all its replicas, where there are several."""
     outward_host: str = ""
     local_host: str = ""
     served_model_name: str = ""
@@ -40,10 +44,11 @@ class MapEntry(BaseModel):
     api_key_env: str | None = None
     """Environment variable with the key that the server asks for."""
 
-    def url(self) -> str:
+    def urls(self) -> list[str]:
         """Where it is reached: by its outward name, else on this machine."""
         host = self.outward_host or self.local_host or "127.0.0.1"
-        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}/v1"
+        host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        return [f"http://{host}:{port}/v1" for port in self.ports or [self.port]]
 
 
 def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
@@ -56,7 +61,7 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
         if entry.status.lower() not in UP:
             raise UserError(f"{where}: '{name}' is {entry.status!r}; start it, or take it out")
         key = {"api_key_env": entry.api_key_env} if entry.api_key_env else {}
-        specs[name] = ModelSpec.parse({"url": entry.url(), "model": entry.served_model_name or name, **key})
+        specs[name] = ModelSpec.parse({"url": entry.urls(), "model": entry.served_model_name or name, **key})
         classmates.append(ClassmateConfig(name=name, weight=entry.weight, tokenizer=entry.tokenizer or name))
     if not classmates:
         raise UserError(f"{where} names no model")

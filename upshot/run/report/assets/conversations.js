@@ -92,6 +92,15 @@ async function openReply(at, jump = true) {
   if (jump && matchMedia("(max-width: 899px)").matches) reading.scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
+// The same reply in other colours; what the reader has opened below it stays open.
+function recolour(mode) {
+  browse.colour = mode;
+  const futures = () => [...reading.querySelectorAll(".future")], open = futures().map((future) => future.open);
+  drawReply();
+  futures().forEach((future, at) => { future.open = open[at]; });
+  remember();
+}
+
 function drawReply() {
   const reply = shownReply, run = currentRun(), index = indexOf(run.name), at = browse.at;
   const same = [];
@@ -103,7 +112,7 @@ function drawReply() {
       h("div", { class: "tags" }, slices.map(([field, value]) => h("span", {}, `${field}: ${plain(value)}`)), h("a", { href: `#goal/${encodeURIComponent(index.row(at))}` }, "the same goal across steps and runs")),
       same.length > 1 ? h("div", { class: "chips" }, same.map((other) => chip(run, index, other, other === at))) : ""),
     reply.reward ? rewardCard(reply.reward, run) : "",
-    colourControl(reply, browse.colour, (mode) => { browse.colour = mode; drawReply(); remember(); }) || "",
+    colourControl(reply, browse.colour, recolour) || "",
     h("div", { class: wanted(reply) ? "beside" : "" }, h("div", {}, h("h4", {}, "Conversation"), conversation(reply, run), reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : ""), wanted(reply) || ""),
     creditTable(reply.credit) || "",
     ...(futuresTree(reply, run) || []),

@@ -74,7 +74,7 @@ function onKey(event) {
     Object.assign(acts, {
       ArrowDown: go(1, 0), j: go(1, 0), ArrowUp: go(-1, 0), k: go(-1, 0), ArrowRight: go(0, 1), l: go(0, 1), ArrowLeft: go(0, -1), h: go(0, -1),
       "]": () => moveStep(1), "[": () => moveStep(-1),
-      c: () => { const known = Object.keys(COLOURS); browse.colour = known[(known.indexOf(browse.colour) + 1) % known.length]; drawReply(); remember(); },
+      c: () => { const known = Object.keys(COLOURS); recolour(known[(known.indexOf(browse.colour) + 1) % known.length]); },
       o: () => { const all = [...reading.querySelectorAll(".tree .future")], closed = all.some((one) => !one.open); all.forEach((one) => { one.open = closed; }); },
     });
   }

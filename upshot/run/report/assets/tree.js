@@ -13,7 +13,7 @@ function says(text) {
   } }, `Show all ${count(text.length, "character")}`)];
 }
 
-// options: advantage (of the branch that the turn is in), units (its tokens, where they are to be coloured).
+// options: advantage (of the branch that the turn is in), coloured (its tokens, where they are to be).
 function bubble(message, { advantage, coloured } = {}) {
   const role = String(message.role || "?");
   const sampled = typeof message.trained === "boolean" && role === "assistant";
@@ -34,7 +34,16 @@ function bubble(message, { advantage, coloured } = {}) {
     Object.keys(others).length > 0 && h("details", { class: "thought" }, h("summary", {}, "note"), pairs(others)));
 }
 
-// Futures that took the same way at a fork share a node: {label, messages, reward, advantage, future | null, children}.
+// What the policy sampled in a stretch of a future, as a reply of its own: whoever colours a reply colours this, too.
+const isSampled = (message) => message.role === "assistant" && isNumber(message.tokens);
+function branchReply(future, branch, from, to) {
+  const messages = future.messages || [], sampled = (some) => some.filter(isSampled).length;
+  const first = sampled(messages.slice(0, from));
+  const spans = (branch?.spans || []).map(([start, stop, advantage]) => ({ start, stop, advantage, parts: ["main"] }));
+  return { tokens: (future.tokens || []).slice(first, first + sampled(messages.slice(from, to))), credit: spans, reward: { parts: { main: branch?.reward ?? null } }, branch: true };
+}
+
+// Futures that took the same way at a fork share a node: {label, messages, reply, reward, advantage, future | null, children}.
 function treeOf(futures, depth = 0, label = "") {
   const ways = new Map();
   futures.forEach((future, index) => {
@@ -48,7 +57,7 @@ function treeOf(futures, depth = 0, label = "") {
     const start = forks[depth] ?? first.shared;
     const branch = (first.branches || []).find((one) => one.start === start);
     const name = label ? `${label}.${index + 1}` : `${index + 1}`;
-    return { label: name, messages: (first.messages || []).slice(from, to), reward: branch?.reward, advantage: branch?.advantage, future: again ? null : first, children: again ? treeOf(some, depth + 1, name) : [] };
+    return { label: name, messages: (first.messages || []).slice(from, to), reply: branchReply(first, branch, from, to), reward: branch?.reward, advantage: branch?.advantage, future: again ? null : first, children: again ? treeOf(some, depth + 1, name) : [] };
   });
 }
 
@@ -59,6 +68,17 @@ function ownKey(future, reply) {
   const key = plain(future.key ?? "");
   const own = reply.key && key.startsWith(reply.key) ? key.slice(reply.key.length) : key;
   return /^\/?(f|future\/?)?[\d./]+$/.test(own) ? "" : own.replace(/^\//, "");
+}
+
+// The turns of a branch; what the policy said in it is coloured as the reply is, where its tokens were kept.
+function branchTurns(node, run) {
+  const known = browse.colour === "logprob" || (browse.colour !== "none" && node.reply.credit.length > 0);
+  const units = known ? unitsOf(node.reply) : [];
+  let turn = 0;
+  return node.messages.map((message) => {
+    const own = isSampled(message) ? units[turn++] : null;
+    return bubble(message, { advantage: message.role === "assistant" ? node.advantage : undefined, coloured: own && colouredTurn(own, browse.colour, node.reply, run) });
+  });
 }
 
 function branchNode(node, reply, run, open, alone) {
@@ -75,7 +95,7 @@ function branchNode(node, reply, run, open, alone) {
       worth !== null && h("span", { class: "worth" }, `reward ${format(worth)}`),
       isNumber(node.advantage) && h("span", { class: node.advantage < 0 ? "minus-text" : "plus-text" }, `advantage ${signed(node.advantage)}`),
       h("span", { class: "scores" }, scoreText(future.scores))),
-    h("div", { class: "turns" }, turns.length ? turns.map((turn) => bubble(turn, { advantage: turn.role === "assistant" ? node.advantage : undefined })) : !alone && h("p", { class: "note" }, "No turns after the reply.")),
+    h("div", { class: "turns" }, turns.length ? branchTurns(node, run) : !alone && h("p", { class: "note" }, "No turns after the reply.")),
     node.future && bars(future.scores, { scale: (name) => scaleOf(run, `score/${name}`), tone: toneOf(reply.reward) }),
     node.children.length > 0 && h("div", { class: "tree" }, node.children.map((child, index) => branchNode(child, reply, run, index === 0, false))));
 }

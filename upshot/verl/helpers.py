@@ -1,0 +1,46 @@
+"""Where the helper models of a recipe are on a cluster: at an address, or given as folders, one process a node.
+
+The processes are actors of Ray's (`adapters/helpers.py`); nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Recipe
+from upshot.verl.plan import MissingKey
+
+CUDA = "cuda"
+
+
+def gpus_of(spec: ModelSpec) -> int:
+    """GPUs that a helper model takes of every node that has its process: only where it says so."""
+    return int(spec.device.startswith(CUDA))
+
+
+def list_loaded(recipe: Recipe) -> dict[str, ModelSpec]:
+    """Helper models that are loaded on the nodes, by role; roles with the same spec share one process."""
+    return {role: spec for role, spec in recipe.needed_models.items() if spec.kind == "local"}
+
+
+def count_gpus(recipe: Recipe) -> int:
+    """GPUs that the helper models take of every node, beside those of the ranks."""
+    return sum(
+        gpus_of(spec) for spec in {spec.model_dump_json(): spec for spec in list_loaded(recipe).values()}.values()
+    )
+
+
+def describe_helpers(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Recipe keys of the helper models, and where each of them is."""
+    for role, spec in list_loaded(recipe).items():
+        where = "on a GPU of it beside the ranks'" if gpus_of(spec) else "on its CPUs (device: cuda asks Ray for a GPU)"
+        yield f"models.{role}={spec.model}", f"loaded once a node, {where}"
+
+
+def find_unplaceable(recipe: Recipe) -> Iterator[MissingKey]:
+    """Devices that Ray does not give."""
+    for role, spec in list_loaded(recipe).items():
+        if spec.device not in ("auto", "cpu", CUDA):
+            why = f"Ray says which GPU is whose; set models.{role}.device={CUDA}, or cpu"
+            yield MissingKey(f"models.{role}.device", spec.device, why, True)
