@@ -1,4 +1,4 @@
-"""The Llama block on a GPU: the model's own weights (projections joined), few kernels between their products."""
+"""The block on a GPU: the model's own weights (projections joined), few kernels between their products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from upshot.engine.kernels.gate import gate, gated_product, gated_tile
 from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.logprobs import finish_logits
 from upshot.engine.kernels.norm import add_norm
+from upshot.engine.kernels.plain import SILU
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import Layer, no_rotation, rotation_at
 from upshot.engine.llama.block_driver import BlockDriver
@@ -19,14 +21,14 @@ from upshot.engine.llama.linear import Projections, linear
 from upshot.engine.llama.merged import Merging
 
 
-def gate_projections(x: Tensor, way_up: Projections) -> Tensor:
+def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
     """The MLP's way up, gated; in one kernel where that is faster."""
     joined = way_up.joined
     if joined is not None and joined.bias is None:
         tile = gated_tile(x, joined.weight)
         if tile is not None:
-            return gated_product(x, joined.weight, tile)
-    return gate(way_up(x))
+            return gated_product(x, joined.weight, tile, act)
+    return gate(way_up(x), act)
 
 
 def down_product(x: Tensor, module: Any) -> Tensor:
@@ -50,6 +52,7 @@ class FusedDriver(BlockDriver):
     """The same block with the kernels of norm, rotary, gate and attention between matrix products."""
 
     add_norm = staticmethod(add_norm)
+    finish_logits = staticmethod(finish_logits)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
         super().__init__(model, shape, merge)
@@ -57,18 +60,20 @@ class FusedDriver(BlockDriver):
         positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():
             like = torch.empty(1, dtype=shape.dtype, device=shape.device)
-            self.cos, self.sin = rotation_at(self.core, like, positions)
-        self._still = no_rotation((self.cos, self.sin))
+            kinds = {layer.rotation for layer in self.layers}
+            self.tables = {kind: rotation_at(self.core, like, positions, kind) for kind in kinds}
+        self._still = {kind: no_rotation(table) for kind, table in self.tables.items()}
 
-    def _rotation(self, h: Tensor, positions: Tensor) -> Any:
-        return self.cos, self.sin
+    def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
+        return self.tables
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
-        cos, sin = rotation if layer.rotates else self._still
-        return step.rotate_attend(index, qkv, cos, sin, layer.scale, layer.window, layer.head_norms)  # type: ignore[attr-defined,no-any-return]
+        cos, sin = rotation if layer.rotates else self._still[layer.rotation]
+        how = (layer.scale, layer.window, layer.head_norms, self.options.softcap)
+        return step.rotate_attend(index, qkv, cos, sin, *how)  # type: ignore[attr-defined,no-any-return]
 
     def _gate(self, layer: Layer, x: Tensor) -> Tensor:
-        return gate_projections(x, layer.gate_up)
+        return gate_projections(x, layer.gate_up, self.options.act)
 
     def _down(self, layer: Layer, x: Tensor) -> Tensor:
         return down_product(x, layer.down)

@@ -35,17 +35,14 @@ IDS = 12
 
 
 def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: bool) -> list[Callable[[], Driver]]:
-    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too.
-
-    The fused block rotates halves of a head, whose width must be a power of two.
-    """
+    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too."""
     if settings.exact:
         return [lambda: ExactDriver(model, shape, kernels)]
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
     if not settings.lean or not is_block_family(model):
         return makers
     makers.insert(0, lambda: BlockDriver(model, shape, settings.merge))
-    if kernels and shape.head_dim.bit_count() == 1:
+    if kernels:
         from upshot.engine.llama.fused import FusedDriver
 
         makers.insert(0, lambda: FusedDriver(model, shape, settings.merge))
