@@ -4,11 +4,17 @@
     python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
     python benchmarks/grpo_step.py --collabllm --tree 1 0.25   # and learning along the tree, from all and some forks
     python benchmarks/grpo_step.py --collabllm --weights fp8   # and sampling in 8 bits
+    python benchmarks/grpo_step.py --collabllm --user-ms 500   # its user answers after so long; what the GPU waits for
     python benchmarks/grpo_step.py --shape tiny     # CPU, in seconds
 
 Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
 scored, advantages set, one update made. Printed: the first step (kernels compiled, graphs captured), the best of the
 later ones and where its time goes.
+
+With --user-ms replies end at random (their mean length is --new, three times that at most, or all of them would wait
+for the user at the same moments), and the last step's sampling is looked into: the share of it in which the engine had
+nothing to do, and with less than a tenth of the rows; and how many seconds of learning could have been done in those
+gaps if a group were learned from as soon as its last reply is scored.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +50,7 @@ from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
+from upshot.tasks.participants.base import Observation
 from upshot.tasks.users.scripted import ScriptedUser
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.rl import learn
@@ -57,6 +65,60 @@ class Parity(Metric):
     async def score(self, conversation: Conversation) -> Score:
         """1 or 0."""
         return Score(float(sum(map(ord, conversation.turns[-1].message.content)) % 2))
+
+
+class SlowUser(ScriptedUser):
+    """A user behind an endpoint: its lines come after a while."""
+
+    delay = 0.5
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The next line, late."""
+        await asyncio.sleep(self.delay)
+        return await super().observe(conversation)
+
+
+class Timeline:
+    """When the engine computed, for how many rows, and whether anything was left to do; when groups were done."""
+
+    def __init__(self, engine: Engine, groups: int) -> None:
+        self.spans: list[tuple[float, float, int, bool]] = []
+        self.finished = [0.0] * groups
+        plain = engine.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            began, rows = time.perf_counter(), len(engine.scheduler.running) + len(engine.scheduler.waiting)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self.spans.append((began, time.perf_counter(), rows, engine.scheduler.busy))
+
+        engine.step = step  # type: ignore[method-assign]
+
+    def reply(self, rollout: Any) -> None:
+        """A reply and its futures are scored."""
+        self.finished[rollout.group] = time.perf_counter()
+
+    def report(self, began: float, ended: float, learn: float) -> dict[str, float]:
+        """Shares of the time between, and the seconds of `learn` that its gaps had room for."""
+        spans = [span for span in self.spans if span[0] >= began]
+        gaps = [(a[1], b[0]) for a, b in pairwise(spans) if not a[3]] + [(spans[-1][1], ended)]
+        few = max(rows for _, _, rows, _ in spans) / 10
+        thin = sum(end - start for start, end, rows, _ in spans if rows < few)
+        each, spent = learn / len(self.finished), 0.0
+        for start, end in gaps:
+            for ready in [start, *sorted(t for t in self.finished if start < t < end)]:
+                room = end - ready
+                spent += max(0.0, min(room, each * sum(t <= ready for t in self.finished) - spent))
+        whole = ended - began
+        idle = sum(end - start for start, end in gaps)
+        first = min(self.finished) - began
+        return {
+            "idle": idle / whole,
+            "few rows": thin / whole,
+            "first group s": first,
+            "could learn s": min(spent, idle),
+        }
 
 
 def words(start: int, count: int, vocab: int) -> str:
@@ -80,10 +142,13 @@ async def ours(
     module = build(options.shape, device)
     settings = EngineSettings(kv_bytes=options.kv_gb << 30 if device.type == "cuda" else 1 << 28, weights=weights)
     model = EngineModel(Engine(module, set(), settings), tokenizer, "policy", Renderer(tokenizer))
-    model.end_ids = set()
-    policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
+    # Random weights give every id about the same probability.
+    model.end_ids = set(range(vocab - max(1, vocab // options.new), vocab)) if options.user_ms else set()
+    policy = Policy(model, Renderer(tokenizer), Sampling(options.new * (3 if options.user_ms else 1)))
     lines = [words(1000 + n, 32, vocab) for n in range(options.rounds)]
-    user = ScriptedUser(lines, leave_when_answered=False) if options.rounds else None
+    speaker = SlowUser if options.user_ms else ScriptedUser
+    SlowUser.delay = options.user_ms / 1000
+    user = speaker(lines, leave_when_answered=False) if options.rounds else None
     credit = CreditRule("tree", forks=forks) if forks else None
     futures = Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds, credit)
     context = RolloutContext(policy, futures)
@@ -91,14 +156,15 @@ async def ours(
     config = TrainConfig(
         advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6, importance=ImportanceConfig(rule=rule)
     )
-    learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
+    learner = Learner(module, tokenizer, config, policy.sampling.max_tokens, changed=model.engine.weights_changed)
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
+    line = Timeline(model.engine, options.prompts) if options.user_ms else None
     steps = []
     for number in range(options.repeats + 1):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         began = now(device)
-        groups = await play_step(context, rows, options.replies, number)
+        groups = await play_step(context, rows, options.replies, number, line.reply if line else None)
         played = now(device)
         logs = learn(learner, groups, number)
         ended = now(device)
@@ -106,7 +172,8 @@ async def ours(
         steps.append({"sample": played - began, "learn": ended - played, "step": ended - began, "peak_gb": memory})
     best = min(steps[1:], key=lambda step: step["step"])
     found = {"first step": steps[0], "step": best, "trained tokens": logs["train/tokens"]}
-    return found | {name: logs[name] for name in ("policy/kl_to_sampler", "policy/drift", "policy/drift_max")}
+    found |= {name: logs[name] for name in ("policy/kl_to_sampler", "policy/drift", "policy/drift_max")}
+    return found | {"last step": steps[-1], "tail": line.report(began, played, ended - played)} if line else found
 
 
 def arguments() -> argparse.Namespace:
@@ -121,6 +188,7 @@ def arguments() -> argparse.Namespace:
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """The sizes of a step."""
+    parser.add_argument("--user-ms", type=int, default=0, help="milliseconds that the user takes for an answer")
     parser.add_argument("--shape", choices=SHAPES, default="")
     parser.add_argument("--prompts", type=int, default=0)
     parser.add_argument("--replies", type=int, default=8)

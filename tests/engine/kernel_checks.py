@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from upshot.engine.kernels import sample
+from upshot.engine.kernels import plain, sample
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import (
@@ -27,8 +27,9 @@ from upshot.engine.kernels.fp8 import (
     tile_product,
 )
 from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_product
+from upshot.engine.kernels.logprobs import finish_logits
 from upshot.engine.kernels.norm import add_norm
-from upshot.engine.kernels.plain import rotate
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, norm_heads, rotate
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
@@ -182,24 +183,34 @@ def test_prefill_attention(
         offset += n
 
 
-@pytest.mark.parametrize("norms", [False, True])
-def test_rotate_store(norms: bool) -> None:
+ROTATIONS = {
+    "plain": (16, 16, None, False),
+    "norms of each head": (16, 16, EARLY, False),
+    "with an offset": (16, 16, OFFSET, False),
+    "norms of all heads": (16, 16, LATE, True),
+    "a part of each head": (16, 8, None, False),
+    "no power of two": (24, 24, EARLY, False),
+    "a part of no power of two": (24, 18, None, False),
+}
+
+
+@pytest.mark.parametrize(("dim", "rotated", "form", "wide"), ROTATIONS.values(), ids=ROTATIONS)
+def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> None:
     torch.manual_seed(0)
-    tokens, heads, kv_heads, dim, page = 7, 3, 2, 16, 4
+    tokens, heads, kv_heads, page = 7, 3, 2, 4
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE)
     positions = torch.randint(0, 30, (tokens,), device=DEVICE)
     cells = torch.randperm(40)[:tokens].to(DEVICE)
-    angles = torch.randn(30, dim // 2, device=DEVICE)
+    angles = torch.randn(30, rotated // 2, device=DEVICE)
     cos, sin = angles.cos(), angles.sin()
     k = torch.zeros(10, kv_heads, page, dim, device=DEVICE)
     v = torch.zeros_like(k)
-    weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE), 1e-5)
-    q = rotate_store(qkv, positions, cells, cos, sin, k, v, heads, weights if norms else None)
-    parts = qkv.view(tokens, -1, dim)
-    raw_q, raw_k, raw_v = parts.split([heads, kv_heads, kv_heads], 1)
-    if norms:
-        raw_q = torch.nn.functional.rms_norm(raw_q, (dim,), weights[0], 1e-5)
-        raw_k = torch.nn.functional.rms_norm(raw_k, (dim,), weights[1], 1e-5)
+    sizes = [n * dim if wide else dim for n in (heads, kv_heads)]
+    weights = HeadNorms(*(torch.rand(n, device=DEVICE) for n in sizes), 1e-5, form or EARLY)
+    q = rotate_store(qkv, positions, cells, cos, sin, k, v, heads, None if form is None else weights)
+    raw_q, raw_k, raw_v = qkv.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], 1)
+    if form is not None:
+        raw_q, raw_k = norm_heads(raw_q, weights.q, 1e-5, form), norm_heads(raw_k, weights.k, 1e-5, form)
     c, s = (torch.cat((x, x), -1)[positions][:, None] for x in (cos, sin))
     torch.testing.assert_close(q, rotate(raw_q, c, s), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(k[cells // page, :, cells % page], rotate(raw_k, c, s), atol=1e-5, rtol=1e-5)
@@ -220,20 +231,29 @@ def test_rotate_store(norms: bool) -> None:
     page=st.sampled_from([4, 16, 32]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=5),
     window=st.sampled_from([0, 0, 5, 40]),
-    normed=st.booleans(),
+    form=st.sampled_from([None, EARLY, OFFSET]),
+    softcap=st.sampled_from([0.0, 0.0, 3.0]),
 )
 def test_fused_decode_attention(
-    seed: int, kv_heads: int, group: int, page: int, lengths: list[int], window: int, normed: bool
+    seed: int,
+    kv_heads: int,
+    group: int,
+    page: int,
+    lengths: list[int],
+    window: int,
+    form: int | None,
+    softcap: float,
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
     heads, rows = kv_heads * group, len(lengths)
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * 16, device=DEVICE)
     angles = torch.randn(101, 8, device=DEVICE)
     cos, sin = angles.cos(), angles.sin()
-    norms = (torch.rand(16, device=DEVICE), torch.rand(16, device=DEVICE), 1e-5) if normed else None
+    weights = (torch.rand(16, device=DEVICE) for _ in range(2))
+    norms = None if form is None else HeadNorms(*weights, 1e-5, form)
     k, v = case.k.clone(), case.v.clone()
     fused = fused_decode_attention(
-        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms
+        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms, softcap
     )
     last = case.lengths.long() - 1
     cells = case.table[case.slots.long(), last // page].long() * page + last % page
@@ -242,7 +262,7 @@ def test_fused_decode_attention(
     torch.testing.assert_close(v, case.v)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(
-            fused[row], case.reference(q[row], row, length - 1, window, 0.0), atol=2e-4, rtol=2e-4
+            fused[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4
         )
 
 
@@ -297,9 +317,9 @@ def test_norm_and_gate_in_8_bits_are_the_plain_ones_rounded() -> None:
     x[3] = residual[3] = 0.0
     parts = torch.randn(3, 5, 48, device=DEVICE)
     for half, beside in ((x, residual), (parts, residual), (x, None)):
-        plain, narrow = (add_norm(half, beside, weight, 1e-5, narrow) for narrow in (False, True))
-        assert torch.equal(plain[1], narrow[1])
-        assert_narrow(narrow[0], plain[0])
+        wider, narrow = (add_norm(half, beside, weight, 1e-5, narrow=narrow) for narrow in (False, True))
+        assert torch.equal(wider[1], narrow[1])
+        assert_narrow(narrow[0], wider[0])
     assert_narrow(gate(x, narrow=True), gate(x))
 
 
@@ -335,6 +355,32 @@ def test_a_weight_in_8_bits_has_its_adapter_in_it(rank: int) -> None:
     torch.testing.assert_close(out.scale * 448, merged.abs().amax(1), rtol=2e-3, atol=1e-9)
     assert float((wide(out) - merged).norm() / merged.norm()) < 0.07
     assert_narrow(quantize(merged), merged)
+
+
+@pytest.mark.parametrize("form", [EARLY, LATE, OFFSET])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_lies_between_two_products_rounds_as_in_pytorch(form: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x, residual = (torch.randn(5, 48, device=DEVICE).to(dtype) for _ in range(2))
+    weight, after = (torch.randn(48, device=DEVICE).to(dtype) for _ in range(2))
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2e-3}
+    for options in ((weight, 1e-5, form), (weight, 1e-5, form, after, 0.3), (None, 1e-5, form, after)):
+        for got, expected in zip(add_norm(x, residual, *options), plain.add_norm(x, residual, *options), strict=True):
+            torch.testing.assert_close(got, expected, **near)
+
+
+@pytest.mark.parametrize("act", [SILU, GELU])
+def test_every_gate_is_pytorchs(act: int) -> None:
+    x = torch.randn(4, 64, device=DEVICE) * 4
+    torch.testing.assert_close(gate(x, act), plain.gate(x, act), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("divisor", "cap"), [(1.0, 0.0), (3.0, 0.0), (1.0, 5.0), (2.0, 5.0)])
+def test_logits_are_divided_and_capped_in_place(divisor: float, cap: float) -> None:
+    logits = torch.randn(3, 5000, device=DEVICE) * 9
+    expected = plain.finish_logits(logits.clone(), divisor, cap)
+    assert finish_logits(logits, divisor, cap) is logits
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def drawn(

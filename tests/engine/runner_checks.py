@@ -168,6 +168,25 @@ def test_layers_without_rotation_run_through_the_block(make_llama: Make) -> None
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
 
 
+OPTIONS = {
+    "Gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
+    "Olmo2": {},
+    "Phi3": {"head_dim": 12, "partial_rotary_factor": 0.5, "sliding_window": 4},
+}
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_every_option_of_the_block_runs_in_kernels(family: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "attn_implementation": "eager"}
+    model = build(family, {**sizes, **OPTIONS[family]}).to(DEVICE)
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kernels=True, max_running=4, kv_bytes=1 << 20))
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=3, seed=4))
+    engine.run_until_done()
+    expected = plain_logprobs(model, seq.ids, seq.prompt_len)
+    torch.testing.assert_close(torch.tensor(seq.logprobs), expected, atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "v_proj", "up_proj", "down_proj"]])
 def test_adapters_run_through_the_block_and_follow_updates(make_llama: Make, targets: list[str]) -> None:
     peft = pytest.importorskip("peft")
@@ -281,7 +300,7 @@ def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> No
     engine = Engine(
         model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
     )
-    assert type(engine.runner.driver).__name__ == "BlockDriver"
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
     engine.run_until_done()
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
@@ -313,7 +332,7 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
         engine = Engine(
             small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)
         )
-    assert type(engine.runner.driver).__name__ == "BlockDriver"
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
 
 
 @pytest.mark.parametrize("exact", [False, True])

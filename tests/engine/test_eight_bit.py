@@ -32,27 +32,27 @@ def test_a_device_without_8_bit_products_is_refused_with_the_way_out(make_llama:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "fused", "exact", "says"),
+    ("capability", "dtype", "family", "exact", "says"),
     [
-        ((8, 0), torch.bfloat16, True, False, r"needs Hopper or later .*A card has 8.0"),
-        ((9, 0), torch.float16, True, False, "needs a model in bfloat16, this one is in torch.float16"),
-        ((9, 0), torch.bfloat16, False, False, "needs a model with the engine's fused block, not Module"),
-        ((9, 0), torch.bfloat16, True, True, "exact log-probabilities exclude each other"),
-        ((9, 0), torch.bfloat16, True, False, ""),
+        ((8, 0), torch.bfloat16, "Llama", False, r"needs Hopper or later .*A card has 8.0"),
+        ((9, 0), torch.float16, "Llama", False, "needs a model in bfloat16, this one is in torch.float16"),
+        ((9, 0), torch.bfloat16, "Gemma2", False, "was tested with Llama, .* and the fused block, not Gemma2; leave"),
+        ((9, 0), torch.bfloat16, "Llama", True, "exact log-probabilities exclude each other"),
+        ((9, 0), torch.bfloat16, "Llama", False, ""),
     ],
 )
 def test_what_cannot_be_sampled_in_8_bits_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: Any, fused: bool, exact: bool, says: str
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: Any, family: str, exact: bool, says: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
     shape = SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype)
     settings = EngineSettings(weights="fp8", exact=exact)
     if not says:
-        check_eight_bits(torch.nn.Module(), shape, settings, fused)
+        check_eight_bits(family, shape, settings, fused=True)
         return
     with pytest.raises(UserError, match=says):
-        check_eight_bits(torch.nn.Module(), shape, settings, fused)
+        check_eight_bits(family, shape, settings, fused=True)
 
 
 def test_projections_that_cannot_be_quantized_are_refused() -> None:

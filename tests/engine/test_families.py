@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import transformers
 
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.llama import block
+from upshot.engine.llama.block_driver import BlockDriver
+from upshot.engine.llama.driver import ModuleDriver
 from upshot.engine.sequence import Rules
 
 SMALL: dict[str, Any] = {
@@ -28,30 +32,50 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 2,
 }
 
-FAMILIES: list[tuple[str, dict[str, Any]]] = [
+CAPS = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0}
+FACTORS = {
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.2,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+BLOCK: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {}),
     ("Qwen2", {}),
     ("Qwen3", {}),
     ("Mistral", {"sliding_window": 12}),
     ("Gemma", {}),
     # Some releases of transformers take sdpa for it, which leaves out the soft cap.
-    ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_implementation": "eager"}),
-    ("Gemma3", {"sliding_window": 12, "query_pre_attn_scalar": 16}),
-    ("Olmo", {}),
+    ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_implementation": "eager", **CAPS}),
+    ("Gemma3", {"sliding_window": 12, "query_pre_attn_scalar": 16, "num_hidden_layers": 6}),
     ("Olmo2", {}),
-    ("Olmo3", {"sliding_window": 12}),
+    ("Olmo3", {"sliding_window": 12, "num_hidden_layers": 4}),
     ("SmolLM3", {}),
-    ("Phi3", {}),
-    ("Granite", {}),
-    ("StableLm", {}),
+    ("Phi3", {"partial_rotary_factor": 0.75, "sliding_window": 12}),
+    ("Granite", {"attention_bias": True, "mlp_bias": True, **FACTORS}),
+    ("Qwen3Moe", EXPERTS),
 ]
+FAMILIES = [*BLOCK, ("Olmo", {}), ("StableLm", {})]
 
 
 def build(family: str, over: dict[str, Any]) -> torch.nn.Module:
     config_name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**{**SMALL, **over})
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases are no ones and zeros after training
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def logprobs_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """The model's own, of the ids after each of these; without a cache: the reference that has no state of its own."""
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    return rows[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 @pytest.mark.parametrize(("family", "over"), FAMILIES, ids=[f for f, _ in FAMILIES])
@@ -62,25 +86,55 @@ def test_greedy_ids_match_transformers_for_every_family(family: str, over: dict[
     seqs = [engine.submit(p, Rules(max_tokens=16, temperature=0))[0] for p in prompts]
     engine.run_until_done()
     for prompt, seq in zip(prompts, seqs, strict=True):
-        ids = list(prompt)
-        for _ in range(16):  # the plain forward without a cache is the reference that has no state of its own
-            with torch.no_grad():
-                ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-        assert seq.ids == ids
+        with torch.no_grad():  # one forward says what is likeliest after every id
+            best = model(input_ids=torch.tensor([seq.ids]), use_cache=False).logits[0].argmax(-1)
+        assert seq.ids[len(prompt) :] == best[len(prompt) - 1 : -1].tolist()
 
 
 @pytest.mark.parametrize(("family", "over"), FAMILIES, ids=[f for f, _ in FAMILIES])
-def test_given_ids_have_the_models_own_log_probabilities_for_every_family(family: str, over: dict[str, Any]) -> None:
+def test_given_and_sampled_ids_have_the_models_own_log_probabilities(family: str, over: dict[str, Any]) -> None:
     model = build(family, over)
-    engine = Engine(model, settings=EngineSettings(page_size=4, chunk_tokens=11))
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(page_size=4, chunk_tokens=11))
     ids = [3 + (7 * i) % 90 for i in range(40)]
     seqs = [engine.score(ids[:start], ids[start:]) for start in (1, 17, 39)]
+    seqs += engine.submit(ids[:17], Rules(max_tokens=8, seed=5), n=3)
     engine.run_until_done()
-    with torch.no_grad():
-        rows = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
     for seq in seqs:
-        own = [float(rows[i - 1, ids[i]]) for i in range(seq.prompt_len, 40)]
-        assert seq.logprobs == pytest.approx(own, abs=2e-4)
+        own = logprobs_of(model, seq.ids if len(seq.ids) > seq.prompt_len else ids)[seq.prompt_len - 1 :]
+        assert seq.logprobs == pytest.approx(own.tolist(), abs=2e-4)
+
+
+@pytest.mark.parametrize(("family", "over"), BLOCK, ids=[f for f, _ in BLOCK])
+def test_the_block_serves_the_family(family: str, over: dict[str, Any]) -> None:
+    assert type(Engine(build(family, over)).runner.driver) is BlockDriver
+
+
+@pytest.mark.parametrize("wrong", [{"form": block.EARLY}, {"capped": False}])
+def test_a_block_that_is_described_wrongly_is_not_used(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    family, over = next(each for each in BLOCK if each[0] == "Gemma2")
+    monkeypatch.setitem(block.FAMILIES, family, replace(block.FAMILIES[family], **wrong))
+    with pytest.warns(UserWarning, match="slower driver"):
+        engine = Engine(build(family, over))
+    assert type(engine.runner.driver) is ModuleDriver
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize(
+    ("family", "target"), [("Phi3", "qkv_proj"), ("Gemma3", "embed_tokens"), ("Qwen3Moe", "q_proj")]
+)
+def test_adapters_on_modules_that_llama_has_not_are_sampled_with(family: str, target: str) -> None:
+    peft = pytest.importorskip("peft")
+    base = build(family, dict(BLOCK)[family])
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=[target])).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    engine = Engine(model, eos_ids=set())
+    assert type(engine.runner.driver) is BlockDriver
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=6, seed=3))
+    engine.run_until_done()
+    assert seq.logprobs == pytest.approx(logprobs_of(model, seq.ids)[4:].tolist(), abs=2e-4)
 
 
 def test_a_model_with_other_state_is_refused_by_name() -> None:

@@ -15,11 +15,12 @@ pytest.importorskip("triton")
 
 from tests.training.learner import test_lean
 from upshot.engine.kernels import gpu, plain
-from upshot.engine.kernels.plain import rotate
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, rotate
 from upshot.training.learner.forward import lean
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = [torch.float32, torch.bfloat16]
+FORMS = st.sampled_from([EARLY, LATE, OFFSET])
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -38,15 +39,15 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", KINDS)
 @settings(max_examples=3, deadline=None)
-@given(rows=st.integers(1, 6), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans())
-def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool) -> None:
+@given(rows=st.integers(1, 6), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans(), form=FORMS)
+def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool, form: int) -> None:
     h, delta, dy, dsum = (drawn(rows, n, dtype=dtype) for _ in range(4))
     w = drawn(n, dtype=dtype)
-    x, summed = gpu.add_norm(h, delta, w, 1e-5)
+    x, summed = gpu.add_norm(h, delta, w, 1e-5, form)
     given_dy = dy.clone()
-    d, dw = gpu.norm_backward(given_dy, summed, w, 1e-5, dsum, weight, again)
+    d, dw = gpu.norm_backward(given_dy, summed, w, 1e-5, dsum, weight, again, form)
     s32, w32 = wide(summed, w)
-    expected = F.rms_norm(s32, (n,), w32, 1e-5)
+    expected = F.rms_norm(s32, (n,), w32 + (form == OFFSET), 1e-5)
     torch.autograd.backward([expected, s32], [dy.float(), dsum.float()])
     near(d, s32.grad)
     assert (dw is not None) == weight
@@ -54,23 +55,23 @@ def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, agai
         assert dw.dtype == dtype
         near(dw, w32.grad)
     near(given_dy, (x if again else dy).float())
-    there, _ = plain.norm_backward(dy.clone(), summed, w, 1e-5, dsum, weight, again)
+    there, _ = plain.norm_backward(dy.clone(), summed, w, 1e-5, dsum, weight, again, form)
     near(there, s32.grad)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("n", [12, 1030])
-def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
+@pytest.mark.parametrize(("n", "act"), [(12, SILU), (1030, SILU), (12, GELU)])
+def test_gate_backward(dtype: torch.dtype, again: bool, n: int, act: int) -> None:
     x, dy = drawn(3, 2 * n, dtype=dtype), drawn(3, n, dtype=dtype)
     given_dy = dy.clone()
-    dx = gpu.gate_backward(x, given_dy, again)
+    dx = gpu.gate_backward(x, given_dy, again, act)
     (x32,) = wide(x)
     first, second = x32.chunk(2, -1)
-    (F.silu(first) * second).backward(dy.float())
+    ((F.silu(first) if act == SILU else F.gelu(first, approximate="tanh")) * second).backward(dy.float())
     near(dx, x32.grad)
-    near(plain.gate_backward(x, dy.clone(), again), x32.grad)
-    near(given_dy, (gpu.gate(x) if again else dy).float())
+    near(plain.gate_backward(x, dy.clone(), again, act), x32.grad)
+    near(given_dy, (gpu.gate(x, act) if again else dy).float())
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -79,23 +80,25 @@ def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
     tokens=st.integers(1, 3),
     heads=st.sampled_from([(4, 2), (9, 3), (3, 1), (17, 1)]),
     dim=st.sampled_from([8, 12]),
-    normed=st.booleans(),
+    form=st.sampled_from([None, EARLY, OFFSET]),
+    part=st.booleans(),
     strided=st.booleans(),
 )
 def test_heads_are_rotated_there_and_back(
-    dtype: torch.dtype, tokens: int, heads: tuple[int, int], dim: int, normed: bool, strided: bool
+    dtype: torch.dtype, tokens: int, heads: tuple[int, int], dim: int, form: int | None, part: bool, strided: bool
 ) -> None:
+    normed = form is not None
     (many, few), sizes = heads, [heads[0], heads[1], heads[1]]
     qkv = drawn(tokens, sum(sizes) * dim, dtype=dtype)
-    angles = torch.randn(tokens, dim // 2, device=DEVICE)
+    angles = torch.randn(tokens, dim // 4 if part and not normed else dim // 2, device=DEVICE)
     rotation = angles.cos().to(dtype), angles.sin().to(dtype)
     weights = drawn(dim, dtype=dtype), drawn(dim, dtype=dtype)
-    norms = (*weights, 1e-5) if normed else None
+    norms = HeadNorms(*weights, 1e-5, form) if form is not None else None
     raw32, q32, k32 = wide(qkv, *weights)
     cos, sin = (torch.cat([x, x], -1)[:, None].float() for x in rotation)
     q, k, v = raw32.view(tokens, -1, dim).split(sizes, 1)
     if normed:
-        q, k = F.rms_norm(q, (dim,), q32, 1e-5), F.rms_norm(k, (dim,), k32, 1e-5)
+        q, k = (F.rms_norm(x, (dim,), w + (form == OFFSET), 1e-5) for x, w in ((q, q32), (k, k32)))
     expected = [rotate(q, cos, sin), rotate(k, cos, sin), v]
     given_d = [drawn(tokens, n, dim, dtype=dtype) for n in sizes]
     torch.autograd.backward(expected, [d.float() for d in given_d])
@@ -113,7 +116,7 @@ def test_heads_are_rotated_there_and_back(
             near(of_k, k32.grad)
 
 
-@pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True)])
+@pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True), ("Gemma3", False), ("Phi3", True)])
 def test_the_whole_forward_with_kernels(family: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
         monkeypatch.setattr(lean, "kernels_for", lambda x: gpu)

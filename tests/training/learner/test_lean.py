@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from upshot.engine.kernels import plain
 from upshot.engine.llama.linear import side_by_side
 from upshot.training.learner.forward.lean import LeanForward
 
@@ -25,15 +26,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {},
     "SmolLM3": {"no_rope_layers": [0, 1, 1]},
+    "Gemma": {},
+    "Gemma2": {"sliding_window": 3, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
+    "Gemma3": {"sliding_window": 3, "query_pre_attn_scalar": 16},
+    "Phi3": {"partial_rotary_factor": 0.5},
+    "Granite": {
+        "attention_bias": True,
+        "residual_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+    },
 }
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def build(family: str, heads: int = 4, kv_heads: int = 2, dim: int = 8, layers: int = 3) -> Any:
-    config = getattr(transformers, f"{family}Config")(
+    mixed = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"][:layers]}
+    config = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config"))(
         vocab_size=53, hidden_size=24, intermediate_size=40, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0,
         eos_token_id=1, bos_token_id=2, attn_implementation="eager", **FAMILIES[family],
+        **(mixed if family == "Gemma3" else {}),
     )  # fmt: skip
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -45,6 +58,8 @@ def build(family: str, heads: int = 4, kv_heads: int = 2, dim: int = 8, layers: 
 
 
 def with_lora(model: Any, targets: list[str] = ALL, **over: Any) -> Any:
+    if hasattr(model.model.layers[0].self_attn, "qkv_proj"):
+        targets = [{"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}.get(name, name) for name in targets]
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM", **over)
     model = peft.get_peft_model(model, config)
     return stirred(model)
@@ -62,13 +77,17 @@ def stirred(model: Any) -> Any:
 def attention(lengths: list[int]) -> Callable[..., Tensor]:
     """Causal attention within each of the sequences that lie one after the other."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
         at = torch.arange(len(q), device=q.device)
         which = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)], device=q.device)
         seen = (which[:, None] == which[None]) & (at[:, None] >= at[None])
         if window:
             seen &= at[:, None] - at[None] < window
         heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        if softcap:
+            return plain.attention(*heads, torch.where(seen, at[:, None] - at, -1)[None], scale, 0, softcap)[
+                0
+            ].transpose(0, 1)
         out = F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
         return out[0].transpose(0, 1)
 
@@ -82,7 +101,7 @@ class Direct(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, inner: Callable[..., Tensor], scale: float) -> Tensor:
         with torch.enable_grad():
             ctx.given = [x.detach().requires_grad_() for x in (q, k, v)]
-            ctx.out = inner(0, *ctx.given, scale, 0)
+            ctx.out = inner(0, *ctx.given, scale, 0, 0.0)
         return ctx.out.detach()
 
     @staticmethod
@@ -152,10 +171,10 @@ def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(che
     ids, positions = flat(lengths)
     inner = attention(lengths)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0) -> Tensor:
         return Direct.apply(q, k, v, inner, scale)  # type: ignore[no-any-return]
 
-    def swapped(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    def swapped(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0) -> Tensor:
         return attend(layer, q * 1.0, k, v, scale, window)  # not the function's own arguments
 
     expected = gradients(model, own_hidden(model, ids, lengths))

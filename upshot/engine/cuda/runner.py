@@ -367,8 +367,8 @@ class CudaRunner:
             return decode_attention(q, k, v, table, slots, lengths, scale, splits, together, window, softcap)
 
         def fused(qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *how: Any) -> Tensor:
-            scale, window, norms = how
-            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, scale, heads, window, norms)
+            scale, *rest = how
+            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, scale, heads, *rest)
 
         plain = splits == 1 and together is None
         return CudaStep(self.cache, heads, positions, cells, attend, fused if plain else None)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from upshot.engine.kernels.decode_fused import can_fuse
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
@@ -60,14 +61,14 @@ class CudaStep:
         return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap)
 
     def rotate_attend(
-        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, scale: float, window: int, norms: Any
+        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, scale: float, window: int, norms: Any, softcap: float
     ) -> Tensor:
         """The same from an unrotated qkv product, in one kernel or two."""
         k, v = self.cache.k[layer], self.cache.v[layer]
-        if self._fused is not None:
-            return self._fused(qkv, k, v, cos, sin, scale, window, norms)
+        if self._fused is not None and can_fuse(k.shape[-1], cos, norms):
+            return self._fused(qkv, k, v, cos, sin, scale, window, norms, softcap)
         q = rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
-        return self._attend(q, k, v, scale, window, 0.0)
+        return self._attend(q, k, v, scale, window, softcap)
 
 
 @dataclass(slots=True)

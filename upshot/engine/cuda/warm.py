@@ -17,11 +17,12 @@ from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.kernels import fp8
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, tune
-from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.decode_fused import can_fuse, fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
 from upshot.engine.kernels.launch import processors
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
+from upshot.engine.llama.block import Layer
 from upshot.engine.llama.fused import FusedDriver, gate_projections
 
 Task = Callable[[], object]
@@ -98,62 +99,57 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     """Kernels of the fused block."""
     shape, cache, device = runner.shape, runner.cache, runner.shape.device
-    layer = driver.layers[0]
-    hidden, inner = (layer.down.joined if driver.narrow else layer.down).weight.shape
+    layer, options = driver.layers[0], driver.options
+    hidden = driver.core.norm.weight.shape[0]
     x = torch.zeros(1, hidden, dtype=shape.dtype, device=device)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    before = layer.norm1
+    cos, sin = driver.tables[layer.rotation]
+
+    def join(y: torch.Tensor, h: torch.Tensor | None = x, after: Any = layer.after2) -> Task:
+        return lambda: driver._join(y, h, after, layer.norm2)
 
     def norm(parts: int) -> Task:
-        return lambda: driver._join(torch.zeros(parts, 1, hidden, device=device), x, before)
+        return join(torch.zeros(parts, 1, hidden, device=device))
 
     def fused(rows: int) -> Task:
         slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
-            qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), driver.cos, driver.sin,
-            layer.scale, shape.heads, layer.window, layer.head_norms,
+            qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
+            layer.scale, shape.heads, layer.window, layer.head_norms, options.softcap,
         )  # fmt: skip
 
     first: list[Task] = [
-        lambda: driver._join(x, None, before),
-        lambda: driver._join(x, x, before),
+        join(x, None, None),
+        join(x),
         norm(4),
-        lambda: gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device), narrow=driver.narrow),
         lambda: rotate_store(
-            torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, driver.cos, driver.sin,
+            torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, cos, sin,
             cache.k[0], cache.v[0], shape.heads, layer.head_norms,
         ),
     ]  # fmt: skip
-    kinds = {tune(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
-    products, later = _products8(driver) if driver.narrow else ([], _gates(driver, hidden, inner))
-    return first + products, [norm(2), *(fused(rows) for rows in kinds.values()), *later]
+    more: list[Task] = [norm(2)]
+    if can_fuse(shape.head_dim, cos, layer.head_norms):
+        kinds = {tune(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
+        more += [fused(rows) for rows in kinds.values()]
+    if layer.experts is None:
+        gates, larger = _products8(layer, driver) if driver.narrow else _gates(layer, hidden, driver)
+        first, more = first + gates, more + larger
+    return first, more
 
 
-def _gates(driver: FusedDriver, hidden: int, inner: int) -> list[Task]:
-    """Products with the gate in them."""
-    shape, way_up = driver.shape, driver.layers[0].gate_up
-    units = processors(shape.device)
-
-    def up(rows: int) -> Task:
-        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=shape.device)
-        return lambda: gate_projections(many, way_up)
-
-    tiles = {tile_for(rows, hidden, inner, units): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
-    return [up(rows) for tile, rows in tiles.items() if tile is not None and way_up.joined is not None]
-
-
-def _products8(driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """Products in 8 bits: those of the first ids, and those of more rows."""
-    device, layer, units = driver.shape.device, driver.layers[0], processors(driver.shape.device)
-    found: dict[fp8.Tile8, Task] = {}
+def _products8(layer: Layer, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
+    """The gate and the products in 8 bits: those of the first ids, and those of more rows."""
+    shape, found = driver.shape, dict[fp8.Tile8, Task]()
+    both = torch.zeros(1, 2 * layer.down.joined.weight.shape[1], dtype=shape.dtype, device=shape.device)
+    alone: Task = lambda: gate(both, driver.options.act, narrow=True)  # noqa: E731
 
     def launch(projections: Any, rows: int, parts: bool) -> None:
         n, width = projections.joined.weight.shape
-        tile = fp8.tile_for(rows, n, width, units, parts)
+        tile = fp8.tile_for(rows, n, width, processors(shape.device), parts)
         if tile is not None:
-            x = torch.zeros(rows, width, dtype=driver.shape.dtype, device=device)
+            x = torch.zeros(rows, width, dtype=shape.dtype, device=shape.device)
             found[tile] = lambda: projections.in_parts(x) if parts else projections(x)
 
     for rows in reversed(BUCKETS):
@@ -162,4 +158,20 @@ def _products8(driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         for projections in (layer.o, layer.down):
             launch(projections, rows, parts=True)
     small = [tile for tile in found if tile.rows == min(other.rows for other in found)]
-    return [found[tile] for tile in small], [found[tile] for tile in found if tile not in small]
+    return [alone, *(found[tile] for tile in small)], [found[tile] for tile in found if tile not in small]
+
+
+def _gates(layer: Layer, hidden: int, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
+    """The kernels of the MLP's gate."""
+    shape, act = driver.shape, driver.options.act
+    inner = layer.down.weight.shape[1]
+
+    def up(rows: int) -> Task:
+        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=shape.device)
+        return lambda: gate_projections(many, layer.gate_up, act)
+
+    alone: Task = lambda: gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=shape.device), act)  # noqa: E731
+    sizes = reversed([*BUCKETS, *PREFILL_BUCKETS])
+    tiles = {tile_for(rows, hidden, inner, processors(shape.device)): rows for rows in sizes}
+    joined = layer.gate_up.joined is not None
+    return [alone], [up(rows) for tile, rows in tiles.items() if tile is not None and joined]

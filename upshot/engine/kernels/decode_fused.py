@@ -1,8 +1,9 @@
 """Decode attention straight from the qkv product: one kernel rotates, stores the new key and value, and attends.
 
-For steps without splits and shared prefixes: each program serves one sequence and one key head, so it alone needs the
-new key. With splits several programs would wait for the one that stores it; those steps rotate and store first
-(rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one to the other.
+For steps without splits and shared prefixes, and heads that `can_fuse` takes: each program serves one sequence and one
+key head, so it alone needs the new key. With splits several programs would wait for the one that stores it; those steps
+rotate and store first (rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one to the
+other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from upshot.engine.kernels.decode import attend, tune
+from upshot.engine.kernels.plain import HeadNorms
+from upshot.engine.kernels.rotary import scale_heads
 
 
 @triton.jit
-def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr):
     """Rows of the product at `at` (normed if NORM), rotated."""
     HALF: tl.constexpr = D // 2
     dims = tl.arange(0, D)
@@ -30,8 +33,7 @@ def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NO
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         w = tl.load(weight_ptr + dims)[None, :].to(tl.float32)
         u = tl.load(weight_ptr + others)[None, :].to(tl.float32)
-        x = ((x * scale).to(dtype).to(tl.float32) * w).to(dtype).to(tl.float32)
-        y = ((y * scale).to(dtype).to(tl.float32) * u).to(dtype).to(tl.float32)
+        x, y = scale_heads(x, scale, w, x_ptr, FORM), scale_heads(y, scale, u, x_ptr, FORM)
     y = tl.where((dims < HALF)[None, :], -y, y)
     return ((x * cos).to(dtype).to(tl.float32) + (y * sin).to(dtype).to(tl.float32)).to(dtype)
 
@@ -51,6 +53,7 @@ def _fused_rows(
     k_weight_ptr,
     table_stride,
     scale,
+    softcap,
     window,
     eps,
     HEADS: tl.constexpr,
@@ -62,6 +65,8 @@ def _fused_rows(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     NORM: tl.constexpr,
+    FORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -77,9 +82,9 @@ def _fused_rows(
     sin = tl.load(sin_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     base = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
     at = base + (head * GROUP + lanes)[:, None] * D
-    q = _rotate_rows(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM)
+    q = _rotate_rows(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM, FORM)
     key_at = base + (HEADS + head) * D + tl.arange(0, 1)[:, None]
-    k_new = _rotate_rows(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM)
+    k_new = _rotate_rows(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM, FORM)
     v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
     own_page = tl.load(table_row + position // PAGE).to(tl.int64)
     own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
@@ -87,7 +92,11 @@ def _fused_rows(
     tl.store(v_ptr + own_cell, v_new)
     # The new key is attended to from registers, the others from the pages: no barrier between its store and a load.
     # So the running maximum begins with its score, the sum with 1 and the result with its value.
-    m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * (scale * LOG2E)
+    m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
+    if SOFTCAP:
+        m = softcap * LOG2E * (1.0 - 2.0 / (tl.exp(2.0 * m * scale / softcap) + 1.0))
+    else:
+        m = m * (scale * LOG2E)
     z = tl.full([TILE], 1.0, dtype=tl.float32)
     acc = tl.zeros([TILE, D], dtype=tl.float32) + v_new.to(tl.float32)
     first = 0
@@ -96,11 +105,16 @@ def _fused_rows(
         first = tl.maximum(0, position + 1 - window)
         begin = first // PAGE * PAGE
     acc, m, z = attend(
-        q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, 0.0,
-        KV_HEADS, D, D, PAGE, BLOCK_N, False, STAGES,
+        q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
+        KV_HEADS, D, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
     query = (row.to(tl.int64) * HEADS + head * GROUP + lanes)[:, None] * D + dims[None, :]
     tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+
+
+def can_fuse(dim: int, cos: Tensor, norms: HeadNorms | None) -> bool:
+    """Whether one kernel can do it: heads of a power of two, rotated whole, each with a norm of its own or none."""
+    return dim.bit_count() == 1 and 2 * cos.shape[1] == dim and (norms is None or len(norms.q) == dim)
 
 
 def fused_decode_attention(
@@ -115,18 +129,20 @@ def fused_decode_attention(
     scale: float,
     heads: int,
     window: int = 0,
-    norms: tuple[Tensor, Tensor, float] | None = None,
+    norms: HeadNorms | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
     rows = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     tuning = tune(kv_heads * rows, k)
     _fused_rows[(kv_heads, rows)](
-        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight, table.stride(0), scale, window, eps,
-        HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight, table.stride(0), scale, softcap,
+        window, eps, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page, BLOCK_N=tuning.block,
-        WINDOW=window > 0, NORM=norms is not None, STAGES=tuning.stages, num_warps=tuning.warps,
+        WINDOW=window > 0, NORM=norms is not None, FORM=form, SOFTCAP=softcap > 0, STAGES=tuning.stages,
+        num_warps=tuning.warps,
     )  # fmt: skip
     return out

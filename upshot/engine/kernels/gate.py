@@ -19,17 +19,30 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from upshot.engine.kernels.fp8 import empty_rows8, row_warps, store_row
 from upshot.engine.kernels.launch import Launcher, processors
+from upshot.engine.kernels.plain import SILU
 
 
 @triton.jit
-def _gate(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr):
+def _activate(x, ACT: tl.constexpr):
+    """silu, or gelu with tanh (plain.SILU, GELU)."""
+    if ACT == 0:
+        result = x / (1.0 + tl.exp(-x))
+    else:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        # 1 + tanh from exp: libdevice's is not there in the interpreter
+        result = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    return result
+
+
+@triton.jit
+def _gate(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr, NARROW: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < N
     dtype = x_ptr.dtype.element_ty
     gate = tl.load(x_ptr + row * 2 * N + cols, mask=live, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * N + N + cols, mask=live, other=0.0).to(tl.float32)
-    act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    act = _activate(gate, ACT).to(dtype).to(tl.float32)
     gated = (act * up).to(dtype)
     if NARROW:
         store_row(gated.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
@@ -40,21 +53,21 @@ def _gate(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, NARRO
 _launch_gate = Launcher(_gate)
 
 
-def gate(x: Tensor, narrow: bool = False) -> Any:
-    """silu(first half) × second half; `narrow`: as `Rows8`, a row a program, which must see its largest number."""
+def gate(x: Tensor, act: int = SILU, narrow: bool = False) -> Any:
+    """silu(first half) × second half, or gelu; `narrow`: as `Rows8`, by a program for each row, which sees its largest."""
     rows, n = x.shape[0], x.shape[1] // 2
     whole = triton.next_power_of_2(n)
     if narrow:
         narrowed = empty_rows8(rows, n, x.device)
-        _launch_gate((rows, 1, 1), (x, *narrowed), (), (n, whole, True), row_warps(whole))
+        _launch_gate((rows, 1, 1), (x, *narrowed), (), (n, whole, act, True), row_warps(whole))
         return narrowed
     out, block = x.new_empty(rows, n), min(2048, whole)
-    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out, x), (), (n, block, False), 4)
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out, x), (), (n, block, act, False), 4)
     return out
 
 
 @triton.jit
-def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
+def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr, ACT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < N
@@ -63,10 +76,18 @@ def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, 
     gate = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + at + N, mask=live, other=0.0).to(tl.float32)
     d = tl.load(d_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
-    below = 1.0 + tl.exp(-gate)
-    share = 1.0 / below
-    act = (gate / below).to(dtype).to(tl.float32)  # rounded as in the forward, where it was multiplied
-    tl.store(out_ptr + at, (d * up * share * (1.0 + gate * (1.0 - share))).to(dtype), mask=live)
+    if ACT == 0:
+        below = 1.0 + tl.exp(-gate)
+        share = 1.0 / below
+        active = gate / below
+        slope = share * (1.0 + gate * (1.0 - share))
+    else:
+        # gelu is gate × sigmoid(2 × inner)
+        share = 1.0 - 1.0 / (tl.exp(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) + 1.0)
+        active = gate * share
+        slope = share + active * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
+    act = active.to(dtype).to(tl.float32)  # rounded as in the forward, where it was multiplied
+    tl.store(out_ptr + at, (d * up * slope).to(dtype), mask=live)
     tl.store(out_ptr + at + N, (d * act).to(dtype), mask=live)
     if AGAIN:
         tl.store(d_ptr + row * N + cols, (act * up).to(dtype), mask=live)
@@ -75,12 +96,12 @@ def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, 
 _launch_gate_backward = Launcher(_gate_backward)
 
 
-def gate_backward(x: Tensor, d: Tensor, again: bool) -> Tensor:
+def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
     """The gradient of gate and up side by side, from that of `gate`; `again`: the product is written over `d`."""
     rows, n = d.shape
     out = torch.empty_like(x)
     block = min(1024, triton.next_power_of_2(n))
-    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again), 4)
+    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again, act), 4)
     return out
 
 
@@ -110,6 +131,7 @@ def _gated_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    ACT: tl.constexpr,
 ):
     """Each program computes every n-th tile, n being the number of programs."""
     GROUP: tl.constexpr = 8
@@ -129,7 +151,7 @@ def _gated_product(
             up = tl.dot(x, weight_desc.load([N + col, k]).T, up)
         dtype = out_desc.dtype
         gate = gate.to(dtype).to(tl.float32)
-        act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        act = _activate(gate, ACT).to(dtype).to(tl.float32)
         out_desc.store([row, col], (act * up.to(dtype).to(tl.float32)).to(dtype))
 
 
@@ -164,8 +186,8 @@ def gated_tile(x: Tensor, weight: Tensor) -> Tile | None:
     return tile_for(x.shape[0], x.shape[1], weight.shape[0] // 2, processors(x.device))
 
 
-def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
-    """silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k]."""
+def gated_product(x: Tensor, weight: Tensor, tile: Tile, act: int = SILU) -> Tensor:
+    """silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], or gelu."""
     (rows, width), n = x.shape, weight.shape[0] // 2
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
@@ -174,6 +196,6 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         TensorDescriptor.from_tensor(weight, [tile.cols, tile.depth]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.cols]),
         rows, N=n, K=width, BLOCK_M=tile.rows, BLOCK_N=tile.cols, BLOCK_K=tile.depth, STAGES=tile.stages,
-        num_warps=tile.warps,
+        ACT=act, num_warps=tile.warps,
     )  # fmt: skip
     return out

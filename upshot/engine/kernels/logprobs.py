@@ -1,5 +1,7 @@
 """Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; and back in place.
 
+`finish_logits` is for who reads logits as they are: what some families do to them behind the head.
+
 Everything is float32 inside, whatever the logits are. A row's logits are read once on the way there (the sum is scaled
 down whenever a larger logit comes); on the way back they become their own gradients, so no second tensor of that size,
 the largest of a small model's step, is ever made. There a row is one program, as its sum must end in one place; on the
@@ -20,6 +22,29 @@ BLOCK = 4096
 def _tanh(x):
     # tl has none that every backend and the interpreter know.
     return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _finish_logits(x_ptr, total, divisor, cap, DIVIDED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    dtype = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0).to(tl.float32)
+    if DIVIDED:
+        x = (x / divisor).to(dtype).to(tl.float32)
+    if CAPPED:
+        x = (x / cap).to(dtype).to(tl.float32)
+        x = cap * _tanh(x).to(dtype).to(tl.float32)
+    tl.store(x_ptr + at, x.to(dtype), mask=at < total)
+
+
+def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
+    """See `plain.finish_logits`: here all of it in one pass."""
+    if divisor != 1.0 or cap:
+        total = logits.numel()
+        _finish_logits[(triton.cdiv(total, BLOCK),)](
+            logits, total, divisor, cap, DIVIDED=divisor != 1.0, CAPPED=cap > 0, BLOCK=BLOCK
+        )
+    return logits
 
 
 @triton.jit

@@ -1,5 +1,8 @@
 """RMS norm of a sum, and its derivative: one kernel each, a row a program, for engine and learner.
 
+What lies between two products of a block is one kernel in every family: the product's own norm (Gemma, OLMo 2), its
+factor (Granite), the residual, and the norm before the next product.
+
 What goes into 8-bit products (fp8.py) is quantized on the way: a program has the whole row at hand.
 
 They round where transformers rounds (each operation's result in the model's dtype), so that sampler and learner agree;
@@ -18,6 +21,22 @@ from torch import Tensor
 
 from upshot.engine.kernels.fp8 import Rows8, empty_rows8, store_row
 from upshot.engine.kernels.launch import Launcher, processors
+from upshot.engine.kernels.plain import EARLY
+
+
+@triton.jit
+def _norm_row(x, weight_ptr, cols, live, eps, like_ptr, N: tl.constexpr, FORM: tl.constexpr):
+    """A row's norm, rounded as its form says (plain.EARLY, LATE, OFFSET), in the dtype of `like_ptr`."""
+    dtype = like_ptr.dtype.element_ty
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
+    weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    if FORM == 0:
+        normed = (x * scale).to(dtype).to(tl.float32)
+    else:
+        normed = x * scale
+        if FORM == 2:
+            weight += 1.0
+    return (normed * weight).to(dtype)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,15 +44,21 @@ def _add_norm(
     x_ptr,
     residual_ptr,
     weight_ptr,
+    after_ptr,
     sum_ptr,
     out_ptr,
     scale_ptr,
     rows,
     eps,
+    factor,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
     PARTS: tl.constexpr,
+    FORM: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    FACTOR: tl.constexpr,
     NARROW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -47,42 +72,53 @@ def _add_norm(
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
         x = x.to(dtype).to(tl.float32)
+    if AFTER:
+        x = _norm_row(x, after_ptr, cols, live, eps, sum_ptr, N, FORM).to(tl.float32)
+    if FACTOR:
+        x = (x * factor).to(dtype).to(tl.float32)
     if ADD:
         residual = tl.load(residual_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
         summed = (x + residual).to(dtype)
         tl.store(sum_ptr + row * N + cols, summed, mask=live)
         x = summed.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
-    weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
-    normed = (x * scale).to(dtype).to(tl.float32)
-    normed = (normed * weight).to(dtype)
-    if NARROW:
-        store_row(normed.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
-    else:
-        tl.store(out_ptr + row * N + cols, normed, mask=live)
+    if BEFORE:
+        normed = _norm_row(x, weight_ptr, cols, live, eps, sum_ptr, N, FORM)
+        if NARROW:
+            store_row(normed.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
+        else:
+            tl.store(out_ptr + row * N + cols, normed, mask=live)
 
 
 _launch_add_norm = Launcher(_add_norm)
 
 
 def add_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, narrow: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    form: int = EARLY,
+    after: Tensor | None = None,
+    factor: float = 1.0,
+    narrow: bool = False,
 ) -> tuple[Any, Tensor]:
-    """RMS norm of x + residual, and x + residual itself; x may be [parts, rows, n], the float32 parts of a sum.
-
-    `narrow`: the norm is `Rows8`.
-    """
+    """See `plain.add_norm`; x may be [parts, rows, n], the float32 parts of a sum; `narrow`: the norm is `Rows8`."""
+    if residual is None and weight is None:
+        return x, x
     rows, n = x.shape[-2:]
     parts = x.shape[0] if x.dim() == 3 else 1
     like = x if residual is None else residual  # the parts of a sum are wider than the model
-    summed = x if residual is None else torch.empty_like(residual)
-    out = empty_rows8(rows, n, x.device) if narrow else torch.empty_like(like)
+    summed = x if residual is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
+    out: Tensor | Rows8 = summed if weight is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
+    if narrow:
+        out = empty_rows8(rows, n, x.device)
+    written = out if isinstance(out, Rows8) else (out, like)
     block = triton.next_power_of_2(n)
     _launch_add_norm(
         (rows, 1, 1),
-        (x, like, weight, summed, *(out if isinstance(out, Rows8) else (out, weight))),
-        (rows, eps),
-        (n, block, residual is not None, parts, narrow),
+        (x, like, like if weight is None else weight, like if after is None else after, summed, *written),
+        (rows, eps, factor),
+        (n, block, residual is not None, parts, form, weight is not None, after is not None, factor != 1.0, narrow),
         4 if block < 2048 else 8 if parts == 1 else 16,
     )
     return out, summed
@@ -103,11 +139,14 @@ def _norm_backward(
     RESIDUAL: tl.constexpr,
     AGAIN: tl.constexpr,
     WEIGHT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     cols = tl.arange(0, BLOCK)
     live = cols < N
     dtype = out_ptr.dtype.element_ty
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    if FORM == 2:
+        weight += 1.0
     total = tl.zeros([BLOCK], dtype=tl.float32)
     at = tl.program_id(0).to(tl.int64) * N + cols
     for _ in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -115,7 +154,9 @@ def _norm_backward(
         dx = tl.load(dx_ptr + at, mask=live, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
         normed = x * scale
-        rounded = normed.to(dtype).to(tl.float32)
+        rounded = normed
+        if FORM == 0:
+            rounded = normed.to(dtype).to(tl.float32)
         if WEIGHT:
             total += dx * rounded
         if AGAIN:
@@ -135,7 +176,14 @@ _launch_norm_backward = Launcher(_norm_backward)
 
 
 def norm_backward(
-    dx: Tensor, summed: Tensor, weight: Tensor, eps: float, residual: Tensor | None, wants_weight: bool, again: bool
+    dx: Tensor,
+    summed: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    wants_weight: bool,
+    again: bool,
+    form: int = EARLY,
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the sum (with what comes to it past the norm) and of the weight, from that of the normed rows.
 
@@ -154,7 +202,7 @@ def norm_backward(
         (programs, 1, 1),
         (dx, summed, weight, out if residual is None else residual, out, parts),
         (rows, eps),
-        (n, block, residual is not None, again, wants_weight),
+        (n, block, residual is not None, again, wants_weight, form),
         4 if block < 2048 else 8,
     )
     return out, parts.sum(0).to(weight.dtype) if wants_weight else None

@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin of each token, [tokens, dim / 2]."""
-HeadNorms = tuple[Tensor, Tensor, float]
-"""The weights of the norms of queries and of keys, and what is added to the variance."""
+"""cos and sin of each token, [tokens, dim / 2]; of half the rotated part, where only a part of a head is rotated."""
+EARLY, LATE, OFFSET = 0, 1, 2
+"""How a norm meets its weight: rounded before it (Llama), rounded after it (OLMo 2), after 1 + weight (Gemma)."""
+SILU, GELU = 0, 1
+"""What the gate is made of; GELU is the one with tanh."""
 
 
-def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMS norm of x + residual, and x + residual itself."""
+class HeadNorms(NamedTuple):
+    """The weights of the norms of queries and of keys, of a head or of all heads side by side."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+    form: int = EARLY
+
+
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    form: int = EARLY,
+    after: Tensor | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """RMS norm of x + residual (or that sum again, without a weight), and x + residual itself.
+
+    `after`: x is normed by this weight first. `factor`: and multiplied by it.
+    """
+    if after is not None:
+        x = norm(x, after, eps, form)
+    if factor != 1.0:
+        x = x * factor
     summed = x if residual is None else x + residual
-    return norm(summed, weight, eps), summed
+    return summed if weight is None else norm(summed, weight, eps, form), summed
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of rows, float32 inside, rounded before the weight as transformers does."""
+def norm(x: Tensor, weight: Tensor, eps: float, form: int = EARLY) -> Tensor:
+    """RMS norm of rows, float32 inside, rounded where transformers does."""
+    if form == OFFSET:
+        weight = 1.0 + weight.float()
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)
-    return weight * _without_weight(x, eps)[0].to(x.dtype)
+    if form == EARLY:
+        return weight * _without_weight(x, eps)[0].to(x.dtype)
+    return (_without_weight(x, eps)[0] * weight).to(x.dtype)
+
+
+def norm_heads(x: Tensor, weight: Tensor, eps: float, form: int = EARLY) -> Tensor:
+    """RMS norm of each head of x [tokens, heads, dim], or of all heads of a token where the weight is that long."""
+    rows = x if len(weight) == x.shape[-1] else x.flatten(1)
+    return norm(rows, weight, eps, form).view(x.shape)
 
 
 def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -32,12 +70,13 @@ def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return wide * scale, scale
 
 
-def _norm_derivative(d: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _norm_derivative(d: Tensor, x: Tensor, weight: Tensor, eps: float, form: int) -> tuple[Tensor, Tensor]:
     """The gradient of the rows (float32), and the rows without their weight."""
     normed, scale = _without_weight(x, eps)
-    inner = d.float() * weight.float()
+    inner = d.float() * (weight.float() + 1.0 if form == OFFSET else weight.float())
     mean = (inner * normed).mean(-1, keepdim=True)
-    return inner.addcmul_(normed, mean, value=-1).mul_(scale), normed.to(x.dtype)
+    rounded = normed.to(x.dtype) if form == EARLY else normed
+    return inner.addcmul_(normed, mean, value=-1).mul_(scale), rounded
 
 
 def _weight_gradient(d: Tensor, normed: Tensor, weight: Tensor) -> Tensor:
@@ -45,32 +84,43 @@ def _weight_gradient(d: Tensor, normed: Tensor, weight: Tensor) -> Tensor:
 
 
 def norm_backward(
-    dx: Tensor, summed: Tensor, weight: Tensor, eps: float, residual: Tensor | None, wants_weight: bool, again: bool
+    dx: Tensor,
+    summed: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    wants_weight: bool,
+    again: bool,
+    form: int = EARLY,
 ) -> tuple[Tensor, Tensor | None]:
     """See `norm.norm_backward`."""
-    d, normed = _norm_derivative(dx, summed, weight, eps)
+    d, normed = _norm_derivative(dx, summed, weight, eps, form)
     dweight = _weight_gradient(dx, normed, weight) if wants_weight else None
     if again:
-        torch.mul(normed, weight, out=dx)
+        dx.copy_(normed * (weight.float() + 1.0 if form == OFFSET else weight))
     return (d if residual is None else d.add_(residual)).to(summed.dtype), dweight
 
 
-def gate(x: Tensor) -> Tensor:
-    """silu(first half) × second half."""
+def gate(x: Tensor, act: int = SILU) -> Tensor:
+    """silu(first half) × second half, or gelu."""
     first, second = x.chunk(2, -1)
-    return F.silu(first).mul_(second)
+    return (F.silu(first) if act == SILU else F.gelu(first, approximate="tanh")).mul_(second)
 
 
-def gate_backward(x: Tensor, d: Tensor, again: bool) -> Tensor:
+def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
     """See `gate.gate_backward`."""
     first, second = x.chunk(2, -1)
     out = torch.empty_like(x)
     of_first, of_second = out.chunk(2, -1)
-    act = F.silu(first)
-    torch.mul(d, act, out=of_second)
-    torch.ops.aten.silu_backward.grad_input(d * second, first, grad_input=of_first)
+    if act == SILU:
+        active = F.silu(first)
+        torch.ops.aten.silu_backward.grad_input(d * second, first, grad_input=of_first)
+    else:
+        active = F.gelu(first, approximate="tanh")
+        torch.ops.aten.gelu_backward.grad_input(d * second, first, approximate="tanh", grad_input=of_first)
+    torch.mul(d, active, out=of_second)
     if again:
-        torch.mul(act, second, out=d)
+        torch.mul(active, second, out=d)
     return out
 
 
@@ -79,9 +129,9 @@ def rotate_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys (normed if `norms`) rotated, and values, [tokens, heads, dim]."""
     cos, sin = _whole(rotation)
-    q, k, v = qkv.view(len(qkv), -1, cos.shape[-1]).split([heads, kv_heads, kv_heads], 1)
+    q, k, v = qkv.view(len(qkv), heads + 2 * kv_heads, -1).split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
-        q, k = norm(q, norms[0], norms[2]), norm(k, norms[1], norms[2])
+        q, k = norm(q, norms.q, norms.eps, norms.form), norm(k, norms.k, norms.eps, norms.form)
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
@@ -101,9 +151,10 @@ def rotate_heads_backward(
     if norms is not None:
         assert raw is not None
         q, k, _ = raw.view(len(raw), -1, dq.shape[-1]).split([dq.shape[1], dk.shape[1], dv.shape[1]], 1)
-        (to_q, q), (to_k, k) = _norm_derivative(dq, q, norms[0], norms[2]), _norm_derivative(dk, k, norms[1], norms[2])
+        to_q, q = _norm_derivative(dq, q, norms.q, norms.eps, norms.form)
+        to_k, k = _norm_derivative(dk, k, norms.k, norms.eps, norms.form)
         if wants_weight:
-            sums = [_weight_gradient(dq, q, norms[0]), _weight_gradient(dk, k, norms[1])]
+            sums = [_weight_gradient(dq, q, norms.q), _weight_gradient(dk, k, norms.k)]
         dq, dk = to_q, to_k
     out = torch.cat([dq.to(dv.dtype), dk.to(dv.dtype), dv], 1).flatten(1)
     return out, sums[0], sums[1]
@@ -116,10 +167,20 @@ def _whole(rotation: Rotation) -> Rotation:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [tokens, heads, dim]; cos, sin [tokens, 1, dim]."""
+    """Rotary embedding of x [tokens, heads, dim]; cos, sin [tokens, 1, dim], or of the first dimensions only."""
+    if cos.shape[-1] < x.shape[-1]:
+        rotated, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], -1)
+        return torch.cat([rotate(rotated, cos, sin), rest], -1)
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos + turned * sin
+
+
+def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
+    """Logits divided (1: not) and under a soft cap (0: none), in place, rounded after each operation."""
+    if divisor != 1.0:
+        logits = logits.div_(divisor)
+    return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def cap_logits(z: Tensor, cap: float) -> Tensor:

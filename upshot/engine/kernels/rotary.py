@@ -4,7 +4,7 @@ Two kernels, because two readers want two layouts, and a second pass to lay them
 - `rotate_store`, the engine's: keys and values go straight to their cells of the paged cache, queries to a tensor of
   their own; cos and sin are tables of all positions. `store` is its second half, for drivers that rotate themselves.
 - `rotate_heads`, the learner's: in place where heads have no norms (packed attention reads the product's own rows), cos
-  and sin of each token, heads of any width (the engine's fused block has powers of two only).
+  and sin of each token. Norms are each head's own.
 Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the way back.
 """
 
@@ -26,10 +26,15 @@ def _inverse_rms(x1, x2, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _scale_heads(x, scale, weight, like_ptr):
-    """The rest of the norm, rounded to the dtype of `like_ptr` after each operation."""
+def scale_heads(x, scale, weight, like_ptr, FORM: tl.constexpr):
+    """The rest of the norm, rounded to the dtype of `like_ptr` as its form says (plain.EARLY, LATE, OFFSET)."""
     dtype = like_ptr.dtype.element_ty
-    return ((x * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    normed = x * scale
+    if FORM == 0:
+        normed = normed.to(dtype).to(tl.float32)
+    if FORM == 2:
+        weight += 1.0
+    return (normed * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -52,6 +57,46 @@ def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.const
 
 
 @triton.jit
+def _wide_weights(
+    q_weight_ptr, k_weight_ptr, heads, dims, inside, HEADS: tl.constexpr, BOTH: tl.constexpr, D: tl.constexpr
+):
+    """The columns `dims` of every head's weight, where the norm is of all heads of a token."""
+    q_live = (heads < HEADS)[:, None] & inside[None, :]
+    k_live = (heads >= HEADS)[:, None] & (heads < BOTH)[:, None] & inside[None, :]
+    q = tl.load(q_weight_ptr + heads[:, None] * D + dims[None, :], mask=q_live, other=0.0)
+    k = tl.load(k_weight_ptr + (heads - HEADS)[:, None] * D + dims[None, :], mask=k_live, other=0.0)
+    return q.to(tl.float32) + k.to(tl.float32)
+
+
+@triton.jit
+def _put(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    turned,
+    raw,
+    heads,
+    dims,
+    inside,
+    token,
+    cell,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """The columns `dims` of every head: queries to their tensor, keys and (raw) values to their cell."""
+    there = inside[None, :]
+    q_at = (token * HEADS + heads[:, None]) * D + dims[None, :]
+    tl.store(q_ptr + q_at, turned, mask=(heads < HEADS)[:, None] & there)
+    head = heads - HEADS
+    k_at = ((cell // PAGE * KV_HEADS + head[:, None]) * PAGE + cell % PAGE) * D + dims[None, :]
+    tl.store(k_ptr + k_at, turned, mask=(head >= 0)[:, None] & (head < KV_HEADS)[:, None] & there)
+    v_at = k_at - KV_HEADS * PAGE * D
+    tl.store(v_ptr + v_at, raw, mask=(head >= KV_HEADS)[:, None] & (head < 2 * KV_HEADS)[:, None] & there)
+
+
+@triton.jit
 def _rotate_store(
     qkv_ptr,
     positions_ptr,
@@ -67,43 +112,55 @@ def _rotate_store(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
+    WIDE: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    HALF: tl.constexpr = D // 2
+    BOTH: tl.constexpr = HEADS + KV_HEADS
     heads = tl.arange(0, TILE)
-    dims = tl.arange(0, HALF)
+    dims = tl.arange(0, WIDTH)
+    inside = dims < HALF
     position = tl.load(positions_ptr + token).to(tl.int64)
     cell = tl.load(cells_ptr + token).to(tl.int64)
-    base = token * ((HEADS + 2 * KV_HEADS) * D) + heads[:, None] * D + dims[None, :]
-    live = (heads < HEADS + 2 * KV_HEADS)[:, None]
-    raw1 = tl.load(qkv_ptr + base, mask=live, other=0.0)
-    raw2 = tl.load(qkv_ptr + base + HALF, mask=live, other=0.0)
+    base = token * ((BOTH + KV_HEADS) * D) + heads[:, None] * D
+    real = (heads < BOTH + KV_HEADS)[:, None]
+    live = real & inside[None, :]
+    raw1 = tl.load(qkv_ptr + base + dims[None, :], mask=live, other=0.0)
+    raw2 = tl.load(qkv_ptr + base + HALF + dims[None, :], mask=live, other=0.0)
     x1, x2 = raw1.to(tl.float32), raw2.to(tl.float32)
     if NORM:
-        scale = _inverse_rms(x1, x2, eps, D)
-        is_q = (heads < HEADS)[:, None]
-        w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, dims < HALF, HALF)
-        x1, x2 = _scale_heads(x1, scale, w1, q_ptr), _scale_heads(x2, scale, w2, q_ptr)
-    cos = tl.load(cos_ptr + position * HALF + dims)[None, :].to(tl.float32)
-    sin = tl.load(sin_ptr + position * HALF + dims)[None, :].to(tl.float32)
+        if WIDE:
+            squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
+            of_q = tl.sum(tl.where(heads < HEADS, squares, 0.0), 0) / (HEADS * D)
+            of_k = tl.sum(tl.where((heads >= HEADS) & (heads < BOTH), squares, 0.0), 0) / (KV_HEADS * D)
+            scale = 1.0 / tl.sqrt(tl.where(heads < HEADS, of_q, of_k) + eps)
+            w1 = _wide_weights(q_weight_ptr, k_weight_ptr, heads, dims, inside, HEADS, BOTH, D)
+            w2 = _wide_weights(q_weight_ptr, k_weight_ptr, heads, dims + HALF, inside, HEADS, BOTH, D)
+        else:
+            scale = _inverse_rms(x1, x2, eps, D)
+            w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, (heads < HEADS)[:, None], dims, inside, HALF)
+        x1, x2 = scale_heads(x1, scale[:, None], w1, q_ptr, FORM), scale_heads(x2, scale[:, None], w2, q_ptr, FORM)
+    cos = tl.load(cos_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    sin = tl.load(sin_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     r1, r2 = _rotate_halves(x1, x2, cos, sin, q_ptr)
-    q_at = token * HEADS * D + heads[:, None] * D + dims[None, :]
-    q_live = (heads < HEADS)[:, None]
-    tl.store(q_ptr + q_at, r1, mask=q_live)
-    tl.store(q_ptr + q_at + HALF, r2, mask=q_live)
-    page, offset = cell // PAGE, cell % PAGE
-    k_head = heads - HEADS
-    k_at = ((page * KV_HEADS + k_head[:, None]) * PAGE + offset) * D + dims[None, :]
-    k_live = (k_head >= 0)[:, None] & (k_head < KV_HEADS)[:, None]
-    tl.store(k_ptr + k_at, r1, mask=k_live)
-    tl.store(k_ptr + k_at + HALF, r2, mask=k_live)
-    v_at = k_at - KV_HEADS * PAGE * D
-    v_live = (k_head >= KV_HEADS)[:, None] & live
-    tl.store(v_ptr + v_at, raw1, mask=v_live)
-    tl.store(v_ptr + v_at + HALF, raw2, mask=v_live)
+    _put(q_ptr, k_ptr, v_ptr, r1, raw1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE)
+    _put(q_ptr, k_ptr, v_ptr, r2, raw2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE)
+    if REST > 0:  # behind the part that is rotated
+        more = 2 * HALF + tl.arange(0, REST)
+        there = more < D
+        raw3 = tl.load(qkv_ptr + base + more[None, :], mask=real & there[None, :], other=0.0)
+        _put(q_ptr, k_ptr, v_ptr, raw3, raw3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE)
+
+
+def _refuse_odd(dim: int, half: int, norms: HeadNorms | None) -> None:
+    if dim != 2 * half and norms is not None:
+        raise NotImplementedError("heads that are normed and rotated in part have no form here")
 
 
 def rotate_store(
@@ -120,12 +177,16 @@ def rotate_store(
     """Rotated queries [tokens, heads, dim]; rotated keys and values go to their cells (page × page_size + offset)."""
     tokens = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
+    half = cos.shape[1]
+    rest = dim - 2 * half
+    _refuse_odd(dim, half, norms)
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     _rotate_store[(tokens,)](
         qkv, positions, cells, cos, sin, q_weight, k_weight, q, k, v, eps,
-        HEADS=heads, KV_HEADS=kv_heads, D=dim, PAGE=page, TILE=triton.next_power_of_2(heads + 2 * kv_heads),
-        NORM=norms is not None, num_warps=4,
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half, WIDTH=triton.next_power_of_2(half),
+        REST=triton.next_power_of_2(rest) if rest else 0, PAGE=page, TILE=triton.next_power_of_2(heads + 2 * kv_heads),
+        NORM=norms is not None, WIDE=norms is not None and len(q_weight) != dim, FORM=form, num_warps=4,
     )  # fmt: skip
     return q
 
@@ -187,23 +248,26 @@ def _rotate_heads(
     OUT_STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BOTH: tl.constexpr,
+    D: tl.constexpr,
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
     inside = dims < HALF
     live = (heads < BOTH)[:, None] & inside[None, :]
-    at = heads[:, None] * (2 * HALF) + dims[None, :]
+    at = heads[:, None] * D + dims[None, :]
     x1 = tl.load(x_ptr + token * X_STRIDE + at, mask=live, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + token * X_STRIDE + at + HALF, mask=live, other=0.0).to(tl.float32)
     if NORM:
-        scale = _inverse_rms(x1, x2, eps, 2 * HALF)
+        scale = _inverse_rms(x1, x2, eps, D)
         w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, (heads < HEADS)[:, None], dims, inside, HALF)
-        x1, x2 = _scale_heads(x1, scale, w1, out_ptr), _scale_heads(x2, scale, w2, out_ptr)
+        x1 = scale_heads(x1, scale[:, None], w1, out_ptr, FORM)
+        x2 = scale_heads(x2, scale[:, None], w2, out_ptr, FORM)
     cos = tl.load(cos_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     r1, r2 = _rotate_halves(x1, x2, cos, sin, out_ptr)
@@ -223,19 +287,21 @@ def rotate_heads(
     """
     cos, sin = rotation
     tokens, half, both = len(qkv), cos.shape[1], heads + kv_heads
-    out = qkv if norms is None else qkv.new_empty(tokens, both * 2 * half)
-    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    dim = qkv.shape[1] // (both + kv_heads)
+    _refuse_odd(dim, half, norms)
+    out = qkv if norms is None else qkv.new_empty(tokens, both * dim)
+    q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     tile = min(16, triton.next_power_of_2(both))
     width = triton.next_power_of_2(half)
     _launch_rotate_heads(
         (tokens, triton.cdiv(both, tile), 1),
         (qkv, out, cos, sin, q_weight, k_weight),
         (eps,),
-        (qkv.shape[1], out.shape[1], heads, both, half, width, tile, norms is not None),
+        (qkv.shape[1], out.shape[1], heads, both, dim, half, width, tile, norms is not None, form),
         4,
     )
-    shaped = out.view(tokens, -1, 2 * half)
-    return shaped[:, :heads], shaped[:, heads:both], qkv.view(tokens, -1, 2 * half)[:, both:]
+    shaped = out.view(tokens, -1, dim)
+    return shaped[:, :heads], shaped[:, heads:both], qkv.view(tokens, -1, dim)[:, both:]
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -260,11 +326,13 @@ def _rotate_heads_backward(
     V_HEAD: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
     WEIGHT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -280,13 +348,16 @@ def _rotate_heads_backward(
     q_at = heads[:, None] * Q_HEAD + dims[None, :]
     k_at = (heads - HEADS)[:, None] * K_HEAD + dims[None, :]
     v_at = (heads - HEADS - KV_HEADS)[:, None] * V_HEAD + dims[None, :]
-    at = heads[:, None] * (2 * HALF) + dims[None, :]
+    at = heads[:, None] * D + dims[None, :]
     q1 = tl.zeros([WIDTH], dtype=tl.float32)
     q2 = tl.zeros([WIDTH], dtype=tl.float32)
     k1 = tl.zeros([WIDTH], dtype=tl.float32)
     k2 = tl.zeros([WIDTH], dtype=tl.float32)
     if NORM:
         w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF)
+        if FORM == 2:
+            w1 += 1.0
+            w2 += 1.0
     token = tl.program_id(0).to(tl.int64)
     for _ in range(tl.program_id(0), tokens, tl.num_programs(0)):
         d1 = tl.load(dq_ptr + token * Q_TOKEN + q_at, mask=q_live, other=0.0).to(tl.float32)
@@ -300,23 +371,24 @@ def _rotate_heads_backward(
         r1 = tl.where(is_v, d1, d1 * cos + d2 * sin)
         r2 = tl.where(is_v, d2, d2 * cos - d1 * sin)
         if NORM:
-            x1 = tl.load(raw_ptr + token * (ALL * 2 * HALF) + at, mask=live, other=0.0).to(tl.float32)
-            x2 = tl.load(raw_ptr + token * (ALL * 2 * HALF) + at + HALF, mask=live, other=0.0).to(tl.float32)
-            scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)[:, None]
+            x1 = tl.load(raw_ptr + token * (ALL * D) + at, mask=live, other=0.0).to(tl.float32)
+            x2 = tl.load(raw_ptr + token * (ALL * D) + at + HALF, mask=live, other=0.0).to(tl.float32)
+            scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D + eps)[:, None]
             n1, n2 = x1 * scale, x2 * scale
             if WEIGHT:
-                s1 = r1 * n1.to(dtype).to(tl.float32)
-                s2 = r2 * n2.to(dtype).to(tl.float32)
+                s1, s2 = r1 * n1, r2 * n2
+                if FORM == 0:
+                    s1, s2 = r1 * n1.to(dtype).to(tl.float32), r2 * n2.to(dtype).to(tl.float32)
                 q1 += tl.sum(tl.where(is_q, s1, 0.0), 0)
                 q2 += tl.sum(tl.where(is_q, s2, 0.0), 0)
                 k1 += tl.sum(tl.where(k_live, s1, 0.0), 0)
                 k2 += tl.sum(tl.where(k_live, s2, 0.0), 0)
             g1, g2 = r1 * w1, r2 * w2
-            mean = ((tl.sum(g1 * n1, 1) + tl.sum(g2 * n2, 1)) / (2 * HALF))[:, None]
+            mean = ((tl.sum(g1 * n1, 1) + tl.sum(g2 * n2, 1)) / D)[:, None]
             r1 = tl.where(is_v, r1, (g1 - n1 * mean) * scale)
             r2 = tl.where(is_v, r2, (g2 - n2 * mean) * scale)
-        tl.store(out_ptr + token * (ALL * 2 * HALF) + at, r1.to(dtype), mask=live)
-        tl.store(out_ptr + token * (ALL * 2 * HALF) + at + HALF, r2.to(dtype), mask=live)
+        tl.store(out_ptr + token * (ALL * D) + at, r1.to(dtype), mask=live)
+        tl.store(out_ptr + token * (ALL * D) + at + HALF, r2.to(dtype), mask=live)
         token += tl.num_programs(0)
     if WEIGHT:
         part = parts_ptr + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (4 * HALF) + dims
@@ -345,25 +417,29 @@ def rotate_heads_backward(
     cos, sin = rotation
     dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
     (tokens, heads, dim), kv_heads = dq.shape, dk.shape[1]
-    whole = heads + 2 * kv_heads
+    whole, half = heads + 2 * kv_heads, cos.shape[1]
+    _refuse_odd(dim, half, norms)
     out = torch.empty(tokens, whole * dim, dtype=dq.dtype, device=dq.device)
     tile = min(16, triton.next_power_of_2(whole))
     programs, tiles, parts = tokens, triton.cdiv(whole, tile), out
     if wants_weight:
         programs = min(tokens, processors(dq.device) * 8)
         parts = torch.empty(programs * tiles, 2, dim, dtype=torch.float32, device=dq.device)
-    q_weight, k_weight, eps = norms if norms is not None else (out, out, 0.0)
-    width = triton.next_power_of_2(dim // 2)
+    q_weight, k_weight, eps, form = norms if norms is not None else (out, out, 0.0, 0)
+    width = triton.next_power_of_2(half)
     _launch_rotate_heads_backward(
         (programs, tiles, 1),
         (dq, dk, dv, out if raw is None else raw, cos, sin, q_weight, k_weight, out, parts),
         (tokens, eps),
         (
             *(dq.stride(0), dq.stride(1), dk.stride(0), dk.stride(1), dv.stride(0), dv.stride(1)),
-            *(heads, kv_heads, dim // 2, width, tile, norms is not None, wants_weight),
+            *(heads, kv_heads, dim, half, width, tile, norms is not None, wants_weight, form),
         ),
         4,
     )
+    if dim > 2 * half:  # what is not rotated passes
+        rest = out.view(tokens, whole, dim)[..., 2 * half :]
+        rest.copy_(torch.cat([d[..., 2 * half :] for d in (dq, dk, dv)], 1))
     if not wants_weight:
         return out, None, None
     of_q, of_k = parts.sum(0)

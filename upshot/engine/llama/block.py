@@ -1,85 +1,197 @@
-"""The Llama block, described once for engine and learner: its modules, what is joined, normed and rotated.
+"""The block of a decoder, described once for engine and learner: its modules, what is joined, normed and rotated.
 
 The layers of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (and what is built from their classes: SmolLM2, TinyLlama …) are
-the same block. The engine's drivers (block_driver.py, fused.py) and the learner's lean forward call its modules one by
-one: transformers' own forward spends more time in Python than in arithmetic when the model or the batch is small.
-Families with other blocks, and adapters on other modules than projections, embedding and head, are not described here:
-they go through transformers' forward.
+the same block. Gemma, OLMo 2 and 3, Phi-3, Granite and Qwen3-MoE differ from it in options: where norms stand and how
+they round, soft caps, factors, one weight for q, k and v, heads that are rotated in part, experts. The engine's drivers
+(block_driver.py, fused.py) call the block's modules one by one, and so does the learner's lean forward: transformers'
+own forward spends more time in Python than in arithmetic when the model or the batch is small. Families with other
+blocks, and adapters on other modules than projections, embedding and head, are not described here: they go through
+transformers' forward. Experts are called as a module, which has a grouped product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from upshot.engine.kernels.plain import HeadNorms, Rotation
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, Rotation
 from upshot.engine.llama.driver import causal_lm
 from upshot.engine.llama.merged import Weights, unmerged_weights
 
-FAMILIES = {"Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"}
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What neither modules nor configuration say of a family."""
+
+    form: int = EARLY
+    """How its norms meet their weights."""
+    core: str = "Model"
+    """The name of what lies before the head, behind the family's."""
+    capped: bool = False
+    """Whether attention's scores are under the configuration's soft cap."""
+    scaled: bool = False
+    """Whether embeddings are multiplied by the root of their width, be it not in their module."""
+
+
+FAMILIES = {
+    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Qwen3Moe"), Family()),
+    "Gemma": Family(OFFSET, scaled=True),
+    "Gemma2": Family(OFFSET, scaled=True, capped=True),
+    "Gemma3": Family(OFFSET, scaled=True, core="TextModel"),
+    "Olmo2": Family(LATE),
+    "Olmo3": Family(LATE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """How a model differs from Llama, read from its configuration; one value for all of its layers."""
+
+    form: int = EARLY
+    """How norms meet their weights (kernels/plain.py)."""
+    act: int = SILU
+    eps: float = 1e-6
+    """What norms add to the variance."""
+    factor: float = 1.0
+    """What each half of a block is multiplied by before it is added (Granite)."""
+    embed_factor: float = 1.0
+    softcap: float = 0.0
+    """Of attention's scores (Gemma 2); 0: none."""
+    logit_divisor: float = 1.0
+    logit_cap: float = 0.0
+
+
+def family_of(model: torch.nn.Module) -> str:
+    """The name that the classes of a model's modules begin with."""
+    return type(causal_lm(model)).__name__.removesuffix("ForCausalLM")
 
 
 def is_block_family(model: torch.nn.Module) -> bool:
     """Whether the model is built from the block this file knows, and nothing wraps what is not called."""
-    lm = causal_lm(model)
-    family = type(lm).__name__.removesuffix("ForCausalLM")
-    if family not in FAMILIES or getattr(lm.config, "hidden_act", "") != "silu":
+    lm, name = causal_lm(model), family_of(model)
+    if name not in FAMILIES or _activation(lm.config) not in ACTIVATIONS:
         return False
-    return all(type(module).__name__ == family + kind for module, kind in _own_parts(lm))
+    if getattr(lm.config, "use_bidirectional_attention", False):
+        return False
+    kinds = {name + kind for kind in ("RMSNorm", "DecoderLayer", "Attention", "MLP", "SparseMoeBlock")}
+    kinds.add(name + FAMILIES[name].core)
+    return all(type(module).__name__ in kinds for module in _own_parts(lm))
 
 
-def _own_parts(lm: Any) -> Iterator[tuple[Any, str]]:
-    """The modules whose work is done here instead, and what they must be."""
-    yield lm.model, "Model"
-    yield lm.model.norm, "RMSNorm"
+def has_derivative(model: torch.nn.Module) -> bool:
+    """Whether the learner has the block's derivative, too: not for norms of all heads at once, nor for experts."""
+    return is_block_family(model) and family_of(model) not in ("Olmo2", "Olmo3", "Qwen3Moe")
+
+
+def _activation(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or ""
+
+
+def _own_parts(lm: Any) -> Iterator[Any]:
+    """The modules whose work is done here instead: none may be wrapped."""
+    yield lm.model
+    yield lm.model.norm
     for layer in lm.model.layers:
-        yield layer, "DecoderLayer"
-        yield layer.self_attn, "Attention"
-        yield layer.mlp, "MLP"
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm, *_head_norm_modules(layer.self_attn)):
-            yield norm, "RMSNorm"
+        yield from (layer, layer.self_attn, layer.mlp, *_head_norm_modules(layer.self_attn))
+        yield from (norm for norm in _norm_modules(layer) if norm is not None)
+
+
+def _norm_modules(layer: Any) -> tuple[Any, Any, Any, Any]:
+    """The norms before and after attention, before and after the MLP; None where a family has none."""
+    first, middle = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
+    if not hasattr(layer, "post_feedforward_layernorm"):
+        return first, None, middle, None  # Llama: named after the half it stands behind, the MLP reads it
+    return first, middle, getattr(layer, "pre_feedforward_layernorm", None), layer.post_feedforward_layernorm
 
 
 def _head_norm_modules(attention: Any) -> list[Any]:
     return [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
 
 
+def options_of(lm: Any) -> BlockOptions:
+    """A model's options, of a family in `is_block_family`."""
+    config, family = lm.config, FAMILIES[family_of(lm)]
+    embedding = lm.model.embed_tokens
+    # In some releases of transformers the embedding's own module multiplies, in others the model.
+    scaled = any(hasattr(module, "embed_scale") for module in embedding.modules())
+    root = float(torch.tensor(config.hidden_size**0.5, dtype=lm.model.norm.weight.dtype))
+    return BlockOptions(
+        form=family.form,
+        act=ACTIVATIONS[_activation(config)],
+        eps=float(config.rms_norm_eps),
+        factor=float(getattr(config, "residual_multiplier", 1.0)),
+        embed_factor=root if family.scaled and not scaled else float(getattr(config, "embedding_multiplier", 1.0)),
+        softcap=float(config.attn_logit_softcapping or 0.0) if family.capped else 0.0,
+        logit_divisor=float(getattr(config, "logits_scaling", 1.0)),
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+    )
+
+
 class Layer:
     """The modules of one block, looked up once."""
 
-    __slots__ = ("_head_norms", "down", "gate_up", "norm1", "norm2", "o", "qkv", "rotates", "scale", "window")
+    __slots__ = (
+        *("_head_norms", "after1", "after2", "down", "experts", "form", "gate_up", "norm1", "norm2", "o", "qkv"),
+        *("rotates", "rotation", "scale", "window"),
+    )
 
-    def __init__(self, layer: Any, weights: Weights | None = None) -> None:
+    def __init__(self, layer: Any, weights: Weights | None = None, form: int = EARLY) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         weights = weights or unmerged_weights()
-        self.qkv = weights.together([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up = weights.together([mlp.gate_proj, mlp.up_proj])
-        self.o, self.down = weights.single(attention.o_proj), weights.single(mlp.down_proj)
-        self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
-        self._head_norms = _head_norm_modules(attention)
+        self.qkv = weights.together(_joined(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")))
+        self.o = weights.single(attention.o_proj)
+        self.experts = None if hasattr(mlp, "down_proj") else mlp
+        """The MLP where it is a mixture of experts; then it has no `gate_up` and no `down`."""
+        if self.experts is None:
+            self.gate_up = weights.together(_joined(mlp, "gate_up_proj", ("gate_proj", "up_proj")))
+            self.down = weights.single(mlp.down_proj)
+        self.norm1, self.after1, self.norm2, self.after2 = _norm_modules(layer)
+        """The norms before and after attention, before and after the MLP."""
+        self._head_norms, self.form = _head_norm_modules(attention), form
         self.rotates = bool(getattr(attention, "use_rope", True))
         """Whether queries and keys are rotated (SmolLM3 leaves it out in some layers)."""
+        self.rotation = rotation_kind(attention)
         self.scale = float(attention.scaling)
         self.window = sliding_window(attention)
 
     @property
     def head_norms(self) -> HeadNorms | None:
-        """The norms of queries and keys, if the family has them (Qwen3)."""
+        """The norms of queries and keys, if the family has them (Qwen3, Gemma 3; OLMo 2: of all heads at once)."""
         if not self._head_norms:
             return None
         q_norm, k_norm = self._head_norms
-        return q_norm.weight, k_norm.weight, float(q_norm.variance_epsilon)
+        return HeadNorms(q_norm.weight, k_norm.weight, norm_eps(q_norm), self.form)
 
 
-def rotation_at(core: Any, like: Tensor, positions: Tensor) -> Rotation:
+def _joined(parent: Any, whole: str, parts: tuple[str, ...]) -> list[Any]:
+    """Projections of one input: Phi-3 has one module for all of them."""
+    return [getattr(parent, whole)] if hasattr(parent, whole) else [getattr(parent, part) for part in parts]
+
+
+def norm_eps(module: Any) -> float:
+    """What a norm adds to the variance."""
+    return float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
+
+
+def rotation_kind(attention: Any) -> str:
+    """Which of its model's rotations a layer uses, where it has several: by what the layer attends to."""
+    kinds = getattr(attention.config, "layer_types", None)
+    kind = kinds[attention.layer_idx] if kinds else ""
+    return kind if kind in (getattr(attention.config, "rope_parameters", None) or {}) else ""
+
+
+def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "") -> Rotation:
     """cos and sin of these positions, [positions, dim / 2], as the model computes them in the dtype of `like`.
 
     The second half of a head is rotated by the angles of the first, so kernels read each of them once.
     """
-    cos, sin = core.rotary_emb(like, positions[None])
+    cos, sin = core.rotary_emb(like, positions[None], *([kind] if kind else []))
     half = cos.shape[-1] // 2
     return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
@@ -94,5 +206,6 @@ def sliding_window(attention: Any) -> int:
     """How far back the layer looks; 0 is all the way."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window or 0
-    # Mistral reads it from the config at every call.
-    return getattr(attention.config, "sliding_window", None) or 0 if "Mistral" in type(attention).__name__ else 0
+    # Mistral and Phi-3 read it from the config at every call.
+    reads = any(name in type(attention).__name__ for name in ("Mistral", "Phi3"))
+    return getattr(attention.config, "sliding_window", None) or 0 if reads else 0

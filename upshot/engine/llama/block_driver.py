@@ -1,10 +1,11 @@
-"""Drives the Llama block (block.py) layer by layer: here by PyTorch's own operations, in fused.py by the GPU's kernels.
+"""Drives the block (block.py) layer by layer: here by PyTorch's own operations, in fused.py by the GPU's kernels.
 
 Projections, embedding and head may have adapters, which are merged (merged.py) or called as modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from upshot.engine.kernels import plain
 from upshot.engine.llama.attention import AttentionStep
-from upshot.engine.llama.block import Layer
+from upshot.engine.llama.block import Layer, options_of
 from upshot.engine.llama.driver import Driver, Shape, causal_lm, out_of_training, quiet_modules
 from upshot.engine.llama.linear import embed, linear
 from upshot.engine.llama.merged import Merging, Weights
@@ -22,13 +23,14 @@ class BlockDriver(Driver):
     """Calls the model's layers one by one."""
 
     add_norm = staticmethod(plain.add_norm)
+    finish_logits = staticmethod(plain.finish_logits)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
         self.shape = shape
         # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
         self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
         self.lm, self.quiet = causal_lm(model), quiet_modules(model)
-        self.core = self.lm.model
+        self.core, self.options = self.lm.model, options_of(self.lm)
         self._originals: dict[int, Tensor] = {}
         self._look_up()
 
@@ -37,7 +39,7 @@ class BlockDriver(Driver):
         with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
             self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals, self.narrow)
             self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
-            self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
+            self.layers = [Layer(layer, self.weights, self.options.form) for layer in self.core.layers]
 
     def take(self) -> None:
         """Look up every module's weight again, unless they are known."""
@@ -65,7 +67,8 @@ class BlockDriver(Driver):
     ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with out_of_training(self.quiet):
-            return linear(self.head, self._hidden(ids, positions, step, last), out)
+            logits = linear(self.head, self._hidden(ids, positions, step, last), out)
+            return self.finish_logits(logits, self.options.logit_divisor, self.options.logit_cap)
 
     def _hidden(self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None) -> Tensor:
         """What the head is applied to.
@@ -74,25 +77,42 @@ class BlockDriver(Driver):
         one operation: `h` is the residual, `x` its norm.
         """
         h = embed(self.embed, ids)
-        rotation = self._rotation(h, positions)
-        x, h = self._join(h, None, self.layers[0].norm1)
+        if self.options.embed_factor != 1.0:
+            h = h * self.options.embed_factor
+        rotations = self._rotations(h, positions)
+        x, h = self._join(h, None, None, self.layers[0].norm1)
         for index, layer in enumerate(self.layers):
-            out = self._attend(index, layer, layer.qkv(x), rotation, step).flatten(1)
+            out = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
             final = index + 1 == len(self.layers)
             if final and last is not None:  # of the others nobody needs more than their keys and values
                 out, h = out[last], h[last]
-            x, h = self._join(self._back(layer.o, out), h, layer.norm2)
-            y = self._gate(layer, x)
-            x, h = self._join(self._back(layer.down, y), h, self.core.norm if final else self.layers[index + 1].norm1)
+            x, h = self._join(self._back(layer.o, out), h, layer.after1, layer.norm2)
+            following = self.core.norm if final else self.layers[index + 1].norm1
+            x, h = self._join(self._mlp(layer, x), h, layer.after2, following)
         return x
 
-    def _join(self, x: Tensor, h: Tensor | None, before: Any) -> tuple[Any, Tensor]:
-        """The norm `before` the next product of the residual with a half's result in it, and that residual."""
-        return self.add_norm(x, h, before.weight, before.variance_epsilon)
+    def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any) -> tuple[Any, Tensor]:
+        """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next."""
+        o = self.options
+        return self._norm_before(before)(
+            x,
+            h,
+            None if before is None else before.weight,
+            o.eps,
+            o.form,
+            None if after is None else after.weight,
+            1.0 if h is None else o.factor,
+        )
 
-    def _rotation(self, h: Tensor, positions: Tensor) -> Any:
-        """cos and sin [tokens, 1, dim]."""
-        return [x[0][:, None] for x in self.core.rotary_emb(h, positions[None])]
+    def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
+        """What computes the norm before a product."""
+        return self.add_norm
+
+    def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
+        """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
+        kinds = {layer.rotation for layer in self.layers}
+        found = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
+        return {kind: [x[0][:, None] for x in both] for kind, both in found.items()}
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         """Attention [tokens, heads, dim] out of the joined product."""
@@ -101,15 +121,23 @@ class BlockDriver(Driver):
         qkv = qkv.view(len(qkv), both + shape.kv_heads, shape.head_dim)
         qk = qkv[:, :both]
         if layer.head_norms is not None:
-            q_weight, k_weight, eps = layer.head_norms
-            qk = torch.cat([plain.norm(qk[:, :heads], q_weight, eps), plain.norm(qk[:, heads:], k_weight, eps)], 1)
+            q_weight, k_weight, eps, form = layer.head_norms
+            q, k = qk[:, :heads], qk[:, heads:]
+            qk = torch.cat([plain.norm_heads(q, q_weight, eps, form), plain.norm_heads(k, k_weight, eps, form)], 1)
         if layer.rotates:
             qk = plain.rotate(qk, *rotation)
-        return step.attend(index, qk[:, :heads], qk[:, heads:], qkv[:, both:], layer.scale, layer.window)
+        q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
+        return step.attend(index, q, k, v, layer.scale, layer.window, self.options.softcap)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The second half: up, gated, and down; or experts."""
+        if layer.experts is not None:
+            return layer.experts(x[None]).view(x.shape)  # type: ignore[no-any-return]
+        return self._back(layer.down, self._gate(layer, x))
 
     def _gate(self, layer: Layer, x: Any) -> Any:
         """The MLP's way up, gated."""
-        return plain.gate(layer.gate_up(x))
+        return plain.gate(layer.gate_up(x), self.options.act)
 
     def _back(self, module: Any, x: Any) -> Tensor:
         """The product whose result is added to the residual."""

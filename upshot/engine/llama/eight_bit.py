@@ -20,6 +20,8 @@ from upshot.engine.llama.linear import TOGETHER, Projections, side_by_side
 from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_chunks
 
 PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
+FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
+"""Families whose block was run in 8 bits; what others add to it (experts, norms behind products) was not."""
 WAY_OUT = "leave it out, and the weights are sampled as they are"
 LARGEST, LEAST = 448.0, 1e-12
 """The largest number of E4M3; a row of zeros has a scale, too."""
@@ -117,8 +119,8 @@ def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:
             quantize(merged, Rows8(values[rows], scale[rows]))
 
 
-def check_eight_bits(model: torch.nn.Module, shape: Any, settings: Any, fused: bool) -> None:
-    """`UserError` where the engine cannot sample in 8 bits; `fused`: whether it has the block's kernels for a model."""
+def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> None:
+    """`UserError` where the engine cannot sample in 8 bits; `fused`: whether it has the block's kernels for it."""
     asked = "weights: fp8 (model.engine.weights, models.NAME.weights)"
     if settings.exact:
         raise UserError(f"{asked} and exact log-probabilities exclude each other; leave one of them out")
@@ -131,8 +133,8 @@ def check_eight_bits(model: torch.nn.Module, shape: Any, settings: Any, fused: b
             raise UserError(f"{asked} needs Hopper or later (compute capability 9.0), {name} has {number}; {WAY_OUT}")
         if shape.dtype != torch.bfloat16:
             raise UserError(f"{asked} needs a model in bfloat16, this one is in {shape.dtype}; set its dtype")
-    if not fused:
-        raise UserError(f"{asked} needs a model with the engine's fused block, not {type(model).__name__}; {WAY_OUT}")
+    if not fused or family not in FAMILIES8:
+        raise UserError(f"{asked} was tested with {', '.join(FAMILIES8)} and the fused block, not {family}; {WAY_OUT}")
 
 
 def check_projections(modules: Sequence[Any]) -> None:

@@ -1,7 +1,9 @@
-"""The Llama block on a GPU: the model's own weights (projections joined), few kernels between their products."""
+"""The block on a GPU: the model's own weights (projections joined), few kernels between their products."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,9 @@ from torch.nn import functional as F
 
 from upshot.engine.kernels.gate import gate, gated_product, gated_tile
 from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.logprobs import finish_logits
 from upshot.engine.kernels.norm import add_norm
+from upshot.engine.kernels.plain import SILU
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import Layer, no_rotation, rotation_at
 from upshot.engine.llama.block_driver import BlockDriver
@@ -20,14 +24,14 @@ from upshot.engine.llama.linear import Projections, linear
 from upshot.engine.llama.merged import Merging
 
 
-def gate_projections(x: Tensor, way_up: Projections) -> Tensor:
+def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
     """The MLP's way up, gated; in one kernel where that is faster."""
     joined = way_up.joined
     if joined is not None and joined.bias is None:
         tile = gated_tile(x, joined.weight)
         if tile is not None:
-            return gated_product(x, joined.weight, tile)
-    return gate(way_up(x))
+            return gated_product(x, joined.weight, tile, act)
+    return gate(way_up(x), act)
 
 
 def back_product(x: Tensor, module: Any) -> Tensor:
@@ -48,10 +52,14 @@ def back_product(x: Tensor, module: Any) -> Tensor:
     return torch.bmm(left, right, out_dtype=torch.float32)
 
 
+_NARROW_NORM = partial(add_norm, narrow=True)
+
+
 class FusedDriver(BlockDriver):
     """The same block with the kernels of norm, rotary, gate and attention between matrix products."""
 
     add_norm = staticmethod(add_norm)
+    finish_logits = staticmethod(finish_logits)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
         super().__init__(model, shape, merge, narrow)
@@ -59,22 +67,25 @@ class FusedDriver(BlockDriver):
         positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():
             like = torch.empty(1, dtype=shape.dtype, device=shape.device)
-            self.cos, self.sin = rotation_at(self.core, like, positions)
-        self._still = no_rotation((self.cos, self.sin))
+            kinds = {layer.rotation for layer in self.layers}
+            self.tables = {kind: rotation_at(self.core, like, positions, kind) for kind in kinds}
+        self._still = {kind: no_rotation(table) for kind, table in self.tables.items()}
 
-    def _rotation(self, h: Tensor, positions: Tensor) -> Any:
-        return self.cos, self.sin
+    def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
+        return self.tables
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
-        cos, sin = rotation if layer.rotates else self._still
-        return step.rotate_attend(index, qkv, cos, sin, layer.scale, layer.window, layer.head_norms)  # type: ignore[attr-defined,no-any-return]
+        cos, sin = rotation if layer.rotates else self._still[layer.rotation]
+        how = (layer.scale, layer.window, layer.head_norms, self.options.softcap)
+        return step.rotate_attend(index, qkv, cos, sin, *how)  # type: ignore[attr-defined,no-any-return]
 
-    def _join(self, x: Tensor, h: Tensor | None, before: Any) -> tuple[Any, Tensor]:
-        narrow = self.narrow and before is not self.core.norm  # the head reads what the model's dtype holds
-        return self.add_norm(x, h, before.weight, before.variance_epsilon, narrow)
+    def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
+        # The head reads what the model's dtype holds.
+        return _NARROW_NORM if self.narrow and before not in (None, self.core.norm) else self.add_norm
 
     def _gate(self, layer: Layer, x: Any) -> Any:
-        return gate(layer.gate_up(x), narrow=True) if self.narrow else gate_projections(x, layer.gate_up)
+        act = self.options.act
+        return gate(layer.gate_up(x), act, narrow=True) if self.narrow else gate_projections(x, layer.gate_up, act)
 
     def _back(self, module: Any, x: Any) -> Tensor:
         return module.in_parts(x) if isinstance(module, Projections8) else back_product(x, module)

@@ -47,6 +47,8 @@ def can_merge(module: Any) -> bool:
     kind = type(module)
     if not kind.__module__.startswith("peft.tuners.lora") or kind.__name__ not in KINDS:
         return False
+    if kind.__name__ == "Embedding" and not is_plain(module.get_base_layer()):
+        return False  # it does more than look up (Gemma multiplies)
     if getattr(module, "fan_in_fan_out", False) or module.merged or any(module.lora_bias.values()):
         return False
     active = _active(module)

@@ -25,7 +25,7 @@ from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
 from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, other_mixing, plain_logits
 from upshot.engine.llama.attention import AttentionStep
-from upshot.engine.llama.block import is_block_family
+from upshot.engine.llama.block import family_of, is_block_family
 from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape, causal_lm
 from upshot.engine.llama.eight_bit import check_eight_bits
@@ -36,22 +36,17 @@ IDS = 12
 
 
 def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: bool) -> list[Callable[[], Driver]]:
-    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too.
-
-    The fused block rotates halves of a head, whose width must be a power of two.
-    """
-    lean = settings.lean and is_block_family(model)
-    fused = lean and kernels and shape.head_dim.bit_count() == 1
-    narrow = settings.weights == "fp8"
+    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too."""
+    lean, narrow = settings.lean and is_block_family(model), settings.weights == "fp8"
     if narrow:
-        check_eight_bits(model, shape, settings, fused)
+        check_eight_bits(family_of(model), shape, settings, lean and kernels)
     if settings.exact:
         return [lambda: ExactDriver(model, shape, kernels)]
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
     if not lean:
         return makers
     makers.insert(0, lambda: BlockDriver(model, shape, settings.merge))
-    if fused:
+    if kernels:
         from upshot.engine.llama.fused import FusedDriver
 
         makers.insert(0, lambda: FusedDriver(model, shape, settings.merge, narrow))

@@ -1,4 +1,4 @@
-"""One Llama block in one forward: its values, and its derivative written by hand.
+"""One block in one forward: its values, and its derivative written by hand.
 
 Between the products lie a norm, the rotation of queries and keys, and a gate. What is cheap is computed again in the
 backward, not kept; the kernels write it over the gradient they are given (engine/kernels).
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from upshot.engine.kernels.plain import Rotation
-from upshot.engine.llama.block import Layer
+from upshot.engine.llama.block import BlockOptions, Layer
 from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.lora_linear import CalledProjections, Gradients, Product
 
@@ -37,13 +37,16 @@ class SavedActivations:
     gate_up: Tensor
     products: tuple[Any, Any, Any, Any]
     """What each product keeps."""
+    ends: tuple[Tensor | None, Tensor | None]
+    """What the halves are before their own norms, where they have some."""
 
 
 @dataclass(slots=True)
 class BlockInputs:
     """What all blocks of one forward share."""
 
-    rotation: Rotation
+    rotations: dict[str, Rotation]
+    """By their kind: see `Layer.rotation`."""
     still: Rotation | None
     """cos and sin that rotate nothing, if a layer needs them."""
     heads: int
@@ -56,14 +59,19 @@ class BlockInputs:
 class Block:
     """A layer with its products as they are now."""
 
-    def __init__(self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...]) -> None:
+    def __init__(
+        self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...], options: BlockOptions
+    ) -> None:
         self.index, self.scale, self.window, self.rotates = index, layer.scale, layer.window, layer.rotates
+        self.rotation, self.options = layer.rotation, options
+        self.eps, self.form = options.eps, options.form
         self.products = products
         self.qkv, self.o, self.gate_up, self.down = products
         self.norm1, self.norm2 = (norm.weight for norm in (layer.norm1, layer.norm2))
-        self.eps = layer.norm1.variance_epsilon
+        self.after1, self.after2 = (norm and norm.weight for norm in (layer.after1, layer.after2))
         self.norms = layer.head_norms
-        self.weights = [self.norm1, self.norm2, *(self.norms or ())[:2]]
+        ends = [weight for weight in (self.after1, self.after2) if weight is not None]
+        self.weights = [self.norm1, self.norm2, *ends, *(self.norms or ())[:2]]
         """Those of all norms."""
         self.needs = [weight.requires_grad for weight in self.weights]
         self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
@@ -86,27 +94,49 @@ class Block:
         `hollow`: only that is asked for, so the last product is left out.
         """
         kernels = batch.kernels
-        x, first = kernels.add_norm(h, delta, self.norm1, self.eps)
+        x, first = kernels.add_norm(h, delta, self.norm1, self.eps, self.form)
         qkv, of_qkv = self.qkv.outputs(x, keep)
         # Without head norms this rotates in place: `qkv` is not what it was, and its derivative does not ask.
         q, k, v = kernels.rotate_heads(qkv, self._rotation(batch), batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.set_grad_enabled(keep):
-            out = batch.attend(self.index, q, k, v, self.scale, self.window)
+            out = batch.attend(self.index, q, k, v, self.scale, self.window, self.options.softcap)
         delta, of_o = self.o.outputs(out.detach().reshape(x.shape[0], -1), keep)
-        x, second = kernels.add_norm(first, delta, self.norm2, self.eps)
+        delta, end1 = self._end(batch, delta, self.after1)
+        x, second = kernels.add_norm(first, delta, self.norm2, self.eps, self.form)
         gate_up, of_gate_up = self.gate_up.outputs(x, keep)
-        x = kernels.gate(gate_up)
+        x = kernels.gate(gate_up, self.options.act)
+        # The derivative of a norm behind the last product asks for that product.
+        hollow = hollow and self.after2 is None
         delta, of_down = self.down.without_result(x) if hollow else self.down.outputs(x, keep)
+        delta, end2 = self._end(batch, delta, None if hollow else self.after2)
         if not keep:
             return second, delta, None
         raw = None if self.norms is None else qkv
-        return (
-            second,
-            delta,
-            SavedActivations(first, raw, q, k, v, out, second, gate_up, (of_qkv, of_o, of_gate_up, of_down)),
+        kept = (of_qkv, of_o, of_gate_up, of_down)
+        return second, delta, SavedActivations(first, raw, q, k, v, out, second, gate_up, kept, (end1, end2))
+
+    def _end(self, batch: BlockInputs, y: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What a half adds to the residual (its own norm and factor applied), and what it was before its norm."""
+        before = None
+        if after is not None:
+            before, y = y, batch.kernels.add_norm(y, None, after, self.eps, self.form)[0]
+        return y if self.options.factor == 1.0 else y * self.options.factor, before
+
+    def _end_backward(
+        self, batch: BlockInputs, d: Tensor, after: Tensor | None, before: Tensor | None, grads: Gradients
+    ) -> Tensor:
+        if self.options.factor != 1.0:
+            d = d * self.options.factor
+        if after is None:
+            return d
+        d, of_weight = batch.kernels.norm_backward(
+            d, before, after, self.eps, None, after.requires_grad, False, self.form
         )
+        if of_weight is not None:
+            grads.append((after, of_weight))
+        return d
 
     def backward(
         self, batch: BlockInputs, kept: SavedActivations, d: Tensor, further: bool
@@ -115,23 +145,26 @@ class Block:
         ends with; and those of what is trained."""
         kernels = batch.kernels
         of_qkv, of_o, of_gate_up, of_down = kept.products
-        x, more = self.down.input_gradient(d, of_down)
+        grads: Gradients = []
+        end = self._end_backward(batch, d, self.after2, kept.ends[1], grads)
+        x, more = self.down.input_gradient(end, of_down)
         # Where the weight's gradient will read it, the gated product is written over its gradient: hence this order.
-        dx = kernels.gate_backward(kept.gate_up, x, self.down.reads)
-        grads = self.down.gradients(d, x, of_down, more)
+        dx = kernels.gate_backward(kept.gate_up, x, self.down.reads, self.options.act)
+        grads += self.down.gradients(end, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
         x = kept.out.detach()
-        dx, more = self.o.input_gradient(d, of_o)
-        grads += self.o.gradients(d, x.reshape(d.shape[0], -1), of_o, more)
+        end = self._end_backward(batch, d, self.after1, kept.ends[0], grads)
+        dx, more = self.o.input_gradient(end, of_o)
+        grads += self.o.gradients(end, x.reshape(d.shape[0], -1), of_o, more)
         dq, dk, dv = attention_gradients(kept, dx.view(x.shape))
-        wants = any(self.needs[2:])
+        wants = self.norms is not None and any(self.needs[-2:])
         dx, of_q, of_k = kernels.rotate_heads_backward(dq, dk, dv, self._rotation(batch), kept.raw, self.norms, wants)
         if wants and self.norms is not None:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
         if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
             return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
         # Nothing before this block is trained: the large product for the gradient of its input is spared.
-        x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
+        x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps, self.form)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads
 
@@ -149,7 +182,7 @@ class Block:
         """The gradient of the sum, with what comes to it past norm and product; theirs are added to `grads`."""
         x, more = product.input_gradient(dy, kept)
         d, of_weight = batch.kernels.norm_backward(
-            x, summed, weight, self.eps, residual, weight.requires_grad, product.reads
+            x, summed, weight, self.eps, residual, weight.requires_grad, product.reads, self.form
         )
         if of_weight is not None:
             grads.append((weight, of_weight))
@@ -157,7 +190,7 @@ class Block:
         return d
 
     def _rotation(self, batch: BlockInputs) -> Rotation:
-        return batch.rotation if self.rotates or batch.still is None else batch.still
+        return batch.rotations[self.rotation] if self.rotates or batch.still is None else batch.still
 
 
 def attention_gradients(kept: SavedActivations, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:

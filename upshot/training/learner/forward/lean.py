@@ -1,4 +1,4 @@
-"""A lean, differentiable forward of the Llama family over flat tokens: what the learner's time and memory are.
+"""A lean, differentiable forward of the families of one block over flat tokens: what the learner's time and memory are.
 
 The layers are those the engine knows (engine/llama/block.py); other families go through transformers. All layers are
 one step of autograd's: a small model would else wait for Python between its kernels. Per token and layer are kept, in
@@ -6,7 +6,8 @@ the model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m =
 adapters' ranks:
 
     h (the residual before each half, twice) · 2 + a (queries) + 2 kv (keys, values) + a (attention's result) + 2 m
-    + r; where heads have norms (Qwen3) a + 2 kv more; what `attend` keeps beside its arguments and its result
+    + r; where heads have norms (Qwen3) a + 2 kv more, where halves have norms of their own (Gemma) 2 h; what `attend`
+    keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
 of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from upshot.engine.kernels import kernels_for
-from upshot.engine.llama.block import Layer, no_rotation, rotation_at
+from upshot.engine.llama.block import Layer, no_rotation, options_of, rotation_at
 from upshot.engine.llama.driver import causal_lm, shape_of
 from upshot.engine.llama.linear import embed
 from upshot.training.learner.forward.attention import Attend
@@ -36,13 +37,13 @@ from upshot.training.learner.forward.lora_linear import join, products_of
 
 
 class LeanForward:
-    """What the head is applied to, of a model of a family in `is_block_family`."""
+    """What the head is applied to, of a model that `has_derivative`."""
 
     def __init__(self, module: Any, checkpoint: Literal["none", "block"] | int = "none") -> None:
         """`checkpoint`: which blocks are computed again in the backward: none, each, or every k-th."""
         self.core = causal_lm(module).model
-        self.shape = shape_of(module)
-        self.layers = [Layer(layer) for layer in self.core.layers]
+        self.shape, self.options = shape_of(module), options_of(causal_lm(module))
+        self.layers = [Layer(layer, form=self.options.form) for layer in self.core.layers]
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
@@ -53,6 +54,8 @@ class LeanForward:
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
         h: Tensor = embed(self.core.embed_tokens, ids)
+        if self.options.embed_factor != 1.0:
+            h = h * self.options.embed_factor
         with torch.no_grad():
             blocks = self._blocks()
             stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
@@ -70,14 +73,15 @@ class LeanForward:
             before = last.products if last is not None else (None,) * len(groups)
             products = tuple(products_of(group, old) for group, old in zip(groups, before, strict=True))
             same = last is not None and last.holds(products)
-            blocks.append(last if last is not None and same else Block(index, layer, products))
+            blocks.append(last if last is not None and same else Block(index, layer, products, self.options))
         self._last = list(blocks)
         return blocks
 
     def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> BlockInputs:
-        rotation = rotation_at(self.core, h, positions)
-        still = None if all(layer.rotates for layer in self.layers) else no_rotation(rotation)
-        return BlockInputs(rotation, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
+        kinds = dict.fromkeys(layer.rotation for layer in self.layers)
+        rotations = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
+        still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(rotations.values())))
+        return BlockInputs(rotations, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
 
 
 @dataclass(slots=True)
@@ -93,6 +97,8 @@ class BlockStack:
 
     def __init__(self, blocks: list[Block], norm: Any, batch: BlockInputs, every: int) -> None:
         self.blocks, self.norm, self.batch, self.every = blocks, norm, batch, every
+        self.how = (blocks[0].eps, blocks[0].form)
+        """What all norms add to the variance, and how they meet their weights."""
         self.kept: list[SavedActivations | RecomputedBlock | None] = []
         self.summed: Tensor | None = None
 
@@ -111,7 +117,7 @@ class BlockStack:
                 h, delta, kept = block.forward(self.batch, h, delta, keep and not before)
             if keep:
                 self.kept.append(kept)
-        x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, self.norm.variance_epsilon)
+        x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, *self.how)
         if keep:
             self.summed = summed
         return x
@@ -123,7 +129,7 @@ class BlockStack:
         norm, found = self.norm, dict[int, Tensor]()
         wants = norm.weight.requires_grad
         d, of_weight = self.batch.kernels.norm_backward(
-            dy.contiguous(), self.summed, norm.weight, norm.variance_epsilon, None, wants, False
+            dy.contiguous(), self.summed, norm.weight, self.how[0], None, wants, False, self.how[1]
         )
         self.summed = None
         if of_weight is not None:

@@ -33,7 +33,10 @@ class PackedForward(Forward):
     def __init__(self, module: Any, states: HiddenStates) -> None:
         self.lm = causal_lm(module)
         self.states = states
-        self.cap = float(getattr(self.lm.config.get_text_config(), "final_logit_softcapping", None) or 0)
+        config = self.lm.config.get_text_config()
+        self.cap = float(getattr(config, "final_logit_softcapping", None) or 0)
+        self.divisor = float(getattr(config, "logits_scaling", None) or 1)
+        """What the model divides its logits by (Granite): a temperature of its own."""
 
     def read(
         self, batch: TrainBatch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
@@ -41,7 +44,7 @@ class PackedForward(Forward):
         """See `Forward`."""
         hidden = self.rows(batch)
         head = self.lm.get_output_embeddings()
-        logprobs, spread = linear_logprobs(hidden, head, batch.targets, temperature, entropy, self.cap)
+        logprobs, spread = linear_logprobs(hidden, head, batch.targets, temperature * self.divisor, entropy, self.cap)
         return ForwardOutput(logprobs, spread, None if value_head is None else values_of(hidden, value_head))
 
     def rows(self, batch: TrainBatch) -> Tensor:

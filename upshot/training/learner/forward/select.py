@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from upshot.core.errors import UserError
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.llama.agreement import FAILURES, busy_adapters, other_mixing
-from upshot.engine.llama.block import is_block_family
+from upshot.engine.llama.block import has_derivative
 from upshot.engine.llama.driver import causal_lm, out_of_training
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
@@ -89,8 +89,9 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
         return ModuleHidden(module)
 
     config = causal_lm(module).config.get_text_config()
-    # The lean block draws no dropout inside attention.
-    known = is_block_family(module) and not getattr(config, "attention_dropout", 0)
+    # The lean block draws no dropout.
+    drops = getattr(config, "attention_dropout", 0) or getattr(config, "resid_pdrop", 0)
+    known = has_derivative(module) and not drops
     return [lean, transformers] if known else [transformers]
 
 
