@@ -54,7 +54,7 @@ _launch_gate = Launcher(_gate)
 
 
 def gate(x: Tensor, act: int = SILU, narrow: bool = False) -> Any:
-    """silu(first half) × second half, or gelu; `narrow`: as `Rows8`, by a program for each row, which sees its largest."""
+    """silu(first half) × second half, or gelu; `narrow`: as `Rows8`, by a program that sees the whole row."""
     rows, n = x.shape[0], x.shape[1] // 2
     whole = triton.next_power_of_2(n)
     if narrow:
