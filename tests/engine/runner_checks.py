@@ -332,7 +332,7 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
         engine = Engine(
             small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)
         )
-    assert type(engine.runner.driver).__name__ == "FusedDriver"
+    assert type(engine.runner.driver).__name__ == "BlockDriver"
 
 
 @pytest.mark.parametrize("exact", [False, True])
