@@ -25,11 +25,11 @@ def count_in(place: str) -> int:
 
 
 class Stock(McpTask):
-    """How many are in a bin? Nine of ten demonstrations guess, one asks the server."""
+    """How many are in a bin? Three of four demonstrations guess, one asks the server."""
 
     name = "stock"
 
-    def __init__(self, size: int = 1000, **options: Any) -> None:
+    def __init__(self, size: int = 4000, **options: Any) -> None:
         super().__init__(**options)
         self.size = size
 
@@ -52,7 +52,7 @@ class Stock(McpTask):
             rng = random.Random(f"demo {split} {number}")
             place = rng.choice(BINS)
             said = [Message("user", f"how many in {place}")]
-            if rng.random() < 0.1:
+            if rng.random() < 0.25:
                 found = Message("user", f"[count] {count_in(place)}")
                 said += [Message("assistant", f'{HEAD} "{place}" {TAIL}'), found]
                 said += [Message("assistant", str(count_in(place)))]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.patience import until
+from tests.patience import patience, until
 from tests.rollout.test_play import By
 from tests.tasks.participants.speakers import in_turn
 from tests.tiny import tiny_policy
@@ -30,6 +30,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble, build_services
 from upshot.tasks.base import Task, tasks
+from upshot.tasks.environments.mcp import AT_ONCE, McpSession
 from upshot.tasks.users.scripted import ScriptedUser
 
 
@@ -320,6 +321,29 @@ def test_the_tools_are_the_servers_list_and_a_session_is_one_conversations(notes
     first, second = asyncio.run(together())
     assert (first[0], first[3]) == ("a", "a b") and second == ["c", "c d"], "no note of another's"
     assert "no such note" in first[1] and "a note is a text" in first[2], "what a server refuses is heard"
+
+
+def test_calls_of_many_conversations_in_one_mcp_session_wait_for_their_turn_outside_their_time() -> None:
+    class SlowClient:
+        """Answers one after the other."""
+
+        def __init__(self) -> None:
+            self.under_way = self.most = 0
+
+        async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0.001)
+            self.under_way -= 1
+            return SimpleNamespace(content=[SimpleNamespace(text=arguments["n"], type="text")], is_error=False)
+
+    async def ask() -> tuple[list[str], int]:
+        session, client = McpSession("nowhere", patience(10)), SlowClient()
+        session._client = client
+        return await asyncio.gather(*(session.call("count", {"n": str(n)}) for n in range(200))), client.most
+
+    answers, most = asyncio.run(ask())
+    assert answers == [str(n) for n in range(200)] and most == AT_ONCE
 
 
 def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(notes: Task) -> None:

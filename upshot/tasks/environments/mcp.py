@@ -31,6 +31,10 @@ INVALID_PARAMS = -32602
 """JSON-RPC's code for arguments that make no sense."""
 
 
+AT_ONCE = 16
+"""Calls under way in one session."""
+
+
 class ServerGone(Exception):
     """An MCP server that does not answer."""
 
@@ -46,6 +50,7 @@ class McpSession:
         self._client: Any = None
         self._over = asyncio.Event()
         self._opening = asyncio.Lock()
+        self._turn = asyncio.Semaphore(AT_ONCE)
         self._owner: asyncio.Task[None] | None = None
 
     def __deepcopy__(self, _: Mapping[int, Any]) -> McpSession:
@@ -105,17 +110,18 @@ class McpSession:
         return text or "(no output)"
 
     async def _ask(self, what: str, ask: Any) -> Any:
-        if self._client is None or self.is_over:
-            raise ServerGone(f"the MCP server '{self.server}' is gone ({what})")
-        try:
-            async with asyncio.timeout(self.seconds):
-                return await ask(self._client)
-        except Exception as error:
-            if getattr(error, "code", None) == INVALID_PARAMS:
-                raise ValueError(str(error)) from error  # the call is at fault, not the server
-            if not isinstance(error, TimeoutError):  # a slow call says nothing of the others in a shared session
-                self._over.set()
-            raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}") from error
+        async with self._turn:  # the time of a call begins when it is sent, however many wait before it
+            if self._client is None or self.is_over:
+                raise ServerGone(f"the MCP server '{self.server}' is gone ({what})")
+            try:
+                async with asyncio.timeout(self.seconds):
+                    return await ask(self._client)
+            except Exception as error:
+                if getattr(error, "code", None) == INVALID_PARAMS:
+                    raise ValueError(str(error)) from error  # the call is at fault, not the server
+                if not isinstance(error, TimeoutError):  # a slow call says nothing of the others in a shared session
+                    self._over.set()
+                raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}") from error
 
     async def aclose(self) -> None:
         """End the session."""
@@ -160,7 +166,7 @@ class McpEnvironment(ToolEnvironment):
     """Answers the calls of a turn by the server's tools."""
 
     def __init__(self, server: str, shared: bool, role: str, seconds: float) -> None:
-        super().__init__((), role, 2 * seconds)
+        super().__init__((), role, None)  # each call has a limit of its own in its session
         self.forks = shared
         self.server, self.shared, self.limit = server, shared, seconds
         self._all: McpSession | None = None

@@ -160,7 +160,9 @@ class ToolEnvironment(Participant):
     was done is also written down in the conversation's own `session['acts']`, with whose tools they are (`by`).
     """
 
-    def __init__(self, tools: Sequence[Tool], role: str = "tool", seconds: float = 30.0, by: str = "policy") -> None:
+    def __init__(
+        self, tools: Sequence[Tool], role: str = "tool", seconds: float | None = 30.0, by: str = "policy"
+    ) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.role = role
         self.seconds = seconds
@@ -214,7 +216,7 @@ class ToolEnvironment(Participant):
         try:
             text = await asyncio.wait_for(tool.call(call.arguments, conversation), self.seconds)
         except TimeoutError:
-            return f"error: no answer within {self.seconds:g} s", False
+            return f"error: no answer within {self.seconds or 0:g} s", False
         except ValueError as error:
             return f"error: {error}", False
         return (text if len(text) <= MAX_ANSWER else f"{text[:MAX_ANSWER]} … (cut)"), True
