@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from upshot.sandbox import Busy, Limits, Sandbox, StdioTest
@@ -100,6 +100,7 @@ _OUTPUTS = st.text(" \n\t\rab", max_size=8)
 
 
 @given(_OUTPUTS, _OUTPUTS)
+@example("a", " \ra")
 def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
     lines = [line.rstrip() for line in expected.split("\n")]
     drawn = any(line[:1] in (" ", "\t") or re.search(r"\S[ \t]{2,}\S", line) for line in lines if line)

@@ -226,8 +226,14 @@ def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, visi
             tab(page, name)
         page.wait_for_selector(".promptgroup")
         for number, (name, text) in enumerate(HOSTILE.items()):
-            page.locator(".promptgroup p").nth(number).click()
-            until(page, f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})")
+            shown = f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})"
+
+            def opened(number: int = number, shown: str = shown) -> bool:
+                # The list scrolls to what was opened before: a click may meet the neighbour, and a reader clicks again.
+                page.locator(".promptgroup p").nth(number).click()
+                return bool(page.evaluate(shown))
+
+            wait_until(opened, pause=0.2)
             for mode in ("none", "advantage"):
                 page.click(f"[data-colour={mode}]")
                 shown = page.text_content(".reading")

@@ -212,7 +212,7 @@ def same_output(actual: bytes, expected: str) -> bool:
     return all(word == other or _is_close(word, other) for word, other in pairs)
 
 
-_DRAWN = re.compile(r"^[ \t]+\S|\S[ \t]{2,}\S", re.MULTILINE)
+_DRAWN = re.compile(r"^[ \t][^\S\n]*\S|\S[ \t]{2,}\S", re.MULTILINE)
 _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.\d{1,40}|\d{1,40})([eE][+-]?\d{1,3})?")
 
 
