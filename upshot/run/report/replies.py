@@ -82,9 +82,12 @@ class ReplyIndex:
         until = time.monotonic() + seconds
         self._take_blocks(seconds)
         seconds = max(0.0, until - time.monotonic())
+        self._read_log(seconds)
+        return again or len(self) != before
+
+    def _read_log(self, seconds: float) -> None:
         for offset, length, row in self.log.read(seconds):
             self._add(offset, length, row)
-        return again or len(self) != before
 
     def _take_blocks(self, seconds: float) -> None:
         """Take every block that begins where the log has been read to."""
@@ -108,7 +111,7 @@ class ReplyIndex:
     def block(self, start: int) -> dict[str, Any] | None:
         """The index of an otherwise unread log from an offset on, as a block; None where a line cannot be read."""
         self.log.end = start
-        self.follow()
+        self._read_log(math.inf)  # its own blocks are longer every step, and say nothing of what was just written
         if self.log.skipped.lines or self.log.skipped.cut or not self.places:
             return None
         own = {name: getattr(self, name) for name in ("columns", "slices", "means", "strings", "scales", "futures")}
