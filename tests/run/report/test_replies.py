@@ -203,3 +203,14 @@ def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder
     found = everything(watching)
     (long_run.path / INDEX).unlink()
     assert found == everything(read_index(log)) and set(found["columns"]["step"]) == {1, 2, 3}
+
+
+def test_a_log_that_is_followed_in_slices_is_taken_from_its_index_alone(
+    long_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = everything(read_index(long_run.path / "rollouts.jsonl"))
+    monkeypatch.setattr(ReplyIndex, "_add", None)  # no reply is read
+    index = ReplyIndex(long_run.path / "rollouts.jsonl")
+    while index.follow(0):
+        pass
+    assert everything(index) == expected

@@ -33,6 +33,8 @@ MANY_STEPS = 8
 """When not all fits, steps are trimmed to their first prompt groups until at least so many steps fit."""
 CHUNK = 20_000
 """Replies of the index that are sent at once."""
+FIRST = 1_000
+"""Of the first stretch, so that there is something to read at once."""
 
 
 class ReplyIndex:
@@ -81,8 +83,9 @@ class ReplyIndex:
             self.blocks = LogTail(self.blocks.path)
         until = time.monotonic() + seconds
         self._take_blocks(seconds)
-        seconds = max(0.0, until - time.monotonic())
-        self._read_log(seconds)
+        # A line read here while blocks are left would stand in the middle of the next one, and none would fit again.
+        if len(self) == before or time.monotonic() < until:
+            self._read_log(max(0.0, until - time.monotonic()))
         return again or len(self) != before
 
     def _read_log(self, seconds: float) -> None:
@@ -219,7 +222,7 @@ class ReplyIndex:
 
     def chunk(self, start: int = 0, strings: int = 0, wanted: Sequence[int] | None = None) -> dict[str, Any]:
         """A stretch of the index as JSON, or some replies of it; `strings`: how many of them the reader has."""
-        chosen = range(start, min(len(self), start + CHUNK)) if wanted is None else wanted
+        chosen = range(start, min(len(self), start + (CHUNK if start else FIRST))) if wanted is None else wanted
         pick = lambda column: [column[at] for at in chosen]  # noqa: E731
         return {
             "from": start,
