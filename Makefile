@@ -7,6 +7,9 @@ PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[opena
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
+# Compiled tests and modules are kept, whatever the environment says: without them each run compiles all again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo browser test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
 
 help:  ## what there is

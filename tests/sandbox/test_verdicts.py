@@ -484,7 +484,8 @@ def test_two_runs_have_different_random_numbers(box: Any) -> None:
         "import numpy as np; print(np.random.rand())",
         "import uuid; print(uuid.uuid4())",
     ):
-        first, second = (box(box.sandbox.run(program, limits=Limits(cpu_seconds=5))) for _ in range(2))
+        limits = Limits(cpu_seconds=20, wall_seconds=patience(20))
+        first, second = (box(box.sandbox.run(program, limits=limits)) for _ in range(2))
         assert first.stdout and first.stdout != second.stdout
 
 
