@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
 from upshot.cli.completion import SCRIPTS, complete
 
 LINES = {
@@ -59,7 +60,7 @@ def test_the_shells_take_the_script(shell: str, tmp_path: Path) -> None:
         command = ASK[shell].replace("{words}", words).replace("{line}", typed)
         argument = [str(script)] if shell == "fish" else [shell, str(script)]
         asked = [binary, *quiet, "-c", command, *argument]
-        done = subprocess.run(asked, capture_output=True, text=True, env=environment, timeout=120)
+        done = subprocess.run(asked, capture_output=True, text=True, env=environment, timeout=patience(120))
         offered = [one.split("\t")[0] for one in done.stdout.split("\n") if one]
         found = LINES[line]
         expected = [one.partition("=")[2] or one for one in found] if shell == "bash" else found
