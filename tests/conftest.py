@@ -3,6 +3,7 @@ deadlines follow the machine, Ctrl-C is heeded."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import signal
 import sys
@@ -25,6 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_finish() -> None:
     """What was collected lives as long as the process: a run's last collection of garbage need not look through it."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # triton's bindings report as leaked what stays frozen to the end
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
