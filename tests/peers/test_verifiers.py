@@ -38,7 +38,7 @@ def run(examples: Path, *words: str) -> str:
     command = [
         PYTHON,
         "-c",
-        f"{lent}import runpy, sys; runpy.run_module(sys.argv[1], alter_sys=True, run_name='__main__')",
+        f"{lent}import runpy, sys; runpy.run_module(sys.argv.pop(1), alter_sys=True, run_name='__main__')",
     ]
     done = subprocess.run([*command, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
