@@ -83,4 +83,4 @@ def test_the_example_trains(examples: Path, tmp_path: Path) -> None:
     quick = ["warm_start.steps=1", "train.steps=1", "train.prompts_per_step=2", "train.group_size=2"]
     run(examples, "upshot.cli", "train", "examples/reverse.yaml", *small, *quick)
     replies = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert len(replies) == 4 and all(0 <= reply["reward"] <= 1 for reply in replies)
+    assert len(replies) == 4 and all(0 <= reply["reward"]["total"]["value"] <= 1 for reply in replies)

@@ -432,13 +432,13 @@ def test_an_environment_of_verifiers_plays_itself_and_its_rewards_are_the_outcom
             return await play_step(RolloutContext(policy, futures, agent=agent), task.rows("train")[:2], 2, 0)
         finally:
             await agent.aclose()
-            await task.aclose()
 
     for group in asyncio.run(run()):
         for reply in group:
             assert reply.reward.total.value == 0.5
             assert reply.conversation.messages[0].content.startswith("i want a lamp")
             assert [sample.ids for sample in reply.conversation.samples()]
+    assert task._environment._interception is None, "its proxy keeps a client for every episode: none outlives the step"
 
 
 def test_without_the_library_the_task_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
