@@ -19,7 +19,7 @@ from upshot.config.registry import import_thing
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.core.time_limit import limit_call
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Observation, Participant
 
@@ -98,14 +98,14 @@ class ArenaGame:
 
         self.game = textarena.make(env_id=name, **options)
 
-    def reset(self, seed: int) -> str:
+    async def reset(self, seed: int) -> str:
         """Its rules and first position."""
-        self.game.reset(num_players=1, seed=seed)
+        limit_call_now(self.game, self.game.reset, num_players=1, seed=seed)
         return str(self.game.get_observation()[1])
 
-    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """One move."""
-        done, info = self.game.step(action)
+        done, info = limit_call_now(self.game, self.game.step, action)
         if not done:
             return str(self.game.get_observation()[1]), 0.0, False, info
         rewards, _ = self.game.close()
