@@ -171,9 +171,18 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
 
 
-def test_credit_along_the_tree_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match=r"credit\.by=tree.*set credit\.by=reply"):
-        compose(recipe("credit.by=tree"), PLACE).check()
+def test_along_the_tree_what_cannot_be_weighed_by_rows_is_refused_with_the_way_out() -> None:
+    compose(recipe("credit.by=tree", "train.kl=0.1", "train.kl.where=reward"), PLACE).check()
+    with pytest.raises(UserError, match=r"train\.kl\.where=loss.*set train\.kl\.where=reward"):
+        compose(recipe("credit.by=tree", "train.kl=0.1"), PLACE).check()
+    with pytest.raises(UserError, match=r"train\.entropy=0\.01.*credit\.by=reply"):
+        compose(recipe("credit.by=tree", "train.entropy=0.01"), PLACE).check()
+
+
+def test_along_the_tree_the_rows_of_futures_have_room() -> None:
+    alone, tree = (compose(recipe(f"credit.by={by}"), PLACE) for by in ("reply", "tree"))
+    room = tree.value("actor_rollout_ref.rollout.max_model_len") - 1
+    assert alone.value("data.max_response_length") < tree.value("data.max_response_length") == room
 
 
 @pytest.mark.parametrize("word", ["episode.agent=true", "task={name: verifiers, env: gsm8k}"])

@@ -32,7 +32,7 @@ from tests.verl.test_worker import RENDERER, TOKENIZER
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.pickling import dumps, loads
@@ -46,6 +46,7 @@ from upshot.verl.adapters.trainer import UpshotTrainer
 from upshot.verl.plan import RECIPE
 from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
+from upshot.verl.train_batch import _scale
 from upshot.verl.trajectory import trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
 
@@ -120,6 +121,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
         ["train.importance=mask", "train.importance.high=1.05"],
         ["train.kl=0.1", "train.kl.where=reward"],
         ["train.method=ppo", "train.kl=0.05"],
+        ["credit.by=tree", "train.importance=truncate"],
     ],
     ids=" ".join,
 )
@@ -128,7 +130,10 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     groups = on_verl(recipe, some(recipe, 3, 9, 5), 0)
     trainer = trainer_of(recipe, Buffer(queue, groups))
     batch, _ = trainer.replies.sample(1, "train", 3)
-    assert len(batch.keys) == len(queue.rows) < 12  # the missing ones were read and taken away
+    assert len(batch.keys) == len(queue.rows) < 24  # the missing ones were read and taken away
+    sources = [place.source for place in trainer.replies.places.values()]
+    assert len(sources) == len(batch.keys)
+    assert any(isinstance(source, Branch) for source in sources) == (recipe.credit.by == "tree")
     assert [[r.conversation.key for r in own] for own in trainer.replies.groups["train"]] == [
         [r.conversation.key for r in own] for own in groups
     ]
@@ -142,9 +147,11 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     trainer._compute_advantage(batch, metrics)
     lesson = lesson_of(recipe, loads(dumps(groups)))
     assert metrics["upshot/train/sequences"] == len(lesson) == len(batch.keys) - 1
-    found = {(r.conversation.key, len(datum.ids)): datum for r, datum in lesson}
+    found = {(datum.source.conversation.key, len(datum.ids)): datum for _, datum in lesson if datum.source}
+    scale = _scale(recipe.train, list(found.values()))
     for key, tag in zip(batch.keys[:-1], batch.tags[:-1], strict=True):
-        datum, row = found[trainer.replies.of_key[key].conversation.key, tag["seq_len"]], queue.rows[key]
+        datum, row = found[trainer.replies.source(key).conversation.key, tag["seq_len"]], queue.rows[key]
+        datum.advantages = [datum.share * scale * advantage for advantage in datum.advantages]
         first = len(row["prompts"])
         names = {"advantages": "advantages", "old_log_probs": "old", "response_mask": "mask", "loss_mask": "mask"}
         names |= {"returns": "returns"} if recipe.train.method == "ppo" else {}

@@ -50,7 +50,8 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> PlayedRollouts:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on)
+        alone = self.recipe.train.method == "ppo"
+        self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on, alone)
         return self.replies
 
     def on_init_end(self) -> None:
@@ -175,7 +176,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         out: list[BatchRow | None] = []
         for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
             own = [column[at] if column else () for column in told]
-            out.append(None if tag.get("is_padding") else BatchRow(self.replies.of_key[key], int(tag["seq_len"]), *own))
+            out.append(None if tag.get("is_padding") else BatchRow(self.replies.source(key), int(tag["seq_len"]), *own))
         return out
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -186,7 +187,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _teaches(self) -> bool:
         """Whether anything of the step is trained; without a token verl's means would be 0/0."""
-        return any(r.credit is not None and r.credit.trains for group in self.replies.groups["train"] for r in group)
+        return bool(self.replies.places)
 
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
@@ -211,7 +212,7 @@ def columns(told: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
         return torch.nested.as_nested_tensor([torch.tensor(row, dtype=kind) for row in rows], layout=torch.jagged)
 
     mask = nested("mask", torch.int64)
-    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("advantages", torch.float32)}
+    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("scaled", torch.float32)}
     found |= {"old_log_probs": nested("old", torch.float32), "returns": nested("returns", torch.float32)}
     if rule != "none":
         found["rollout_is_weights"] = nested("weights", torch.float32)
