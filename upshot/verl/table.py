@@ -148,8 +148,9 @@ CARRIED: tuple[TableLine, ...] = (
     _line(f"{ROLLOUT}.val_kwargs.do_sample", "eval.temperature", lambda heat: heat > 0),
 )
 
+_ASYNC = "the asynchronous ones hand a step prompts of several steps (docs/cluster.md)"
 FIXED: dict[str, tuple[Any, str]] = {
-    "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
+    "trainer.v1.trainer_mode": ("upshot", f"our trainer is over verl's synchronous one; {_ASYNC}"),
     f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
     "data.custom_cls.path": ("pkg://upshot.verl.adapters.dataset", "ids of rows, which workers look up"),
     "data.custom_cls.name": ("RowIds", ""),
@@ -195,6 +196,8 @@ REFUSED: dict[str, str] = {
     f"{MODEL}.path": "set model.path",
     "trainer.total_training_steps": "set train.steps or train.epochs",
     "trainer.total_epochs": "set train.steps or train.epochs",
+    "trainer.v1": f"of verl's other trainers, which are not run here: {_ASYNC}",
+    "trainer.use_v1": "our trainer is one of verl's v1",
     "trainer.save_freq": "set train.save.every",
     "trainer.default_local_dir": "set run_dir",
 }
@@ -258,7 +261,7 @@ LEFT: dict[str, UnmappedKey] = {
     "train.save.minutes": UnmappedKey("verl saves by steps alone"),
     "train.save.best": UnmappedKey("verl keeps the newest alone", True),
     "train.max_skipped": UnmappedKey("verl has no such guard"),
-    "train.async_steps": UnmappedKey("verl's own: trainer.v1.trainer_mode", True),
+    "train.async_steps": UnmappedKey(f"our trainer is over verl's synchronous one; {_ASYNC}: set it to 0", True),
     "eval.data": UnmappedKey("for sft and dpo", True),
     "eval.stop_after": UnmappedKey("verl does not stop early", True),
     "eval.monitor": UnmappedKey("it only looks on; `upshot eval monitor` on the run afterwards"),
