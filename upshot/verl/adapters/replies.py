@@ -7,6 +7,7 @@ from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from upshot.core.errors import UserError
 from upshot.rollout.rollout import Branch, Rollout
@@ -16,6 +17,24 @@ from upshot.verl.recorder import Counted
 from upshot.verl.trajectory import RowPlace, places_of
 
 Groups = list[list[Rollout]]
+
+
+class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
+    """verl's buffer, from which a step takes its own prompts and no others, however many have ended."""
+
+    _step = 0
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of a step, when all are played."""
+        self._step = global_steps
+        found: tuple[KVBatchMeta, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
+        return found
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
+        steps = self.prompt_global_steps[partition_id]
+        return {
+            uid for uid in super()._sampleable_terminal_keys(partition_id, eviction_reasons) if steps[uid] == self._step
+        }
 
 
 class PlayedRollouts:
