@@ -1,4 +1,4 @@
-"""`train.async_steps` on verl: the next step is played while one is learned, by verl's trainer that pauses its servers."""
+"""`train.async_steps` on verl: the next step is played while one is learned, by verl's trainer that pauses servers."""
 
 from __future__ import annotations
 
