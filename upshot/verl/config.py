@@ -243,13 +243,18 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+    if recipe.train.async_steps:
+        why = (
+            "what is under way at an update goes on with the new weights (verl's trainer), not with those it began with"
+        )
+        yield MissingKey("train.async_steps", recipe.train.async_steps, why, False)
     if recipe.credit.by == "tree":
         yield from _find_unweighed(recipe)
     if recipe.episode.agent is not None:
-        why = "verl learns from one row a reply, and the contexts of a program's episode are several: run it locally"
+        why = "the contexts of a program's episode are not carried to verl's rows yet: run it locally"
         yield MissingKey("episode.agent", recipe.episode.agent.program, why, True)
     if recipe.task.name == "verifiers":
-        why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
+        why = "the environment calls the policy itself, in contexts that are not carried to verl's rows yet"
         yield MissingKey("task.name", recipe.task.name, why, True)
     yield from _find_copies(recipe)
     yield from find_unplaceable(recipe)
