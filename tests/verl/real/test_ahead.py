@@ -18,7 +18,8 @@ def test_steps_are_played_ahead_and_each_learns_from_its_own_replies(tmp_path: P
     run = verl_run(tmp_path / "run", *SMALL, *AHEAD, ranks=1)
     norms, late = run.series("train/grad_norm"), run.series("policy/staleness")
     assert len(norms) == STEPS and all(math.isfinite(norm) and norm > 0 for norm in norms)
-    assert late[0] == 0 and all(0 < mean <= 1 for mean in late[1:]), "begun with the weights of a step before"
+    assert late[0] == 0 and all(0 <= mean <= 1 for mean in late), "at most a step behind"
+    assert late[1] > 0, "played while the first step was"
     assert len(run.series("eval/reward/mean")) == 3
     lines = read_jsonl(run.folder / "rollouts.jsonl")
     rows = SlotsTask(rows_per_split=64).rows("train")
