@@ -99,7 +99,7 @@ def _scale(config: TrainConfig, data: Sequence[Datum]) -> float:
     A surrogate times a number is that of the advantages times the number, so that is where it is put.
     """
     norm = "sequence" if config.loss.name == "gspo" else config.length_norm  # verl's gspo has no other
-    sizes = [(len(datum.places) if norm == "token" else 1, datum.counted) for datum in data]
+    sizes = [(sum(datum.mask) if norm == "token" else 1, datum.counted) for datum in data]
     counted = sum(size for size, is_counted in sizes if is_counted)
     return sum(size for size, _ in sizes) / counted if counted else 1.0
 
