@@ -103,7 +103,7 @@ ELSEWHERE = {
     "upshot train questions.yaml": PASTED,
     "upshot train goals.yaml": PASTED,
     "make test": "Makefile::test",
-    "upshot train quickstart credit.by=reply --engine verl --dry-run": VERL,
+    "upshot train quickstart --engine verl --dry-run": VERL,
     "pip install -e '.[verl]' vllm": "Makefile::test-cluster",
     "python -m tests.support.verl_cpu quickstart": f"{REAL}/test_quickstart.py::test_every_step_has",
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",

@@ -106,6 +106,7 @@ def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
         "train.method=ppo",
         "train.minibatches=3",
         "train.dynamic_sampling=2",
+        "train.async_steps=1",
         "train.importance={rule: mask, low: 0.5}",
         "credit={by: turns, split: true}",
         "credit={by: turns, tokens: answer}",
@@ -171,9 +172,18 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
 
 
-def test_credit_along_the_tree_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match=r"credit\.by=tree.*set credit\.by=reply"):
-        compose(recipe("credit.by=tree"), PLACE).check()
+def test_along_the_tree_what_cannot_be_weighed_by_rows_is_refused_with_the_way_out() -> None:
+    compose(recipe("credit.by=tree", "train.kl=0.1", "train.kl.where=reward"), PLACE).check()
+    with pytest.raises(UserError, match=r"train\.kl\.where=loss.*set train\.kl\.where=reward"):
+        compose(recipe("credit.by=tree", "train.kl=0.1"), PLACE).check()
+    with pytest.raises(UserError, match=r"train\.entropy=0\.01.*credit\.by=reply"):
+        compose(recipe("credit.by=tree", "train.entropy=0.01"), PLACE).check()
+
+
+def test_along_the_tree_the_rows_of_futures_have_room() -> None:
+    alone, tree = (compose(recipe(f"credit.by={by}"), PLACE) for by in ("reply", "tree"))
+    room = tree.value("actor_rollout_ref.rollout.max_model_len") - 1
+    assert alone.value("data.max_response_length") < tree.value("data.max_response_length") == room
 
 
 @pytest.mark.parametrize("word", ["episode.agent=true", "task={name: verifiers, env: gsm8k}"])
@@ -215,7 +225,10 @@ def test_our_engine_is_sent_merged_adapters() -> None:
         ("data.train_batch_size=8", "set train.prompts_per_step of the recipe"),
         ("trainer.logger=[wandb]", "tells the trackers"),
         ("data.val_batch_size=2", "eval.rows"),
-        ("trainer.v1.trainer_mode=sync", "our trainer"),
+        ("trainer.v1.trainer_mode=sync", "set train.async_steps of the recipe"),
+        ("trainer.v1.trainer_mode=colocate_async", "set train.async_steps of the recipe"),
+        ("trainer.v1.separate_async.parameter_sync_step=2", "verl's own trainers are not run"),
+        ("trainer.use_v1=false", "one of verl's v1"),
         ("algorithm.gamma=0.5", "see train"),
         ("+algorithm.rollout_correction.rollout_is=token", "see train"),
         ("actor_rollout_ref.model.path=/other", "set model.path"),

@@ -28,7 +28,7 @@ from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.best import evaluated_step
 from upshot.verl.checks.watchdog import MARK
-from upshot.verl.recorder import COUNTERS, RunEcho, StepRecorder, raise_counts
+from upshot.verl.recorder import COUNTERS, RunEcho, StepRecorder
 from upshot.verl.worker import RolloutWorker
 
 TASK = SlotsTask(rows_per_split=64)
@@ -164,14 +164,6 @@ def test_helpers_of_all_workers_are_counted_together_and_on_after_a_resume(stage
     assert services.counters()["model/judge"]["judge"]["retries"] == {"timeout": 3}
     recorder.save(4, (stage.folder.checkpoints.path / "global_step_4").mkdir)
     assert stage.recorder(done=4).count({"c": (1, counted(10))}, services)[name] == 18.0
-
-
-def test_counts_are_raised_by_what_one_worker_counted_since() -> None:
-    whole = {"model/user": {"user": {"calls": 10, "failed": {"timeout": 1}}}}
-    before, now = {"model/user": {"user": {"calls": 4}}}, {"model/user": {"user": {"calls": 6, "failed": {"busy": 2}}}}
-    assert raise_counts(whole, before, now) == {
-        "model/user": {"user": {"calls": 12, "failed": {"timeout": 1, "busy": 2}}}
-    }
 
 
 class Watching(Reporter):

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from tests.verl.test_worker import RENDERER, Manager, Output
 from upshot.config.load import load_recipe
@@ -27,16 +28,18 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.tasks.ciphers import Ciphers
-from upshot.training.learner.batch import Datum
+from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
 from upshot.training.loops.rl import Lesson
+from upshot.training.objectives import losses
+from upshot.training.objectives.objectives import Sft
 from upshot.training.setup import sampling_of
 from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
 from upshot.verl.train_batch import BatchRow as TrainedRow
 from upshot.verl.train_batch import LearnerInputs, teach
-from upshot.verl.trajectory import Trajectory, trajectories_of
+from upshot.verl.trajectory import Trajectory, places_of, trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
 
 DOWN = "down"
@@ -48,6 +51,11 @@ def words(prompt: list[int], seed: int) -> str:
     """One of a few replies, by the seed; now and then no reply at all."""
     said = ["which size ?", "which colour and thing ?", "here is a tiny red lamp", "here is a small blue bowl", DOWN]
     return said[seed % len(said)]
+
+
+def chats(prompt: list[int], seed: int) -> str:
+    """The same, and seldom no reply: a tree has many of them."""
+    return words(prompt, seed) if seed % 3 else words(prompt, seed % 4)
 
 
 class Local(Model):
@@ -159,21 +167,24 @@ class Learner:
 
 def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Rollout, Trajectory, LearnerInputs]]:
     """What verl's learner is told of every row that has something to learn from."""
-    given, rows = given_rows(groups)
+    given, rows = given_rows(groups, recipe.train.method == "ppo")
     told, _ = teach(recipe.train, groups, given)
     return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
 
 
-def given_rows(groups: Sequence[Sequence[Rollout]]) -> tuple[list[TrainedRow], list[tuple[Rollout, Trajectory]]]:
+def given_rows(
+    groups: Sequence[Sequence[Rollout]], alone: bool = False
+) -> tuple[list[TrainedRow], list[tuple[Rollout, Trajectory]]]:
     """The rows of a step with what verl would compute of them."""
     replies = [reply for group in groups for reply in group]
-    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0) if row.trains]
+    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0, alone) if row.trains]
+    places = [place for reply in replies for place in places_of(reply, alone)]
     given = []
-    for reply, row in rows:
+    for place, (_, row) in zip(places, rows, strict=True):
         ids = [*row.prompt_ids, *row.response_ids]
         found = [number(ids, at) for at in range(len(row.prompt_ids), len(ids))]
         more = [[value + by for value in found] for by in (0.0, -0.11, 0.9)]
-        given.append(TrainedRow(reply, len(ids), *more))
+        given.append(TrainedRow(place.source, len(ids), *more))
     return given, rows
 
 
@@ -195,7 +206,29 @@ def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequ
         assert told.mask == list(datum.mask)[first:] == row.response_mask
         for name in ("advantages", "old", "returns", "weights"):
             assert getattr(told, name) == pytest.approx(list(getattr(datum, name))[first:]), name
+    expected = local_gradients(recipe, lesson)
+    assert gradients(recipe, [told for *_, told in rows]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
     return len(rows)
+
+
+def gradients(recipe: Recipe, told: Sequence[LearnerInputs]) -> list[float]:
+    """What verl's mean makes of a step's advantages, token by token (its `agg_loss`, where a ratio is 1)."""
+    tokens = sum(sum(one.mask) for one in told)
+    by = {"token": lambda own: tokens, "sequence": lambda own: len(told) * sum(own.mask)}
+    by["constant"] = lambda own: len(told) * recipe.episode.max_tokens
+    divide = by[recipe.train.length_norm]
+    return [a / divide(one) for one in told for a, bit in zip(one.scaled, one.mask, strict=True) if bit]
+
+
+def local_gradients(recipe: Recipe, lesson: Lesson) -> list[float]:
+    """What local mode's objective makes of them."""
+    data = [datum for _, datum in lesson]
+    batch, objective = pack(data, "cpu"), Sft()
+    objective.begin(data, recipe.episode.max_tokens, recipe.train.length_norm)
+    weight = torch.zeros(len(batch.owner), requires_grad=True)
+    losses.normalise(weight * batch.columns["advantages"], batch, objective.by).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    return list(weight.grad.tolist())
 
 
 def compare(recipe: Recipe, step: int = 3, says: Says = words) -> int:
@@ -214,6 +247,28 @@ def compare(recipe: Recipe, step: int = 3, says: Says = words) -> int:
 @pytest.mark.parametrize("name", ["dr-grpo", "grpo", "rloo", "gdpo", "separated", "reinforce++"])
 def test_a_step_has_the_same_conversations_rewards_parts_and_advantages(name: str) -> None:
     assert compare(recipe_of(f"train.advantage={name}")) > 4
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["train.length_norm=token"],
+        ["train.length_norm=sequence", "train.advantage=grpo"],
+        ["train.length_norm=constant", "train.importance=truncate", "train.importance.high=1.02"],
+        ["futures.samples=[2,2]", "credit.forks=0.5", "train.advantage=rloo"],
+        ["train.kl=0.1", "train.kl.where=reward"],
+        ["train.method=ppo", "train.kl=0.05"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_said_in_the_futures_is_learned_along_the_tree_as_in_local_mode(more: list[str]) -> None:
+    recipe = recipe_of("credit.by=tree", *more)
+    count = compare(recipe, says=chats)
+    groups = on_verl(recipe, some(recipe, 3, 9, 5, 9), 3, chats)
+    told = taught(recipe, groups)
+    branches = [branch for group in groups for reply in group for fork in reply.siblings for branch in fork]
+    assert count > sum(len(group) for group in groups) and any(branch.advantages for branch in branches)
+    assert len({round(one.scale, 6) for *_, one in told}) > 1, "a branch counts for less than a reply"
 
 
 def thinks(prompt: list[int], seed: int) -> str:

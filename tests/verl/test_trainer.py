@@ -14,6 +14,7 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 
 import torch
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -32,7 +33,7 @@ from tests.verl.test_worker import RENDERER, TOKENIZER
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.pickling import dumps, loads
@@ -41,11 +42,12 @@ from upshot.training.setup import sampling_of
 from upshot.verl.adapters import replies as replies_module
 from upshot.verl.adapters import trainer as trainer_module
 from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY, _output
-from upshot.verl.adapters.replies import PlayedRollouts
-from upshot.verl.adapters.trainer import UpshotTrainer
+from upshot.verl.adapters.replies import OwnStepBuffer, PlayedRollouts
+from upshot.verl.adapters.trainer import AheadTrainer, UpshotTrainer
 from upshot.verl.plan import RECIPE
 from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
+from upshot.verl.train_batch import _scale
 from upshot.verl.trajectory import trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
 
@@ -120,6 +122,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
         ["train.importance=mask", "train.importance.high=1.05"],
         ["train.kl=0.1", "train.kl.where=reward"],
         ["train.method=ppo", "train.kl=0.05"],
+        ["credit.by=tree", "train.importance=truncate"],
     ],
     ids=" ".join,
 )
@@ -128,7 +131,10 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     groups = on_verl(recipe, some(recipe, 3, 9, 5), 0)
     trainer = trainer_of(recipe, Buffer(queue, groups))
     batch, _ = trainer.replies.sample(1, "train", 3)
-    assert len(batch.keys) == len(queue.rows) < 12  # the missing ones were read and taken away
+    assert len(batch.keys) == len(queue.rows) < 24  # the missing ones were read and taken away
+    sources = [place.source for place in trainer.replies.places.values()]
+    assert len(sources) == len(batch.keys)
+    assert any(isinstance(source, Branch) for source in sources) == (recipe.credit.by == "tree")
     assert [[r.conversation.key for r in own] for own in trainer.replies.groups["train"]] == [
         [r.conversation.key for r in own] for own in groups
     ]
@@ -142,9 +148,11 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     trainer._compute_advantage(batch, metrics)
     lesson = lesson_of(recipe, loads(dumps(groups)))
     assert metrics["upshot/train/sequences"] == len(lesson) == len(batch.keys) - 1
-    found = {(r.conversation.key, len(datum.ids)): datum for r, datum in lesson}
+    found = {(datum.source.conversation.key, len(datum.ids)): datum for _, datum in lesson if datum.source}
+    scale = _scale(recipe.train, list(found.values()))
     for key, tag in zip(batch.keys[:-1], batch.tags[:-1], strict=True):
-        datum, row = found[trainer.replies.of_key[key].conversation.key, tag["seq_len"]], queue.rows[key]
+        datum, row = found[trainer.replies.source(key).conversation.key, tag["seq_len"]], queue.rows[key]
+        datum.advantages = [datum.share * scale * advantage for advantage in datum.advantages]
         first = len(row["prompts"])
         names = {"advantages": "advantages", "old_log_probs": "old", "response_mask": "mask", "loss_mask": "mask"}
         names |= {"returns": "returns"} if recipe.train.method == "ppo" else {}
@@ -267,3 +275,29 @@ def test_rows_of_a_step_are_those_that_local_mode_picks_each_with_its_place() ->
     assert [info["group"] for info in infos] == list(range(40))
     assert sum(info["earlier"] for info in infos) == 40 - len({info["id"] for info in infos}) > 0
     assert SimpleNamespace(**rows[0]).extra_info == {"id": "0"}
+
+
+def test_a_trainer_that_plays_ahead_sends_out_each_step_once_under_its_own_number() -> None:
+    made, sent = object.__new__(AheadTrainer), []
+    made.recipe, made.total_training_steps = recipe_of("train.async_steps=2"), 5
+    made._add_batch_to_generate = lambda: sent.append(made.global_steps)
+    for step in (2, 3, 4, 5):  # gone on with after step 1
+        made.global_steps = step
+        made.prepare_step()
+        assert made.global_steps == step and max(sent) == min(step + 2, 5)
+    assert sent == [2, 3, 4, 5]
+
+
+def test_a_step_takes_its_own_prompts_however_many_of_the_next_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {"1a": 1, "1b": 1, "2a": 2, "2b": 2}
+    ended = {uid: {"is_prompt": True, "status": "finished", "global_steps": at} for uid, at in steps.items()}
+    rows = {f"{uid}_0_0": {"status": "success"} for uid in ended}
+    late = iter(["running", "finished"])
+
+    def listed() -> dict[str, Any]:
+        return {"train": {**ended, **rows, "1b": {**ended["1b"], "status": next(late)}}}
+
+    monkeypatch.setattr(replay_buffer, "tq", SimpleNamespace(kv_list=listed, kv_clear=lambda **_: None))
+    buffer = OwnStepBuffer("sync", {}, None, "drop", {}, poll_interval=0.0)
+    batch, _ = buffer.sample(1, "train", 2)
+    assert sorted(batch.keys) == ["1a_0_0", "1b_0_0"]

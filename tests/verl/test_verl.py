@@ -117,15 +117,16 @@ def test_the_registrations_are_under_our_name() -> None:
 
     assert _agent_loop_registry["upshot"]["_target_"] == "upshot.verl.adapters.loop.UpshotLoop"
     assert get_trainer_cls("upshot").__name__ == "UpshotTrainer"
+    assert get_trainer_cls("upshot-ahead").__name__ == "AheadTrainer"
 
 
 def test_verls_trainer_calls_what_ours_overrides() -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from upshot.verl.adapters.trainer import UpshotTrainer
+    from upshot.verl.adapters.trainer import AheadTrainer, LocalLearning
 
     own = ("_rows", "_read_measures", "_teaches", "_play_on", "_pick_rows")
-    for name, ours in vars(UpshotTrainer).items():
+    for name, ours in {**vars(AheadTrainer), **vars(LocalLearning)}.items():
         theirs = getattr(PPOTrainer, name, None)
         if callable(ours) and not name.startswith("__") and name not in own:
             assert theirs is not None, f"verl's trainer has no {name} any more"

@@ -156,7 +156,7 @@ def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
     context = recipe.model.max_context or place.context
     room = None if context is None or place.prompt_tokens is None else context - 1
-    one = recipe.episode.max_turns == 1
+    one = recipe.episode.max_turns == 1 and recipe.credit.by != "tree"
     reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
     told = "model.max_context" if recipe.model.max_context else "the model's configuration"
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
@@ -243,17 +243,31 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+    if recipe.train.async_steps:
+        why = (
+            "what is under way at an update goes on with the new weights (verl's trainer), not with those it began with"
+        )
+        yield MissingKey("train.async_steps", recipe.train.async_steps, why, False)
     if recipe.credit.by == "tree":
-        why = "verl learns from one row a reply; the branches of its futures are not carried yet: set credit.by=reply"
-        yield MissingKey("credit.by", "tree", why, True)
+        yield from _find_unweighed(recipe)
     if recipe.episode.agent is not None:
-        why = "verl learns from one row a reply, and the contexts of a program's episode are several: run it locally"
+        why = "the contexts of a program's episode are not carried to verl's rows yet: run it locally"
         yield MissingKey("episode.agent", recipe.episode.agent.program, why, True)
     if recipe.task.name == "verifiers":
-        why = "the environment calls the policy itself, in contexts that verl's one row a reply cannot hold"
+        why = "the environment calls the policy itself, in contexts that are not carried to verl's rows yet"
         yield MissingKey("task.name", recipe.task.name, why, True)
     yield from _find_copies(recipe)
     yield from find_unplaceable(recipe)
+
+
+def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
+    """What of a loss cannot be weighed row by row: a branch of the futures counts for less than a reply."""
+    train = recipe.train
+    why = "along the tree a branch counts for its share, and verl weighs advantages alone"
+    if train.kl.weight and train.kl.where == "loss" and train.method == "rl":
+        yield MissingKey("train.kl.where", "loss", f"{why}: set train.kl.where=reward, or credit.by=reply", True)
+    if train.entropy:
+        yield MissingKey("train.entropy", train.entropy, f"{why}: set train.entropy=0, or credit.by=reply", True)
 
 
 def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:

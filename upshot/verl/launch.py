@@ -25,6 +25,13 @@ from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
 from upshot.verl.recorder import RunEcho
 
 LOG = "verl.log"
+WAITS = {
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_worker_register_timeout_seconds": "600",
+}
+"""How long the processes of a Ray that is started here wait for each other, where the environment does not say."""
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 """hydra leaves no folder and no log of its own where the command was typed."""
 
@@ -134,4 +141,4 @@ def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
     """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {RECIPE: str(folder.resolve() / WORKERS)}
-    return {**os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+    return {**WAITS, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}

@@ -28,8 +28,8 @@ RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 WORKERS = "workers.yaml"
 """That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
-NOTED = ("model.lora.dropout", "eval.monitor", "model_engine")
-"""Recipe keys that are left out with a word."""
+NOTED = ("model.lora.dropout", "eval.monitor", "model_engine", "train.async_steps")
+"""Recipe keys that are left out, or mean something else, with a word."""
 COMMAND_LINE = "command line"
 """The source of a setting that the user gave."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"

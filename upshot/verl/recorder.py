@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.files import parse_json_line, write_json
+from upshot.core.files import write_json
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
 from upshot.run.folder import METRICS, RunFolder
+from upshot.run.report.lines import LogTail
 from upshot.run.reporter import Reporter
 from upshot.run.samples import Pieces
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
 from upshot.tasks.base import Task
+from upshot.training.learner.distributed.ranks import add_counts
 from upshot.training.metrics.alarms import Alarms
 from upshot.verl.checkpoints import saved_steps
 from upshot.verl.checks.watchdog import MARK
@@ -44,27 +46,28 @@ class StepRecorder:
         self.keep = max(recipe.train.save.keep, 2)  # verl drops the old one before the new one is whole
         trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
         self.writer = Writer(recipe, folder, Reporter(), task, pieces, trackers)
-        self._counters: dict[str, Any] = {}
-        """Of all helpers, over all workers and resumes."""
         self._workers: dict[str, Mapping[str, Any]] = {}
-        """What each worker had counted when it was last heard."""
+        """What each worker had counted in its life when it was last heard; under no name those before a resume."""
         self._saving = 0.0
         """Seconds that were spent on saving since the last line."""
 
     def begin(self, steps: int, done: int) -> None:
         """The run begins, or goes on after `done` steps."""
         counters = self._checkpoint(done) / COUNTERS
-        self._counters = json.loads(counters.read_text()) if counters.is_file() else {}
+        self._workers = {"": json.loads(counters.read_text())} if counters.is_file() else {}
         self.writer.begin(self.phase, steps, done)
+
+    @property
+    def _counters(self) -> dict[str, Any]:
+        """Of all helpers, over all workers and resumes."""
+        return add_counts({}, list(self._workers.values()))
 
     def count(self, counted: Counted, services: Services) -> dict[str, float]:
         """Calls, cost, retries and quality of the helpers of all workers, under local mode's names.
 
         `services` are some that were never started: they only know how counters become numbers.
         """
-        for worker, (_, counters) in counted.items():
-            self._counters = raise_counts(self._counters, self._workers.get(worker, {}), counters)
-            self._workers[worker] = counters
+        self._workers |= {worker: counters for worker, (_, counters) in counted.items()}
         services.restore(self._counters)
         return services.stats()
 
@@ -96,17 +99,6 @@ class StepRecorder:
 
     def _checkpoint(self, step: int) -> Path:
         return self.folder.checkpoints.path / f"global_step_{step}"
-
-
-def raise_counts(whole: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Counters of the whole, raised by what one worker has counted since."""
-    out: dict[str, Any] = dict(whole)
-    for name, value in now.items():
-        if isinstance(value, Mapping):
-            out[name] = raise_counts(whole.get(name) or {}, before.get(name) or {}, value)
-        else:
-            out[name] = whole.get(name, 0) + value - before.get(name, 0)
-    return out
 
 
 OURS = {
@@ -148,11 +140,10 @@ class RunEcho:
     """Reads the lines of metrics.jsonl as they come, each once, and tells a reporter of them."""
 
     def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
-        self.path = folder.path / METRICS
         self.phase = phase
         self.reporter = reporter
         self._alarms = Alarms()
-        self._at = 0
+        self._log = LogTail(folder.path / METRICS)
         self._read(silent=True)
 
     def follow(self, said: str = "") -> None:
@@ -162,15 +153,8 @@ class RunEcho:
         self._read(silent=False)
 
     def _read(self, silent: bool) -> None:
-        if not self.path.is_file() or self.path.stat().st_size <= self._at:
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._at)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # a line that is still being written waits
-        self._at += len(whole)
-        for line in map(parse_json_line, whole.split(b"\n")):
-            if line is None or line.get("phase") != self.phase:
+        for _, _, line in self._log.read():
+            if line.get("phase") != self.phase:
                 continue
             step = int(line.pop("step"))
             begun = self._alarms.watch(line, step)

@@ -12,6 +12,8 @@ from typing import Any
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 PROJECT = "upshot"
+AHEAD = "upshot-ahead"
+"""The name of our trainer that plays ahead."""
 BACKEND = "upshot"
 """The name of our rollout backend in verl (`adapters/rollout.py`)."""
 OPTIM = f"{ACTOR}.optim"
@@ -89,7 +91,14 @@ def _schedule(name: str, warmup: int) -> str:
 LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
 SCHEDULES = ("constant", "cosine")
 NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+SAMPLER = "trainer.v1.sampler.custom_sampler"
 CARRIED: tuple[TableLine, ...] = (
+    _line("trainer.v1.trainer_mode", "train.async_steps", lambda ahead: AHEAD if ahead else "upshot", "our trainers"),
+    _line("trainer.v1.colocate_async.num_warmup_batches", "train.async_steps", lambda _: 0, "ours sends them out"),
+    _line(
+        f"{SAMPLER}.path", "train.async_steps", lambda ahead: "pkg://upshot.verl.adapters.replies" if ahead else None
+    ),
+    _line(f"{SAMPLER}.name", "train.async_steps", lambda ahead: "OwnStepBuffer" if ahead else None),
     _line("trainer.experiment_name", "name"),
     _line("data.seed", "seed", note="the order of rows and the seeds of conversations are local mode's"),
     _line(f"{ROLLOUT}.seed", "seed"),
@@ -149,7 +158,6 @@ CARRIED: tuple[TableLine, ...] = (
 )
 
 FIXED: dict[str, tuple[Any, str]] = {
-    "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
     f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
     "data.custom_cls.path": ("pkg://upshot.verl.adapters.dataset", "ids of rows, which workers look up"),
     "data.custom_cls.name": ("RowIds", ""),
@@ -195,6 +203,8 @@ REFUSED: dict[str, str] = {
     f"{MODEL}.path": "set model.path",
     "trainer.total_training_steps": "set train.steps or train.epochs",
     "trainer.total_epochs": "set train.steps or train.epochs",
+    "trainer.v1": "verl's own trainers are not run: train.async_steps chooses between ours (docs/cluster.md)",
+    "trainer.use_v1": "our trainer is one of verl's v1",
     "trainer.save_freq": "set train.save.every",
     "trainer.default_local_dir": "set run_dir",
 }
@@ -258,7 +268,6 @@ LEFT: dict[str, UnmappedKey] = {
     "train.save.minutes": UnmappedKey("verl saves by steps alone"),
     "train.save.best": UnmappedKey("verl keeps the newest alone", True),
     "train.max_skipped": UnmappedKey("verl has no such guard"),
-    "train.async_steps": UnmappedKey("verl's own: trainer.v1.trainer_mode", True),
     "eval.data": UnmappedKey("for sft and dpo", True),
     "eval.stop_after": UnmappedKey("verl does not stop early", True),
     "eval.monitor": UnmappedKey("it only looks on; `upshot eval monitor` on the run afterwards"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import ppo, rl
 from upshot.training.objectives.mismatch import LARGEST, MEAN
@@ -18,9 +18,9 @@ from upshot.training.objectives.mismatch import LARGEST, MEAN
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A row of verl's batch: which reply it is of, how many of its ids it has, and what verl found of the response."""
+    """A row of verl's batch: whose words it is, how many of their ids it has, and what verl found of the response."""
 
-    reply: Rollout
+    source: Rollout | Branch
     ids: int
     """Of prompt and response together."""
     logprobs: Sequence[float] = ()
@@ -33,7 +33,7 @@ class BatchRow:
     @property
     def key(self) -> tuple[int, ...]:
         """Its ids: rows with the same ids have the same log-probabilities and values."""
-        return tuple(self.reply.conversation.ids[: self.ids])
+        return tuple(self.source.conversation.ids[: self.ids])
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ class LearnerInputs:
     """Log-probabilities to which the ratio of the policy gradient is."""
     returns: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
+    scale: float = 1.0
+    """What its advantages are multiplied with: verl counts all rows alike (`_scale`)."""
+
+    @property
+    def scaled(self) -> list[float]:
+        """The advantages as verl is told them."""
+        return [self.scale * advantage for advantage in self.advantages]
 
 
 class MeasuredLogprobs:
@@ -78,11 +85,23 @@ def teach(
     """What to tell of each row, and what to log; sets the advantages of the replies."""
     method = ppo if config.method == "ppo" else rl
     lesson, logs = method.lesson_of(MeasuredLogprobs(config, rows), groups)
-    found = {(id(reply), len(datum.ids)): datum for reply, datum in lesson}
+    found = {(id(datum.source), len(datum.ids)): datum for _, datum in lesson}
+    scale = _scale(config, [datum for _, datum in lesson])
     logs["train/sequences"] = float(len(lesson))
     logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
-    told = [_describe_row(row, found) for row in rows]
+    told = [_describe_row(row, found, scale) for row in rows]
     return told, measure_tokens(rows, told) | logs  # importance has told the drift already, from the sampler's numbers
+
+
+def _scale(config: TrainConfig, data: Sequence[Datum]) -> float:
+    """How much less verl's mean over a step's rows is than local mode's, which does not count the branches' rows.
+
+    A surrogate times a number is that of the advantages times the number, so that is where it is put.
+    """
+    norm = "sequence" if config.loss.name == "gspo" else config.length_norm  # verl's gspo has no other
+    sizes = [(sum(datum.mask) if norm == "token" else 1, datum.counted) for datum in data]
+    counted = sum(size for size, is_counted in sizes if is_counted)
+    return sum(size for size, _ in sizes) / counted if counted else 1.0
 
 
 def measure_tokens(rows: Sequence[BatchRow], told: Sequence[LearnerInputs]) -> dict[str, float]:
@@ -103,12 +122,11 @@ def measure_tokens(rows: Sequence[BatchRow], told: Sequence[LearnerInputs]) -> d
     return {"policy/entropy": float(entropy.mean()), MEAN: float(gaps.mean()), LARGEST: float(gaps.max())}
 
 
-def _describe_row(row: BatchRow, found: Mapping[tuple[int, int], Datum]) -> LearnerInputs:
+def _describe_row(row: BatchRow, found: Mapping[tuple[int, int], Datum], scale: float) -> LearnerInputs:
     first = row.ids - len(row.logprobs)
-    datum = found.get((id(row.reply), row.ids))
+    datum = found.get((id(row.source), row.ids))
     if datum is None:  # an estimator of somebody's own gave its tokens no advantage
         empty = [0.0] * len(row.logprobs)
         return LearnerInputs([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)
-    return LearnerInputs(
-        *(list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights"))
-    )
+    lists = {name: list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights")}
+    return LearnerInputs(**lists, scale=datum.share * scale)

@@ -1,7 +1,8 @@
 """A played reply → the rows that verl trains on: prompt, response, mask by provenance.
 
-The reply itself travels with them, whole: what its tokens earned is settled where all replies of the step are
-(`train_batch.py`). A reply with nothing to learn from has one row without a trained token, so that it is counted.
+Along the tree the branches of its futures are rows, too. The reply itself travels with them, whole: what its tokens
+earned is settled where all replies of the step are (`train_batch.py`). A reply with nothing to learn from has one row
+without a trained token, so that it is counted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 from upshot.core.score import Reason, Score
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.tree import why_silent
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,15 @@ class Trajectory:
         return any(self.response_mask)
 
 
+@dataclass(frozen=True)
+class RowPlace:
+    """What a row holds of whose words: all ids up to `stop`, of which those from `start` on may be trained."""
+
+    source: Rollout | Branch
+    start: int
+    stop: int
+
+
 def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> None:
     """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left."""
     ids = reply.conversation.ids
@@ -40,27 +51,41 @@ def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> Non
     elif len(ids) - first > response_length:
         why = f"an episode of {len(ids) - first} ids; data.max_response_length is {response_length}"
     if why:
-        reply.reward, reply.credit = Reward(Score.missing(Reason.TOO_LONG, why)), None
+        reply.reward, reply.credit, reply.siblings = Reward(Score.missing(Reason.TOO_LONG, why)), None, []
 
 
-def trajectories_of(reply: Rollout, filler: int) -> list[Trajectory]:
-    """The rows of a reply: one, or one a turn where the credit says so; `filler`: an id for one that trains nothing."""
-    talk, first = reply.conversation, _first(reply)
-    mask = trained_mask(reply)
-    ends = [(at, at + len(s.ids)) for at, s in talk.places()] if reply.credit and reply.credit.split else []
-    ids, logprobs = talk.ids, talk.logprobs
-    rows = [
-        Trajectory(ids[:first], ids[first:stop], [0] * (start - first) + mask[start:stop], logprobs[first:stop])
-        for start, stop in ends or [(first, len(ids))]
-    ]
-    return [row for row in rows if row.trains] or [Trajectory([filler], [filler], [0], [0.0])]
+def places_of(reply: Rollout, alone: bool = False) -> list[RowPlace]:
+    """The rows that a reply leaves: its own, one a turn where the credit says so, and one of each branch that learns.
+
+    `alone`: whether a branch learns without siblings to be compared with (ppo).
+    """
+    forks = [fork for fork in reply.siblings if alone or why_silent(fork) is None]
+    sources: list[Rollout | Branch] = [reply, *(branch for fork in forks for branch in fork)]
+    return [place for source in sources for place in _own_places(source)]
 
 
-def trained_mask(reply: Rollout) -> list[int]:
-    """1 beside each id of the episode that has something to learn from."""
-    mask = [0] * len(reply.conversation.ids)
-    for span in reply.credit.spans if reply.credit is not None else ():
-        if span.parts and reply.credit is not None and not reply.credit.total(span.parts).is_missing:
+def _own_places(source: Rollout | Branch) -> list[RowPlace]:
+    talk, mask = source.conversation, trained_mask(source)
+    turns = [(at, at + len(s.ids)) for at, s in talk.places()] if source.credit and source.credit.split else []
+    return [RowPlace(source, start, stop) for start, stop in turns or [(0, len(mask))] if any(mask[start:stop])]
+
+
+def trajectories_of(reply: Rollout, filler: int, alone: bool = False) -> list[Trajectory]:
+    """The rows of a reply, in the order of its places; `filler`: an id for one that trains nothing."""
+    return [_row(place) for place in places_of(reply, alone)] or [Trajectory([filler], [filler], [0], [0.0])]
+
+
+def _row(place: RowPlace) -> Trajectory:
+    talk, first, stop = place.source.conversation, _first(place.source), place.stop
+    mask = [0] * place.start + trained_mask(place.source)[place.start : stop]
+    return Trajectory(talk.ids[:first], talk.ids[first:stop], mask[first:], talk.logprobs[first:stop])
+
+
+def trained_mask(source: Rollout | Branch) -> list[int]:
+    """1 beside each id that has something to learn from."""
+    mask = [0] * len(source.conversation.ids)
+    for span in source.credit.spans if source.credit is not None else ():
+        if span.parts and source.credit is not None and not source.credit.total(span.parts).is_missing:
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
     return mask
 
@@ -72,6 +97,6 @@ def reward_numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in found.items()}
 
 
-def _first(reply: Rollout) -> int:
+def _first(source: Rollout | Branch) -> int:
     """How many ids the first prompt has; 0 when nothing was sampled."""
-    return next((len(sample.context) for sample in reply.conversation.samples()), 0)
+    return next((len(sample.context) for sample in source.conversation.samples()), 0)

@@ -143,8 +143,9 @@ class RolloutWorker:
 
     async def _opening(self, context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
         """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
-        if all(of != seed for of, *_ in self._openings):
-            self._openings.clear()  # another step or round
+        seeds = list(dict.fromkeys(of for of, *_ in self._openings))
+        if seed not in seeds and len(seeds) > self.recipe.train.async_steps:  # another step or round
+            self._openings = {key: task for key, task in self._openings.items() if key[0] != seeds[0]}
         key = (seed, group, row.id)
         if key not in self._openings:
             self._openings[key] = asyncio.create_task(open_row(context, row, seed, group))

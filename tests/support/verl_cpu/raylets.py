@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.patience import patience
 from tests.support.verl_cpu.settings import ENVIRONMENT
 from upshot.core.process import Reaper, end_session
+from upshot.verl.launch import WAITS
 
 CPUS, GPUS = 12, 1
 UP_S = 300.0
@@ -54,9 +55,9 @@ def two_raylets(names: tuple[str, str] = ("first", "second")) -> Iterator[str]:
 def _start(name: str, words: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """A raylet under a host name of its own, where this machine lets us have one."""
     root = str(Path(__file__).parents[3])
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={CPUS}", f"--num-gpus={GPUS}"]
+    ray = [sys.executable, "-m", __name__, "start", "--block", f"--num-cpus={CPUS}", f"--num-gpus={GPUS}"]
     own = ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"] if can_rename() else []
-    env = {**ENVIRONMENT, **os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
+    env = {**WAITS, **ENVIRONMENT, **os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
     with (folder / f"{name}.said").open("ab") as file:
         return subprocess.Popen(
             [*own, *ray, *words], stdout=file, stderr=file, start_new_session=True, env=env, cwd=folder
@@ -82,3 +83,12 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], folder: Path, node
             return
         time.sleep(0.5)
     raise AssertionError(f"Ray did not come up:\n{told}")
+
+
+if __name__ == "__main__":  # the command `ray`
+    from ray.scripts.scripts import main
+
+    from upshot.verl.adapters.ray_start import be_patient
+
+    be_patient()
+    main()

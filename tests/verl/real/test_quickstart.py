@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 import torch
 from safetensors.torch import load_file
 
-from tests.verl.real.verl_run import VerlRun, end, said_by, start, verl_run
+from tests.patience import patience
+from tests.verl.real.verl_run import VerlRun, end, said_by, start_locally, verl_run, wait_for
 from tests.verl.real.witness import FOLDER, LIB, STALE, notes
 from upshot.cli import main
 from upshot.core.files import append_jsonl, read_jsonl
@@ -37,7 +39,6 @@ STEPS, PROMPTS, REPLIES = 20, 16, 8
 MORE = STEPS + 2
 """The resumed run is the negative control, too: after the update of its first step the servers are sent no weights."""
 OWN = (
-    "credit.by=reply",
     "train.save.every=10",
     f"eval.every={STEPS}",
     "eval.rows=64",
@@ -46,6 +47,7 @@ OWN = (
 """What the runs on verl and in local mode are both told; all else is the quickstart
 as it ships, which learns along the tree."""
 SAME = ("reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/group_std", "metric/verifier", "train/tokens")
+SAME += ("train/sequences", "tree/forks", "tree/branches")
 SAME += ("policy/entropy", "policy/clipped", "loss/policy", "train/lr", "train/skipped")
 """What a first step with the same draws has in common with local mode's, by name."""
 APART = "verl/training/rollout_probs_diff_max"
@@ -61,8 +63,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def beside(here: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Local mode, which trains while verl starts."""
-    command = [sys.executable, "-m", "upshot.cli", "train", "quickstart", f"run_dir={here / 'local'}", "--quiet"]
-    process = start([*command, f"train.steps={STEPS}", *OWN], here / "local")
+    process = start_locally(here / "local", f"train.steps={STEPS}", *OWN)
     yield process
     end(process)
 
@@ -76,7 +77,7 @@ def run(here: Path, beside: subprocess.Popen[bytes]) -> VerlRun:
 @pytest.fixture(scope="module")
 def local(here: Path, beside: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     """The steps of local mode."""
-    assert beside.wait(900) == 0, said_by(here / "local").read_text()
+    assert wait_for(beside, here / "local") == 0, said_by(here / "local").read_text()
     lines = map(json.loads, (here / "local/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["phase"] == "rl" and not is_evaluation(line)]
 
@@ -113,10 +114,21 @@ def test_sampler_and_trainer_agree_after_every_sync(run: VerlRun) -> None:
 def test_the_ids_trained_are_the_ids_sampled(run: VerlRun, here: Path) -> None:
     sampled = {(tuple(said["prompt"]), tuple(said["ids"])) for said in notes(here / "seen", "sampled")}
     lines = [line for line in notes(here / "seen", "trained") if any(line["mask"])]
-    assert len(lines) == STEPS * PROMPTS * REPLIES
+    assert len(lines) == sum(run.series("train/sequences"))
+    assert len([line for line in lines if all(line["mask"])]) == STEPS * PROMPTS * REPLIES  # the replies; others branch
     for line in lines:
-        assert (tuple(line["prompt"]), tuple(line["ids"])) in sampled
-        assert all(line["mask"])  # a reply of one turn: all of it was sampled
+        assert all((tuple(before), tuple(said)) in sampled for before, said in turns(line))
+
+
+def turns(line: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """What is trained of a row, turn by turn, with all that stands before it."""
+    at = len(line["prompt"])
+    ids = [*line["prompt"], *line["ids"]]
+    for bit, own in groupby(line["mask"]):
+        stop = at + len(list(own))
+        if bit:
+            yield ids[:at], ids[at:stop]
+        at = stop
 
 
 def test_nothing_is_left_where_the_command_was_typed(run: VerlRun, here: Path) -> None:
@@ -161,6 +173,13 @@ def test_the_first_step_is_that_of_local_mode(run: VerlRun, local: list[dict[str
         assert theirs[key]["reward"] == reply["reward"]
         advantages = [span["advantage"] for span in reply["credit"]]
         assert [span["advantage"] for span in theirs[key]["credit"]] == pytest.approx(advantages, abs=1e-5)
+        assert branches(theirs[key]) == pytest.approx(branches(reply), abs=1e-5)
+
+
+def branches(reply: dict[str, Any]) -> list[float]:
+    """What the branches of a reply's futures earned, with their advantages."""
+    own = [branch for future in reply["futures"] for branch in future.get("branches", ())]
+    return [number or 0.0 for branch in own for number in (branch["reward"], branch["advantage"])]
 
 
 def test_every_reply_of_every_step_is_in_rollouts_with_its_tree_reward_and_advantage(run: VerlRun) -> None:
@@ -185,7 +204,8 @@ def test_the_rows_of_a_step_are_those_of_local_mode_and_the_sampled_ids_lie_besi
     for step in range(1, STEPS + 1):
         own = [line for line in lines if line["step"] == step]
         assert [line["row"] for line in own[::REPLIES]] == rows_of(step)
-        assert set(RunFolder(run.folder).samples(step)) == {line["key"] for line in own}
+        kept = {key.partition("/future/")[0] for key in RunFolder(run.folder).samples(step)}
+        assert kept == {line["key"] for line in own}  # and what is trained of their futures
 
 
 def test_evaluations_status_and_report_are_as_in_local_mode(run: VerlRun) -> None:
@@ -206,7 +226,7 @@ def test_export_has_the_weights_that_the_run_ended_with_in_float32(run: VerlRun,
     assert {weight.dtype for weight in ours.values()} == {torch.float32}
     shards = run.folder / "checkpoints" / f"global_step_{STEPS}" / "actor"
     words = ["merge", "--backend", "fsdp", "--local_dir", str(shards), "--target_dir", str(tmp_path / "theirs")]
-    subprocess.run([sys.executable, "-m", "verl.model_merger", *words], check=True, timeout=300, cwd=tmp_path)
+    subprocess.run([sys.executable, "-m", "verl.model_merger", *words], check=True, timeout=patience(300), cwd=tmp_path)
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
     assert set(ours) == set(theirs) - {"lm_head.weight"}
     assert all(torch.equal(weight.bfloat16(), theirs[name].bfloat16()) for name, weight in ours.items())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.patience import patience
 from tests.verl.real.under_way import model_in
 from upshot.cli import main
 from upshot.core.files import read_jsonl
@@ -21,7 +22,7 @@ SAME = ("loss/nll", "train/grad_norm", "train/lr", "eval/loss/nll")
 
 
 def train(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "upshot.cli", "train", *words, "--quiet"], check=True, timeout=1000)
+    subprocess.run([sys.executable, "-m", "upshot.cli", "train", *words, "--quiet"], check=True, timeout=patience(1000))
 
 
 def series(run: Path, name: str) -> list[Any]:

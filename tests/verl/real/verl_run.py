@@ -103,23 +103,37 @@ class Signs:
 
 def _end_of(command: list[str], folder: Path, env: Mapping[str, str] | None) -> VerlRun:
     """Run a command to its end, or until it is silent for too long."""
-    process, signs = start(command, folder, env), Signs(folder)
+    process = start(command, folder, env)
     began = time.monotonic()
     try:
-        while process.poll() is None and signs.silent() < patience(SILENT_S):
-            time.sleep(0.5)
-        code = 124 if process.returncode is None else process.returncode
+        code = wait_for(process, folder)
     finally:
         end(process)
     return VerlRun(folder, code, said_by(folder).read_text(errors="replace"), time.monotonic() - began)
 
 
-def locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> list[dict[str, Any]]:
-    """Run the same recipe in local mode; its lines of metrics.jsonl that are of the method's own phase."""
-    command = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", *overrides, "--quiet"]
-    subprocess.run(command, check=True, timeout=600)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["phase"] not in ("warm-start", "sft")]
+def wait_for(process: subprocess.Popen[bytes], folder: Path) -> int:
+    """The exit code of a command that was started; 124 when it is silent for too long."""
+    signs = Signs(folder)
+    while process.poll() is None and signs.silent() < patience(SILENT_S):
+        time.sleep(0.5)
+    return 124 if process.returncode is None else process.returncode
+
+
+def start_locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> subprocess.Popen[bytes]:
+    """Start a recipe in local mode."""
+    command = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", *overrides]
+    return start(command, folder)
+
+
+def locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> None:
+    """Run a recipe in local mode to its end."""
+    process = start_locally(folder, *overrides, recipe=recipe)
+    try:
+        code = wait_for(process, folder)
+        assert code == 0, f"exit code {code}:\n{said_by(folder).read_text(errors='replace')[-6000:]}"
+    finally:
+        end(process)
 
 
 def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -40,6 +40,8 @@ class Datum:
     counted: bool = True
     """Whether the means over a step count it. What is said in the futures of a reply is not counted: its loss is added
     to the reply's, so that the reply's own is the same with and without it."""
+    source: Rollout | Branch | None = field(default=None, repr=False, compare=False)
+    """Whose words it is, where it is a reply's or a branch's."""
 
     @property
     def places(self) -> list[int]:
@@ -215,7 +217,7 @@ def data_of(reply: Rollout | Branch) -> list[Datum]:
         if advantage is not None:
             advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    whole = Datum(ids, mask, conversation.logprobs, advantages)
+    whole = Datum(ids, mask, conversation.logprobs, advantages, source=reply)
     if isinstance(reply, Branch):
         whole.share, whole.counted = reply.share, False
     pieces = [_turn(whole, at, at + len(s.ids)) for at, s in conversation.places()] if reply.credit.split else [whole]
@@ -225,4 +227,4 @@ def data_of(reply: Rollout | Branch) -> list[Datum]:
 def _turn(whole: Datum, start: int, stop: int) -> Datum:
     """The sequence up to the end of a turn, with only that turn trained."""
     mask = [0] * start + whole.mask[start:stop]
-    return Datum(whole.ids[:stop], mask, whole.old[:stop], whole.advantages[:stop])
+    return Datum(whole.ids[:stop], mask, whole.old[:stop], whole.advantages[:stop], source=whole.source)

@@ -85,7 +85,7 @@ def _datum(reply: Rollout | Branch, earned: Sequence[tuple[Span, float]]) -> Dat
     mask = [0] * len(conversation.ids)
     for span, _ in earned:
         mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    datum = Datum(conversation.ids, mask, conversation.logprobs)
+    datum = Datum(conversation.ids, mask, conversation.logprobs, source=reply)
     if isinstance(reply, Branch):
         datum.share, datum.counted = reply.share, False
     return datum

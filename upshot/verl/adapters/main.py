@@ -20,6 +20,7 @@ from verl.utils.device import auto_set_device
 
 from upshot.core.errors import UserError
 from upshot.verl.adapters.oversight import OverseenRunner, reason
+from upshot.verl.adapters.ray_start import be_patient
 from upshot.verl.process import REASON
 
 
@@ -36,6 +37,7 @@ class ClusterRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: igno
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)  # type: ignore[untyped-decorator]
 def main(config: Any) -> None:
     """Run verl; what a user must mend is said in one line, with exit code 2."""
+    be_patient()
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     try:

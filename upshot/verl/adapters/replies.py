@@ -7,35 +7,63 @@ from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from upshot.core.errors import UserError
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY
 from upshot.verl.recorder import Counted
+from upshot.verl.trajectory import RowPlace, places_of
 
 Groups = list[list[Rollout]]
+
+
+class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
+    """verl's buffer, from which a step takes its own prompts and no others, however many have ended."""
+
+    _step = 0
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of a step, when all are played."""
+        self._step = global_steps
+        found: tuple[KVBatchMeta, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
+        return found
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
+        steps = self.prompt_global_steps[partition_id]
+        return {
+            uid for uid in super()._sampleable_terminal_keys(partition_id, eviction_reasons) if steps[uid] == self._step
+        }
 
 
 class PlayedRollouts:
     """What was played last, by verl's partition ('train', 'val'), and which row is of which reply."""
 
-    def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups]) -> None:
+    def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups], alone: bool = False) -> None:
+        """`alone`: see `places_of`."""
         self.buffer = buffer
+        self.alone = alone
         self.play_on = play_on
         """Given the groups of a training step, those that are learned from; it may play more of them (`read`)."""
         self.groups: dict[str, Groups] = {}
         """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
         self.of_key: dict[str, Rollout] = {}
+        self.places: dict[str, RowPlace] = {}
+        """Of the rows that train something."""
         self.counted: Counted = {}
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's rows of a step, when all are played. Those that train nothing are taken away after they were read."""
-        self.of_key, self._tags = {}, {}
+        self.of_key, self.places, self._tags = {}, {}, {}
         groups, logs = self.read(global_steps, partition_id, batch_size)
         self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
         return self._keep_trained(partition_id), logs
+
+    def source(self, key: str) -> Rollout | Branch:
+        """Whose words a row is."""
+        return self.places[key].source if key in self.places else self.of_key[key]
 
     def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
         """Wait until so many prompts are played; their replies."""
@@ -52,6 +80,9 @@ class PlayedRollouts:
                 self.counted = {**self.counted, name: (number, counters)}
         first = {_session(key): loads(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
+        for (uid, session), reply in first.items():
+            places = places_of(reply, self.alone) if partition_id == "train" else []
+            self.places |= {f"{uid}_{session}_{number}": place for number, place in enumerate(places)}
         groups: dict[int, list[tuple[int, Rollout]]] = {}
         for (_, session), reply in first.items():
             groups.setdefault(reply.group, []).append((session, reply))
@@ -60,18 +91,18 @@ class PlayedRollouts:
     def _keep_trained(self, partition_id: str) -> KVBatchMeta:
         """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
         there = {id(reply) for group in self.groups[partition_id] for reply in group}
-        kept = [key for key, reply in self.of_key.items() if id(reply) in there and _counts(reply, partition_id)]
+        kept = [key for key, reply in self.of_key.items() if id(reply) in there and self._counts(key, partition_id)]
+        self.places = {key: self.places[key] for key in kept if key in self.places}
         kept = kept or list(self.of_key)[:1]
         gone = [key for key in self.of_key if key not in set(kept)]
         if gone:
             tq.kv_clear(keys=gone, partition_id=partition_id)
         return KVBatchMeta(partition_id=partition_id, keys=kept, tags=[self._tags[key] for key in kept])
 
-
-def _counts(reply: Rollout, partition_id: str) -> bool:
-    if partition_id == "val":
-        return not reply.reward.total.is_missing
-    return reply.credit is not None and reply.credit.trains
+    def _counts(self, key: str, partition_id: str) -> bool:
+        if partition_id == "val":
+            return not self.of_key[key].reward.total.is_missing
+        return key in self.places
 
 
 def _session(key: str) -> tuple[str, int]:

@@ -1,4 +1,7 @@
-"""verl's trainer, told what to learn by local mode's own functions: rows and seeds, credit, advantages, importance."""
+"""verl's trainers, told what to learn by local mode's own functions: rows and seeds, credit, advantages, importance.
+
+What they have in common is a mixin over verl's own: one plays a step and then learns from it, one plays ahead.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
@@ -28,6 +32,7 @@ from upshot.training.loops.dynamic_sampling import ask_until_varied
 from upshot.training.loops.evaluate import summarise_held_out
 from upshot.training.loops.minibatches import pick
 from upshot.training.loops.rl import measure, other_rows, stop_if_missing
+from upshot.training.loops.rollouts import staleness
 from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.budget import find_budget
 from upshot.verl.adapters.loop import recipe_here, recipe_path
@@ -35,14 +40,13 @@ from upshot.verl.adapters.phases import report_phases
 from upshot.verl.adapters.replies import Groups, PlayedRollouts
 from upshot.verl.recorder import StepRecorder, mark_own, rename_metrics
 from upshot.verl.rows import AGENT
+from upshot.verl.table import AHEAD
 from upshot.verl.train_batch import BatchRow, LearnerInputs, teach
 from upshot.verl.worker import RolloutWorker, describe_place
 
 
-@register_trainer(AGENT)
-@report_phases
-class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """verl's synchronous trainer on our replies."""
+class LocalLearning(PPOTrainer):  # type: ignore[misc]
+    """What a trainer of verl's becomes on our replies; it stands before that trainer among the bases."""
 
     def __init__(self, config: Any) -> None:
         self.recipe = recipe_here()
@@ -50,7 +54,8 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> PlayedRollouts:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on)
+        alone = self.recipe.train.method == "ppo"
+        self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on, alone)
         return self.replies
 
     def on_init_end(self) -> None:
@@ -147,7 +152,8 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **more: Any) -> KVBatchMeta:
         """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
-        metrics.update(mark_own(summarise(groups) | measure(groups, self.worker.context)))
+        late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
+        metrics.update(mark_own(summarise(groups) | measure(groups, self.worker.context) | late))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
         # verl fills a minibatch up so that every rank has as many.
@@ -175,7 +181,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         out: list[BatchRow | None] = []
         for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
             own = [column[at] if column else () for column in told]
-            out.append(None if tag.get("is_padding") else BatchRow(self.replies.of_key[key], int(tag["seq_len"]), *own))
+            out.append(None if tag.get("is_padding") else BatchRow(self.replies.source(key), int(tag["seq_len"]), *own))
         return out
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -186,7 +192,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _teaches(self) -> bool:
         """Whether anything of the step is trained; without a token verl's means would be 0/0."""
-        return any(r.credit is not None and r.credit.trains for group in self.replies.groups["train"] for r in group)
+        return bool(self.replies.places)
 
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
@@ -197,6 +203,35 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         if not self._begun:  # before the first step
             self._compute_metrics()
         return found | mark_own(logs)
+
+
+@register_trainer(AGENT)
+@report_phases
+class UpshotTrainer(LocalLearning, PPOTrainerSync):  # type: ignore[misc]
+    """Plays a step, and then learns from it."""
+
+
+@register_trainer(AHEAD)
+@report_phases
+class AheadTrainer(LocalLearning, PPOTrainerColocateAsync):  # type: ignore[misc]
+    """Has the next steps played while one is learned (`train.async_steps`); each learns from its own prompts alone.
+
+    What is under way at an update goes on with the new weights: that is verl's.
+    """
+
+    global_steps: int
+    _asked = 0
+    """The last step whose prompts are sent out."""
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Send out the prompts of this step and of those ahead, each as if it were its turn."""
+        step = self.global_steps
+        last = min(step + self.recipe.train.async_steps, self.total_training_steps)
+        for number in range(max(self._asked + 1, step), last + 1):
+            self.global_steps = number
+            self._add_batch_to_generate()
+        self.global_steps, self._asked = step, last
+        return {}
 
 
 COMPUTED = ("old_log_probs", "ref_log_prob", "values", "entropy")
@@ -211,7 +246,7 @@ def columns(told: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
         return torch.nested.as_nested_tensor([torch.tensor(row, dtype=kind) for row in rows], layout=torch.jagged)
 
     mask = nested("mask", torch.int64)
-    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("advantages", torch.float32)}
+    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("scaled", torch.float32)}
     found |= {"old_log_probs": nested("old", torch.float32), "returns": nested("returns", torch.float32)}
     if rule != "none":
         found["rollout_is_weights"] = nested("weights", torch.float32)
