@@ -5,6 +5,7 @@ Each has the family's marks, its treatment of system prompts, white space and ol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 CHATML = (
@@ -90,13 +91,14 @@ SPECIALS = [
 ]  # fmt: skip
 
 
-def byte_tokenizer(family: str) -> Any:
-    """A byte-level tokenizer (every text has exactly one reading) with a family's template and special tokens."""
+def byte_tokenizer(family: str, merges: Sequence[tuple[str, str]] = ()) -> Any:
+    """A byte-level tokenizer with a family's template and special tokens; without merges a text has one reading."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    symbols = [*alphabet, *("".join(pair) for pair in merges)]
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIALS)

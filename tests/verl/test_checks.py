@@ -162,3 +162,16 @@ def test_one_look_tells_everything_local_modes_checks_among_it(tmp_path: Path, m
     plan = compose(recipe, None, ["trainer.n_gpus_per_node=1", "ray_kwargs.ray_init.num_cpus=2"])
     said = " / ".join(says(find(recipe, plan, offline=True)))
     assert "is no folder" in said and "no-model" in said and "num_cpus=13" in said and "pip install" in said
+
+
+def test_a_trl_without_the_value_head_that_verl_imports_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("verl", "trl"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (said,) = check_node(NodeRequirements("", ""))
+    assert "AutoModelForCausalLMWithValueHead" in said and "pip uninstall trl" in said
+    (tmp_path / "trl" / "experimental" / "ppo").mkdir(parents=True)
+    assert check_node(NodeRequirements("", "")) == []

@@ -25,6 +25,9 @@ from upshot.models.openai_format import TokenPieces
 STAND_IN = "⟦upshot-reply⟧"
 """Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
 
+FURTHER = "A"
+"""Words that may follow an open text, whatever they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateCheck:
@@ -199,6 +202,14 @@ class Renderer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, nothing added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_open(self, text: str) -> list[int]:
+        """Token ids of a text that goes on: blanks at its end are cut as before further words, not as at an end.
+
+        Tokenizers like GPT-2's make one token of the last two newlines of a text and two of them before a word.
+        """
+        *ids, last = self.encode(text + FURTHER)
+        return ids if [last] == self.encode(FURTHER) else self.encode(text)
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -11,12 +11,15 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 SHM_GB = 1.0
 """Shared memory that Ray's object store and the weights' transport want at the very least."""
 CONNECT_S, IMPORT_S = 5.0, 600.0
+VALUE_HEADS = ("experimental/ppo", "models/modeling_value_head.py")
+"""Where TRL has its value head, as long as it has one."""
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -45,7 +48,7 @@ class NodeRequirements:
 
 def check_node(wanted: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
-    checks = (_model, _storage, _files, _endpoints, _keys, _plugins, _memory, _ports)
+    checks = (_model, _storage, _files, _endpoints, _keys, _plugins, _trl, _memory, _ports)
     return [said for check in checks for said in check(wanted)]
 
 
@@ -134,6 +137,18 @@ for name in sys.argv[1:]:
     except BaseException as error:
         print(f"{FAILED}{{name}}' cannot be imported: {{type(error).__name__}}: {{error}}".replace(chr(10), " "))
 """
+
+
+def _trl(_: NodeRequirements) -> Iterator[str]:
+    """verl 0.9.1 imports the value head of TRL wherever TRL is installed."""
+    trl = find_spec("trl") if find_spec("verl") else None
+    if trl is None or trl.origin is None:
+        return
+    if not any((Path(trl.origin).parent / place).exists() for place in VALUE_HEADS):
+        yield (
+            "TRL is installed here and has no AutoModelForCausalLMWithValueHead, which verl imports from it where it "
+            "finds TRL: pip uninstall trl, or give verl an environment of its own"
+        )
 
 
 def _memory(_: NodeRequirements) -> Iterator[str]:

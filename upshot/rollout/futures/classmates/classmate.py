@@ -106,7 +106,7 @@ class Classmate:
     def prompt_ids(self, handed: ClassmatePrompt) -> list[int]:
         """Token ids of `prompt_text`."""
         assert self._renderer is not None
-        return self._renderer.encode(self.prompt_text(handed))
+        return self._renderer.encode_open(self.prompt_text(handed))
 
     def in_words(self, handed: ClassmatePrompt) -> list[Message]:
         """The same for a model that takes messages only."""
