@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers
+PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers verifiers uv
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
+
+# Compiled tests and modules are kept, whatever the environment says: without them each run compiles all again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo browser test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
 
@@ -78,6 +81,8 @@ test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv
 test-peers: setup  ## other people's clients and agent loops against upshot serve, in .venv-peers (made once)
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python -m pip install --quiet $(PEERS)
+	@# Its example environments are in its source alone.
+	@test -d .venv-peers/sdist || .venv-peers/bin/python -m pip download --quiet --no-deps --no-binary verifiers -d .venv-peers/sdist verifiers
 	@UPSHOT_PEERS=$(CURDIR)/.venv-peers/bin/python $(BIN)/python -m pytest -q tests/peers
 
 lint: setup  ## ruff

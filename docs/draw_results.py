@@ -36,10 +36,29 @@ SETTINGS = {
 OTHER_WORLDS = {
     "tworeply": "one or two numbers withheld: credit to the reply",
     "two": "one or two numbers withheld: **tree**",
+    "luserreply": "a learned user: credit to the reply (seed 1)",
     "luser": "a learned user: **tree**",
     "dear": "twenty times the price of a token: **tree**",
 }
 """Settings of the second table: another task, user or price."""
+OTHER_WAYS = {
+    "tree2": "all weights, bf16, Dr.GRPO (the first table, cut here)",
+    "fp8": "sampled in 8 bits (`model.engine.weights=fp8`)",
+    "lora": "LoRA (seed 1)",
+    "ppo": "PPO (seed 1)",
+    "odpo": "online DPO (seed 1)",
+    "dpo": "DPO on pairs from the tree (seed 1)",
+}
+"""Settings of the third table: other ways to learn along the tree."""
+WAYS_UNTIL = 120
+"""The step that its runs ended at."""
+GSM8K = (
+    "eval/task/pass@1",
+    "eval/task/pass@8",
+    "eval/rollout/turns",
+    "eval/rollout/reply_tokens",
+    "eval/metric/format_errors",
+)
 
 
 def evaluations(run: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -50,8 +69,9 @@ def evaluations(run: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def seeds(name: str, folder: str = "withheld") -> list[Path]:
-    """The runs of a setting with seeds 1 to 3."""
-    return [RUNS / folder / f"{name}-{seed}.jsonl" for seed in (1, 2, 3)]
+    """The runs of a setting, of seeds 1 to 3."""
+    runs = [RUNS / folder / f"{name}-{seed}.jsonl" for seed in (1, 2, 3)]
+    return [run for run in runs if run.is_file()]
 
 
 def interval(values: Sequence[float]) -> str:
@@ -62,14 +82,14 @@ def interval(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.2f} ± {half:.2f}"
 
 
-def row(name: str, label: str, kind: str = CLEAR) -> list[str]:
+def row(name: str, label: str, kind: str = CLEAR, until: int = 1000) -> list[str]:
     """One setting: scores at the end, those of `kind` at their worst after step 40, questions, tokens."""
     ends, worst = [], []
     for run in seeds(name):
-        found = evaluations(run)
+        found = [(step, line) for step, line in evaluations(run) if step <= until]
         ends.append(found[-1])
         late = [line for step, line in found if step >= 40]
-        worst.append(min(line[f"{kind}/reward"] for line in late))
+        worst += [min(line[f"{kind}/reward"] for line in late)] if late else []
     steps = sorted({step for step, _ in ends})
     last = [line for _, line in ends]
 
@@ -80,7 +100,7 @@ def row(name: str, label: str, kind: str = CLEAR) -> list[str]:
         label,
         cell(f"{AMBIGUOUS}/reward"),
         cell(f"{CLEAR}/reward"),
-        interval(worst),
+        interval(worst) if worst else "",
         f"{statistics.fmean(line[f'{AMBIGUOUS}/{ASKS}'] for line in last):.2f}",
         f"{statistics.fmean(line[f'{CLEAR}/{ASKS}'] for line in last):.2f}",
         f"{statistics.fmean(line['eval/metric/token_amount'] for line in last):.1f}",
@@ -103,6 +123,22 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def other_worlds() -> str:
     """The table of other tasks, users and prices, in Markdown."""
     return markdown([*head("ambiguous"), *(row(name, label, AMBIGUOUS) for name, label in OTHER_WORLDS.items())])
+
+
+def other_ways() -> str:
+    """The table of other ways to learn, in Markdown."""
+    rows = [row(name, label, AMBIGUOUS, WAYS_UNTIL) for name, label in OTHER_WAYS.items()]
+    return markdown([*head("ambiguous"), *rows])
+
+
+def gsm8k_table() -> str:
+    """GSM8K in several turns, before and after, in Markdown."""
+    runs = [evaluations(run) for run in seeds("turns", "gsm8k")]
+    rows = [["after step", "pass@1", "pass@8", "turns", "tokens", "format errors"], ["---"] * 6]
+    for step, _ in runs[0]:
+        lines = [dict(run)[step] for run in runs]
+        rows.append([str(step), *(interval([line[key] for line in lines]) for key in GSM8K)])
+    return markdown(rows)
 
 
 def table() -> str:
@@ -193,7 +229,7 @@ def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
 def main() -> int:
     """Draw and print."""
     (DOCS / "fall-and-hold.svg").write_text(draw())
-    print(table(), other_worlds(), quickstart_table(), demo_table(), sep="\n\n")
+    print(table(), other_worlds(), other_ways(), gsm8k_table(), quickstart_table(), demo_table(), sep="\n\n")
     return 0
 
 

@@ -3,6 +3,8 @@ deadlines follow the machine, Ctrl-C is heeded."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,12 @@ settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them, and every command that they start, ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected lives as long as the process: a run's last collection of garbage need not look through it."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # triton's bindings report as leaked what stays frozen to the end
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "upshot"
@@ -40,12 +41,17 @@ def module_of(path: Path) -> str:
 
 
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module, parsed: by the first test that asks, not by every process that collects the tests."""
+    return {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
 
 
 def imports(module: str) -> Iterator[str]:
     """The modules of the package that a module imports."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from {name if name in MODULES else node.module for name in names} & MODULES.keys() - {module}
@@ -53,7 +59,10 @@ def imports(module: str) -> Iterator[str]:
             yield from {alias.name for alias in node.names} & MODULES.keys() - {module}
 
 
-ARROWS = {module: set(imports(module)) - FACES for module in MODULES if module not in FACES}
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Who imports whom."""
+    return {module: set(imports(module)) - FACES for module in MODULES if module not in FACES}
 
 
 def floor(module: str) -> int | None:
@@ -73,12 +82,12 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def test_arrows_between_rooms_point_down() -> None:
-    up = [f"{a} → {b}" for a, others in ARROWS.items() for b in others if (floor(a) or 0) < (floor(b) or 0)]
+    up = [f"{a} → {b}" for a, others in arrows().items() for b in others if (floor(a) or 0) < (floor(b) or 0)]
     assert sorted(up) == []
 
 
 def test_nothing_imports_in_circles() -> None:
-    assert circles(ARROWS) == []
+    assert circles(arrows()) == []
 
 
 def test_a_circle_would_be_found() -> None:
@@ -89,7 +98,7 @@ def test_every_import_of_the_package_names_a_module_that_is_there() -> None:
     """The type checker is told to pass over modules that it does not find, and would pass over these, too."""
     named = {
         (module, node.module)
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "upshot"
     }
@@ -104,8 +113,8 @@ def test_every_room_has_a_floor() -> None:
 
 def test_the_ground_imports_nothing_above_and_the_engine_knows_ids_and_tensors_only() -> None:
     for room, known in {"core": {"core"}, "engine": {"engine", "core"}, "sandbox": {"sandbox", "core"}}.items():
-        own = [module for module in ARROWS if module.startswith(f"upshot.{room}")]
-        wrong = [f"{a} → {b}" for a in own for b in ARROWS[a] if b.split(".")[1] not in known]
+        own = [module for module in arrows() if module.startswith(f"upshot.{room}")]
+        wrong = [f"{a} → {b}" for a in own for b in arrows()[a] if b.split(".")[1] not in known]
         assert sorted(wrong) == []
 
 
@@ -117,7 +126,7 @@ def test_a_folder_has_at_most_twenty_files() -> None:
 def test_a_public_class_name_stands_once() -> None:
     names = Counter(
         node.name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )

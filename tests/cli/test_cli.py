@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bdb
+import contextlib
+import io
 import json
-import os
+import pdb
 import subprocess
 import sys
 import textwrap
@@ -19,17 +22,6 @@ TINY = [
     "warm_start.steps=2", "warm_start.batch=4", "train.steps=2", "train.prompts_per_step=2", "train.group_size=2",
     "task.rows_per_split=32", "train.save.every=1",
 ]  # fmt: skip
-
-
-def upshot(*args: str, cwd: Path | None = None, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "upshot.cli", *args],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        input=text,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd) if cwd else ""},
-    )
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -127,8 +119,10 @@ def test_train_writes_the_run_folder_and_json_lines(tmp_path: Path, capsys: pyte
     assert main(["train", *TINY, f"run_dir={run}"]) == 2  # it holds a run already
 
 
-def test_breakpoint_in_a_metric_drops_into_pdb(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+def test_breakpoint_in_a_metric_drops_into_pdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stopping.py").write_text(
         textwrap.dedent("""
             from upshot.rewards.metric import Metric
             from upshot.core.score import Score
@@ -139,8 +133,14 @@ def test_breakpoint_in_a_metric_drops_into_pdb(tmp_path: Path) -> None:
                     return Score(1.0)
         """)
     )
-    done = upshot("train", *TINY, "reward.metrics.0.name=mine:Stop", "run_dir=run", cwd=tmp_path, text="p 6 * 7\nq\n")
-    assert "(Pdb) 42" in done.stdout
+    # What Python does at a breakpoint; pytest puts a hook of its own in its place.
+    monkeypatch.setattr(sys, "breakpointhook", lambda: pdb.Pdb().set_trace(sys._getframe(1)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p 6 * 7\nq\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [*TINY, "warm_start=null", "train.steps=1", "reward.metrics.0.name=stopping:Stop"]
+    with contextlib.suppress(bdb.BdbQuit):
+        main(["train", *words, f"run_dir={tmp_path}/run"])
+    assert "(Pdb) 42" in capsys.readouterr().out
 
 
 def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

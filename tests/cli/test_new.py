@@ -14,21 +14,34 @@ from upshot.cli.new import FILES, class_name, render
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_what_is_written_passes_its_own_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class Tally:
+    """A plugin that takes down what became of each test."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.outcomes.append(report.outcome)
+
+
+def test_what_is_written_passes_its_own_tests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for kind in FILES:
         assert main(["new", kind, f"own_{kind}", "--dir", str(tmp_path)]) == 0
         assert f"python -m pytest test_own_{kind}.py" in capsys.readouterr().out
-    # A process of its own: the tests import their modules by name, as they would in the user's folder.
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    # As in the user's folder, whose tests import their modules by name.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    outer = ("cacheprovider", "timeout", "xdist", "faulthandler")  # what the pytest around this one keeps for itself
+    words = ["-q", *(f"-pno:{plugin}" for plugin in outer), "--rootdir", str(tmp_path), str(tmp_path)]
+    tally = Tally()
+    try:
+        assert pytest.main(words, plugins=[tally]) == 0, capsys.readouterr().out
+    finally:
+        for name in [name for name in sys.modules if name.removeprefix("test_").startswith("own_")]:
+            del sys.modules[name]
+    assert tally.outcomes == ["passed"] * 10
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.collabllm.smoke import METHODS, smoke
+from tests.collabllm.smoke import METHODS
 from upshot.cli import main
 from upshot.config.load import describe_recipe, find_recipe, load_recipe
 from upshot.tasks.datasets.parquet import schema_for, write_parquet
@@ -17,35 +16,24 @@ from upshot.tasks.datasets.parquet import schema_for, write_parquet
 SETTINGS = {"": "math-hard", "-medium": "medium", "-bigcodebench": "bigcodebench"}
 
 
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no network in this test")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def test_from_twenty_goals_to_the_table_by_all_five_recipes(tmp_path: Path, no_network: None) -> None:
+def test_from_twenty_goals_to_the_table_by_all_five_recipes(smoked: dict[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    results = smoke(tmp_path, goals=20)
-    rows = [row[0] for row in results["table"]["rows"]]
+    rows = [row[0] for row in smoked["table"]["rows"]]
     assert rows == ["base", "proactive", *METHODS]
     for row in rows:
-        assert results["table"]["cells"][row]["accuracy"]["n"] == 2
-    base = AutoModelForCausalLM.from_pretrained(results["checkpoints"]["base"])
+        assert smoked["table"]["cells"][row]["accuracy"]["n"] == 2
+    base = AutoModelForCausalLM.from_pretrained(smoked["checkpoints"]["base"])
     for method in METHODS:
-        lines = results["metrics"][method]
+        lines = smoked["metrics"][method]
         assert [line["step"] for line in lines] == [1, 2]
         assert all(line["train/grad_norm"] > 0 for line in lines), f"{method} learned nothing"
-        trained = AutoModelForCausalLM.from_pretrained(results["checkpoints"][method])
+        trained = AutoModelForCausalLM.from_pretrained(smoked["checkpoints"][method])
         ids = torch.arange(10, 20)[None]
         assert not torch.equal(trained(ids).logits, base(ids).logits), f"{method} left the model as it was"
-    assert results["metrics"]["online-dpo"][0]["train/pairs"] > 0
-    assert {"loss/value", "value/explained"} <= set(results["metrics"]["ppo"][1])
+    assert smoked["metrics"]["online-dpo"][0]["train/pairs"] > 0
+    assert {"loss/value", "value/explained"} <= set(smoked["metrics"]["ppo"][1])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
+from tests.patience import patience
 from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, metrics_page, while_connected
 
 
@@ -148,9 +149,10 @@ async def send_and_read(address: tuple[str, int], *pieces: bytes) -> bytes:
     [("application/json", False, 413), ("application/json", True, 413), ("text/plain", False, 415)],
 )
 def test_who_sends_too_much_or_the_wrong_thing_hears_so_and_is_not_cut_off(
-    kind: str, chunked: bool, status: int
+    kind: str, chunked: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is closed with bytes unread on it is reset, and the client never sees the answer."""
+    monkeypatch.setattr("upshot.core.http_server.LINGER_S", patience(60))
     body = b"x" * (8 << 20)
     sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
 

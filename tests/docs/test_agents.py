@@ -23,7 +23,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), [("agents", "agent"), ("environments", "environment"), ("environments", "stock")]
+    ("page", "name"),
+    [("agents", "agent"), ("environments", "environment"), ("environments", "stock"), ("environments", "reverse")],
 )
 def test_the_whole_file_and_its_recipe_are_the_examples(page: str, name: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()

@@ -114,6 +114,7 @@ ELSEWHERE = {
     "upshot train recipes/gsm8k-multiturn.yaml": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot train --resume runs/…": RESUMES,
     "upshot train examples/classmates.yaml": CLASSMATES,
+    "upshot train examples/reverse.yaml": "tests/peers/test_verifiers.py::test_the_example_trains",
     "upshot eval --task math-hard --file": TABLE,
     "upshot eval monitor runs/my-run": MONITOR,
     "upshot eval monitor replies.jsonl --judge SPEC --baselines": BASELINES,

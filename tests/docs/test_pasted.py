@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,11 +92,12 @@ def test_the_plain_recipes_train_on_a_jsonl(desk: Path) -> None:
 def test_the_python_of_tour_run_folder_and_sweep_runs(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import upshot
 
-    sweep = block(DOCS / "howto/compare-and-sweep.md", "itertools")
-    short = sweep.replace("(0, 1, 2)", "(0,)").replace("(2, 4)", "(2,)").replace("seed=seed", "seed=seed, **small")
-    short = short.replace(', "eval.every": 20, "train.steps": 40', ', "eval.every": 1')
-    assert short.count("small") == 1 and "40" not in short
-    assert set(paste(short, small=SMALL)["results"]) == {("reply", 2), ("tree", 2)}
+    (sweep,) = re.findall(r"^    upshot (sweep .*)$", (DOCS / "howto/compare-and-sweep.md").read_text(), re.MULTILINE)
+    short = sweep.replace("[2,4]", "[2]").replace("--seeds 3", "--quiet").replace("eval.every=20", "eval.every=1")
+    assert short.count("[2]") == short.count("--quiet") == short.count("eval.every=1") == 1
+    small = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    assert main([*shlex.split(short.replace(" train.steps=40", "")), *small]) == 0
+    assert {run.recipe.credit.by for run in upshot.runs.find("runs")} == {"reply", "tree"}
     (run, *_) = upshot.runs.find("runs")
     paste(block(DOCS / "howto/run-folder.md", "runs.read").replace("runs/quickstart-…", str(run.path)))
     paste(block(DOCS / "howto/compare-and-sweep.md", "run.path.name"))

@@ -13,28 +13,29 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = ["kernel_checks.py", "runner_checks.py", "exact_checks.py"]
 TESTS = Path(__file__).parent.parent
+CHECKS = [
+    *(TESTS / "engine" / f"{kind}_checks.py" for kind in ("kernel", "runner", "exact")),
+    *(TESTS / "training" / "learner" / f"{kind}_kernel_checks.py" for kind in ("block", "logprob")),
+]
 
 
-def run_checks(file: str, interpret: bool) -> None:
-    """Run a file of `tests/` in a process of its own."""
+def run_checks(files: list[Path], interpret: bool) -> None:
+    """Run files in one process of their own: to begin one costs as much as half of them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command.append(str(TESTS / file))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *map(str, files)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("file", CHECKS)
-def test_kernels_agree_with_pytorch_in_the_interpreter(file: str) -> None:
+def test_kernels_agree_with_pytorch_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    run_checks(f"engine/{file}", interpret=True)
+    run_checks(CHECKS, interpret=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("file", CHECKS)
-def test_kernels_agree_with_pytorch_on_the_device(file: str) -> None:
-    run_checks(f"engine/{file}", interpret=False)
+@pytest.mark.parametrize("file", CHECKS, ids=lambda file: file.stem)
+def test_kernels_agree_with_pytorch_on_the_device(file: Path) -> None:
+    run_checks([file], interpret=False)

@@ -264,6 +264,10 @@ async def other_name(episode: AgentEpisode) -> float:
     return 1.0
 
 
+async def other_name_unheeded(episode: AgentEpisode) -> None:
+    await ask(episode, opening(episode), model="gpt-4o")
+
+
 async def hang(episode: AgentEpisode) -> None:
     await ask(episode, opening(episode))
     await asyncio.sleep(600)
@@ -286,6 +290,7 @@ async def no_number(episode: AgentEpisode) -> str:
         (crash, "error", "RuntimeError: the tool broke"),
         (leave, "crashed", "status 3"),
         (other_name, "nothing_said", "no model 'gpt-4o' here, only 'policy'"),
+        (other_name_unheeded, "error", "(it was refused: no model 'gpt-4o' here, only 'policy'"),
         (hang, "timeout", "more than 1 s"),
         (too_often, "error", "400 Bad Request"),
         (no_number, "not_a_score", "'great'"),

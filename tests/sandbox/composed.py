@@ -1,6 +1,6 @@
 """Test expressions composed at random around a call, against programs that bend what they find: none may pass.
 
-python -m tests.sandbox.composed        # 500 of them, each program in a process of its own
+python -m tests.sandbox.composed 500    # so many, each program in a process of its own
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def serving_apart(source: str) -> Callable[[socket.socket], None]:
     return serve
 
 
-def main(count: int = 500) -> int:
+def main(count: int) -> int:
     """Judge so many; print the first that passes."""
     import numpy  # noqa: F401 (here, not in every fork)
 
@@ -74,4 +74,4 @@ def main(count: int = 500) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

@@ -249,9 +249,9 @@ def mixed(rng: random.Random) -> tuple[str, list[str], list[int]]:
 
 def _measure() -> tuple[int, int, int]:
     """Descriptors, mounts and objects that this process holds; its memory is the allocator's business."""
-    for one in gc.get_objects():
-        if type(one) is functools._lru_cache_wrapper and one.__module__.startswith("upshot.sandbox"):
-            one.cache_clear()  # which is bounded
+    own = [module for name, module in sys.modules.items() if name.startswith("upshot.sandbox")]
+    for one in {one for module in own for one in vars(module).values() if type(one) is functools._lru_cache_wrapper}:
+        one.cache_clear()  # which is bounded
     gc.collect()
     mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())
     return len(os.listdir("/proc/self/fd")), mounts, len(gc.get_objects())

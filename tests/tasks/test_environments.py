@@ -21,6 +21,7 @@ from tests.tiny import tiny_policy
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
+from upshot.core.time_limit import call_seconds
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
@@ -48,6 +49,8 @@ class Countdown:
         return f"{self.left} left", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        while self.left == 8:
+            pass
         if self.left == 9:
             raise OSError("the board is on fire")
         self.left -= 1
@@ -101,10 +104,18 @@ def test_seeds_of_a_split_are_of_no_other() -> None:
     assert not seeds["train"] & (seeds["validation"] | seeds["test"]) and not seeds["validation"] & seeds["test"]
 
 
-def test_an_environment_that_raises_costs_its_episode_alone() -> None:
-    task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "arguments": {"last": 9}})
-    for reply in play(task):
-        assert reply.reward.total.reason == "error" and "the board is on fire" in reply.reward.total.why
+@pytest.mark.parametrize(
+    ("last", "reason", "why"), [(9, "error", "the board is on fire"), (8, "timeout", "Countdown took more than 0.5 s")]
+)
+def test_an_environment_that_raises_or_hangs_costs_its_episode_alone(last: int, reason: str, why: str) -> None:
+    task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "arguments": {"last": last}})
+    before = call_seconds.set(0.5)
+    try:
+        replies = play(task)
+    finally:
+        call_seconds.reset(before)
+    for reply in replies:
+        assert reply.reward.total.reason == reason and why in reply.reward.total.why
     assert all(env.closed for env in Countdown.made)
 
 
@@ -421,13 +432,13 @@ def test_an_environment_of_verifiers_plays_itself_and_its_rewards_are_the_outcom
             return await play_step(RolloutContext(policy, futures, agent=agent), task.rows("train")[:2], 2, 0)
         finally:
             await agent.aclose()
-            await task.aclose()
 
     for group in asyncio.run(run()):
         for reply in group:
             assert reply.reward.total.value == 0.5
             assert reply.conversation.messages[0].content.startswith("i want a lamp")
             assert [sample.ids for sample in reply.conversation.samples()]
+    assert task._environment._interception is None, "its proxy keeps a client for every episode: none outlives the step"
 
 
 def test_without_the_library_the_task_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

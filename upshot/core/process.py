@@ -73,14 +73,16 @@ def end_session(leader: int) -> None:
 
 
 def session_members(session: int) -> list[int]:
-    """The living processes of a session."""
-    out = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, own = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(own) == session and state != "Z":
-                out.append(int(stat.parent.name))
-    return out
+    """The living processes of a session; none where there is no /proc."""
+    found = os.listdir("/proc") if os.path.isdir("/proc") else []
+    return [pid for pid in map(int, filter(str.isdigit, found)) if _lives_in(session, pid)]
+
+
+def _lives_in(session: int, pid: int) -> bool:
+    """The kernel is asked first: where hundreds of programs end, reading each one's file every time costs seconds."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == session and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def parent_death_hook() -> Callable[[], None] | None:

@@ -1,8 +1,8 @@
 """Word problems with a thought before the answer: plain steps, or the same steps in a private code.
 
-`<think> 4 + 3 = 7 . </think> #### 7`. The demonstrations think in the code in a share of the cases (`coded`), and both
-lead to the right answer: a model that learned from them can answer with thoughts that nobody else can read. What
-classmates make of a thought then tells the two apart.
+`<think> 4 + 3 = 7 . </think> #### 7`, each on a line of its own. The demonstrations think in the code in a share of the
+cases (`coded`), and both lead to the right answer: a model that learned from them can answer with thoughts that nobody
+else can read. What classmates make of a thought then tells the two apart.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Ciphers(VerifiedTask):
 
 
 def thoughtful(problem: arithmetic.ArithmeticProblem, coded: bool = False) -> str:
-    """A reply that thinks in steps, plain or coded, and answers."""
-    return f"{MARKERS[0]} {thought(problem, coded)} {MARKERS[1]} #### {problem.answer}"
+    """A reply that thinks in steps, plain or coded, and answers; with the blanks that a thought is handed on with."""
+    return f"{MARKERS[0]}\n{thought(problem, coded)}\n{MARKERS[1]}\n\n#### {problem.answer}"
 
 
 def thought(problem: arithmetic.ArithmeticProblem, coded: bool = False) -> str:

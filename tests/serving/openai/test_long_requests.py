@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.patience import patience
 from upshot.core.http_listener import listen
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.engine_model import CHARACTERS_PER_ID, EngineModel
@@ -110,7 +111,8 @@ def test_of_a_million_wrong_items_one_is_told(server: OpenAIServer) -> None:
     assert len(answer.content) < 1000
 
 
-def test_a_body_over_the_limit_hears_so(server: OpenAIServer) -> None:
+def test_a_body_over_the_limit_hears_so(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshot.core.http_server.LINGER_S", patience(60))
     answer = ask(server, "/v1/completions", {"prompt": "x" * MAX_BYTES})
     assert answer.status_code == 413 and str(MAX_BYTES) in answer.json()["error"]["message"]
 

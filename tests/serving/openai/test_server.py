@@ -234,6 +234,7 @@ def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limi
     server: OpenAIServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.serving.openai.base.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("upshot.core.http_server.LINGER_S", patience(60))
 
     def endless() -> Iterator[bytes]:
         yield b'{"prompt": "'

@@ -77,12 +77,19 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("step", "messages", "reward")} for line in lines]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) -> list[dict[str, Any]]:
+    """The replies of a run that holds all its helpers."""
+    place = tmp_path_factory.mktemp("plain")
+    train(made(place, folders))
+    return rollouts(place)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU batches form by time, and rounding follows them")
 @pytest.mark.parametrize("kind", ["swap", "leave"])
 def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them_all(
-    tmp_path: Path, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, folders: dict[str, str], plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    train(made(tmp_path / "plain", folders))
     pools: list[ModelPool] = []
     rest, plan_of = PolicyBundle.rest, fit.plan_of
 
@@ -101,7 +108,7 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
     monkeypatch.setattr(PolicyBundle, "rest", look)
     train(made(tmp_path / "pooled", folders, tight(made(tmp_path, folders))))
     assert pools and all(pool.arena.most <= pool.arena.layout.size for pool in pools)
-    assert rollouts(tmp_path / "pooled") == rollouts(tmp_path / "plain")
+    assert rollouts(tmp_path / "pooled") == plain
     lines = [json.loads(line) for line in (tmp_path / "pooled" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["time/pool/swaps"] >= 1 and line["time/pool/swap_s"] > 0 for line in lines)
     assert all(line["time/pool/waiting_s"] >= 0 and line["time/pool/swapped_gib"] > 0 for line in lines)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
+from tests.patience import patience
 from upshot.serving.vllm.inside.upshot_gate import WeightsGate, answer
 from upshot.serving.vllm.inside.upshot_hands import WeightsWorker
 
@@ -83,7 +84,7 @@ class FakeVllm:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _wait(self, work: Awaitable[None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(patience(30))  # type: ignore[arg-type]
 
     async def _start(self) -> None:
         self.module = copy.deepcopy(self.shape).eval()

@@ -14,6 +14,7 @@ from tests.tasks.participants.speakers import in_turn, speaker
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.score import Reason
+from upshot.core.time_limit import call_seconds
 from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
@@ -25,6 +26,7 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble, build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.tasks.dual.shop import ORDERS, ShopTask, call
+from upshot.tasks.participants.base import Observation, User
 from upshot.tasks.participants.dual import DualControl
 from upshot.tasks.users.plain import PlainUser
 
@@ -215,6 +217,32 @@ def test_a_tool_that_raises_costs_its_own_future_and_a_refused_call_changes_noth
     assert hit.reward.total.reason == Reason.ERROR and "the till is on fire" in hit.reward.total.why
     assert not refused.reward.total.is_missing
     assert TASK.state.of(refused.conversation)["orders"].keys() == other.meta["shop"]["orders"].keys()
+
+
+class Mute(User):
+    """Never says a word."""
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("who", ["user", "tool"])
+def test_a_user_or_tool_that_never_answers_costs_its_own_episode(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(shop: dict[str, Any], order: str) -> str:
+        while order == kind("lost").goal:
+            pass
+        return "arrived"
+
+    if who == "tool":
+        monkeypatch.setattr(TASK.state.policy.tools["look"], "function", stuck)
+    before = call_seconds.set(1.0)
+    try:
+        hit, other = play(context(right, Mute() if who == "user" else None), [kind("lost"), kind("line")])
+    finally:
+        call_seconds.reset(before)
+    assert hit.reward.total.reason == "timeout" and "more than 1 s (call_seconds)" in hit.reward.total.why
+    assert other.reward.total.is_missing == (who == "user")
 
 
 def wild(prompt: str, seed: int) -> str:

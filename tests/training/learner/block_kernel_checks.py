@@ -1,4 +1,4 @@
-"""The kernels between a block's products against autograd: run by test_train_kernels.py in a process of its own."""
+"""The kernels between a block's products against autograd: run by tests/engine/test_kernels.py in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of log-probabilities and sums against plain PyTorch: run by test_train_kernels.py in its own process."""
+"""Kernels of log-probabilities and sums against plain PyTorch: run by tests/engine/test_kernels.py in a process."""
 
 from __future__ import annotations
 

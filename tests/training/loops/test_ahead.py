@@ -60,7 +60,9 @@ class Kills(Reporter):
 def made(folder: Path, **train_: Any) -> Recipe:
     """A run in which every step teaches something."""
     reward = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
-    return recipe(folder, **{"warm": False, "steps": 5, **train_, "more": reward | train_.get("more", {})})
+    return recipe(
+        folder, **{"warm": False, "steps": 5, "group_size": 3, **train_, "more": reward | train_.get("more", {})}
+    )
 
 
 def resume(folder: Path, **update: Any) -> None:
@@ -212,7 +214,7 @@ def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_
     assert is_safe(found) and (found == 1 or not is_safe(found - 1))
 
 
-@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (2, 1), (3, 2)])
 def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_who_is_faster(
     ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

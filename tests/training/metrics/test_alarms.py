@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.training.workshop import recipe
 from upshot.run.run import train
@@ -35,6 +40,27 @@ def test_the_published_objective_on_openings_alone_falls_and_rings(seed: int) ->
 @pytest.mark.parametrize("name", [f"withheld/{kind}-{seed}" for kind in ("tree2", "tree4") for seed in (1, 2, 3)])
 def test_along_the_tree_nothing_rings(name: str) -> None:
     assert not {"reward/mean", "eval/reward/mean"} & set(rung(name))
+
+
+def steps_until_it_rings(rewards: Iterable[float]) -> int | None:
+    alarms = Alarms()
+    return next((n for n, reward in enumerate(rewards, 1) if alarms.watch({"reward/mean": reward}, n)), None)
+
+
+def test_noise_about_a_constant_mean_rings_in_less_than_a_hundredth_of_the_runs() -> None:
+    draw = numpy.random.default_rng(0)
+    kinds = [(2, 0.5), (2, 0.9), (8, 0.05), (32, 0.5)]  # replies a step and how many of them are right
+    runs = [draw.binomial(replies, mean, 200) / replies for replies, mean in kinds for _ in range(100)]
+    assert sum(steps_until_it_rings(run.tolist()) is not None for run in runs) < len(runs) / 100
+
+
+@given(seed=st.integers(0, 999), before=st.integers(20, 100), spread=st.floats(0, 0.1))
+@settings(max_examples=20)
+def test_a_reward_that_falls_to_nothing_rings_before_it_is_gone(seed: int, before: int, spread: float) -> None:
+    draw = random.Random(seed)
+    fall = [0.8 - 0.8 * step / 15 for step in range(1, 16)]
+    rang = steps_until_it_rings(max(0.0, draw.gauss(mean, spread)) for mean in [0.8] * before + fall)
+    assert rang is not None and before < rang <= before + 12
 
 
 def test_the_words_name_the_best_step_and_the_way_out() -> None:

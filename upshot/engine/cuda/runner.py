@@ -46,6 +46,15 @@ from upshot.engine.swap_slot import SwapSlot, allocate_pages
 T = TypeVar("T")
 
 
+def counts_on_host(model: torch.nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a step reads numbers of the device on the host, which no captured step can.
+
+    PyTorch's grouped product does, to find the tokens of each expert, for all types but bfloat16.
+    """
+    experts = any(type(module).__name__.endswith("Experts") for module in model.modules())
+    return experts and dtype != torch.bfloat16
+
+
 class CudaRunner:
     """Runs plans on one GPU."""
 
@@ -72,11 +81,13 @@ class CudaRunner:
         self.batch = DecodeBatch(self.slots, page_size)
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
+        self.seen: set[tuple[int, ...]] = set()
+        """Shapes of steps that were run."""
         self.pool: Any = None
         self.flights: deque[Flight] = deque()
         self.compiling: list[Future[None]] = []
         """Kernels that are compiled ahead; each is launched once, on pages."""
-        self.use_graphs = settings.graphs and self.on_gpu
+        self.use_graphs = settings.graphs and self.on_gpu and not counts_on_host(model, shape.dtype)
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
         self.driver = select_driver(model, shape, settings, kernels=True, check=self._disagreement)
@@ -294,10 +305,6 @@ class CudaRunner:
         if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
             return self._read(driver, self._upload(tokens), self._upload(blocks), wanted)
-        key = (size, rows)
-        if key not in self.prompt_graphs:
-            self.prompt_graphs[key] = self._capture_prompt(size, rows, room)
-        graph = self.prompt_graphs[key]
         # Padding goes to page 0, which nobody reads; unused blocks have no queries.
         wide = np.zeros((3, size), dtype=np.int64)
         wide[:, :n] = tokens
@@ -305,11 +312,27 @@ class CudaRunner:
         table[:, :count] = blocks
         ends = np.zeros(rows, dtype=np.int64)
         ends[: len(last)] = last
-        graph.tokens.copy_(self._upload(wide))
-        graph.blocks.copy_(self._upload(table))
-        graph.last.copy_(self._upload(ends))
+        given = (self._upload(wide), self._upload(table), self._upload(ends))
+        key = (size, rows)
+        if key not in self.prompt_graphs:
+            if self._is_new(key):
+                return self._read(driver, *given, self._out(rows))[: len(last)]
+            self.prompt_graphs[key] = self._capture_prompt(size, rows, room)
+        graph = self.prompt_graphs[key]
+        for place, numbers in zip((graph.tokens, graph.blocks, graph.last), given, strict=True):
+            place.copy_(numbers)
         graph.graph.replay()
         return graph.logits[: len(last)]
+
+    def _is_new(self, key: tuple[int, ...]) -> bool:
+        """Whether no step of this shape was run yet: the first is run plainly, the second captured.
+
+        Many shapes of prompts come once, and a capture takes as long as nine steps of decoding; and the first run has
+        compiled whatever the capture needs.
+        """
+        new = key not in self.seen
+        self.seen.add(key)
+        return new
 
     def _read(self, driver: Driver, tokens: Tensor, blocks: Tensor, last: Tensor, out: Tensor | None = None) -> Tensor:
         return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks), last, out)
@@ -339,7 +362,7 @@ class CudaRunner:
         if self.batch.masked:
             return self._decode_masked(rows, bucket, self.batch.cuts)
         key = (bucket, self.batch.shares, self.batch.cuts)
-        if not self.use_graphs:
+        if not self.use_graphs or (key not in self.graphs and self._is_new(key)):
             return self._land(rows, *self._decode_body(*key), self.batch.tops)
         if key not in self.graphs:
             self.graphs[key] = self._capture(*key)
@@ -390,12 +413,7 @@ class CudaRunner:
         return Graph(graph, drawn, logits)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Do the work once, so that all it needs is compiled and made; then capture it."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream().wait_stream(side)
+        """Capture the work, which was done once before, so that all it needs is compiled and made."""
         graph = torch.cuda.CUDAGraph()
         # All captures of a process run on one stream of PyTorch's, and products use that stream's workspace: without
         # one of its own a graph would share it with the graphs of other engines, which run beside it.

@@ -102,6 +102,11 @@ class AgentRunner:
                 raise _failure(Reason.TIMEOUT, f"it took more than {self.config.seconds:g} s", served.faults) from error
             except AgentFailure as error:
                 raise _failure(Reason(error.reason), str(error), served.faults) from error
+            except Exception as error:
+                if not served.faults:
+                    raise
+                first = next(iter(str(error).splitlines()), "")[:100]
+                raise _failure(Reason.ERROR, f"{type(error).__name__}: {first}", served.faults) from error
             finally:
                 self._server.close(served)
                 _write_down(conversation, recording.paths(), others)

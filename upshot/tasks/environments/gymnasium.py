@@ -2,14 +2,13 @@
 
 Gymnasium's own ids, OpenEnv's clients (reset and step are awaited, a result has observation, reward and done), single
 player games of TextArena, or any class of yours with `reset` and `step`. One object a conversation, made for it and
-closed with it. An environment that raises, or whose server is gone, makes its episode missing.
+closed with it. An environment that raises, hangs, or whose server is gone, makes its episode missing.
 
 What it does not do: observations that are no text (give `show`), vectors of environments.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from upshot.config.registry import import_thing
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Observation, Participant
 
@@ -51,7 +51,7 @@ class TextEnvironment(Participant):
         """Make it and say what it opens with."""
         live = LiveEnvironment(self.make())
         conversation.session[KEY] = live
-        result = await _finish(live.inner.reset(seed=conversation.row.meta["seed"]))
+        result = await limit_call(live.inner, live.inner.reset, seed=conversation.row.meta["seed"])
         seen = result[0] if isinstance(result, tuple) else getattr(result, "observation", result)
         conversation.say(Message("user", self.show(seen)))
 
@@ -63,7 +63,7 @@ class TextEnvironment(Participant):
             action = self.act(last.content if last is not None else "")
         except ValueError as error:
             return Observation((Message("user", f"no action: {error}"),), metrics={"no_action": 1.0})
-        seen, reward, done = read_step(await _finish(live.inner.step(action)))
+        seen, reward, done = read_step(await limit_call(live.inner, live.inner.step, action))
         live.total += reward
         text = self.show(seen)
         return Observation((Message("user", text),) if text else (), done, "done", metrics={"steps": 1.0})
@@ -75,7 +75,7 @@ class TextEnvironment(Participant):
             return
         conversation.session["score"] = Score(live.total)
         if hasattr(live.inner, "close"):
-            await _finish(live.inner.close())
+            await limit_call(live.inner, live.inner.close)
 
 
 def read_step(result: Any) -> tuple[Any, float, bool]:
@@ -98,22 +98,18 @@ class ArenaGame:
 
         self.game = textarena.make(env_id=name, **options)
 
-    def reset(self, seed: int) -> str:
+    async def reset(self, seed: int) -> str:
         """Its rules and first position."""
-        self.game.reset(num_players=1, seed=seed)
+        limit_call_now(self.game, self.game.reset, num_players=1, seed=seed)
         return str(self.game.get_observation()[1])
 
-    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """One move."""
-        done, info = self.game.step(action)
+        done, info = limit_call_now(self.game, self.game.step, action)
         if not done:
             return str(self.game.get_observation()[1]), 0.0, False, info
         rewards, _ = self.game.close()
         return "", float(rewards.get(0, 0.0)), True, info
-
-
-async def _finish(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 def _show(seen: Any) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from typing import Any
 
@@ -53,7 +53,8 @@ class VerifiersTask(Task):
         self._config = {**(config or {}), "taskset": {**(taskset or {}), "id": env}}
         self._harness = harness
         self._stack = AsyncExitStack()
-        self._entered: asyncio.Future[None] | None = None
+        self._gate = asyncio.Lock()
+        self._playing = 0
 
     @cached_property
     def _environment(self) -> Any:
@@ -94,14 +95,13 @@ class VerifiersTask(Task):
         """One rollout of the environment: the sum of its rewards, missing where it failed."""
         import verifiers.v1 as vf
 
-        await self._serve()
         # Its client sends a key of its own as the bearer's; ours comes by the other header.
         client = vf.EvalClientConfig(
             base_url=episode.base_url, api_key_var="UPSHOT_NO_KEY", headers={"x-api-key": episode.api_key}
         )
-        played = await self._environment.run_episode(
-            self._tasks[episode.row.id], vf.ModelContext(episode.model, client, vf.Sampling())
-        )
+        context = vf.ModelContext(episode.model, client, vf.Sampling())
+        async with self._serving():
+            played = await self._environment.run_episode(self._tasks[episode.row.id], context)
         if not played.ok:
             faults = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
             told = "; ".join(f"{fault.type}: {fault.message}" for fault in faults)
@@ -109,16 +109,24 @@ class VerifiersTask(Task):
         worth = math.fsum(trace.reward for trace in played.traces)
         return Score(worth, detail={"rewards": {n: r.value for t in played.traces for n, r in t.rewards.items() if r}})
 
-    async def _serve(self) -> None:
-        """Have what all episodes share (tool servers, verifiers' own proxy) up, once."""
-        if self._entered is None:
-            self._entered = asyncio.ensure_future(self._stack.enter_async_context(self._environment.serving()))
-        await asyncio.shield(self._entered)
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Have what episodes share (tool servers, verifiers' own proxy) up from the first of a step to the last.
 
-    async def aclose(self) -> None:
-        """Take it down."""
-        await self._stack.aclose()
-        self._entered = None
+        Its proxy keeps a client for every address until it is taken down, and every episode has an address of its own:
+        a run that left it up would grow by a megabyte an episode.
+        """
+        async with self._gate:
+            if not self._playing:
+                await self._stack.enter_async_context(self._environment.serving())
+            self._playing += 1
+        try:
+            yield
+        finally:
+            async with self._gate:
+                self._playing -= 1
+                if not self._playing:
+                    await self._stack.aclose()
 
 
 def _opening(data: Any) -> tuple[Message, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Row
 from upshot.core.score import Reason
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.participants.tools import ACTS, Tool, ToolEnvironment, ToolRequest, calls_of
 
@@ -52,7 +53,8 @@ class StateTool(Tool):
 
     def apply(self, state: Any, arguments: Mapping[str, Any]) -> str:
         """Work on a state as it is."""
-        return self.function(state, **{name: str(arguments[name]) for name in self.parameters})
+        given = {name: str(arguments[name]) for name in self.parameters}
+        return limit_call_now(self.function, self.function, state, **given)
 
 
 class SharedState:
@@ -99,22 +101,23 @@ class DualControl(Participant):
 
     async def start(self, conversation: Conversation) -> None:
         """As the user begins."""
-        await self.user.start(conversation)
+        await limit_call(self.user, self.user.start, conversation)
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The tools' answers where the policy called any, else the user's words."""
         last = conversation.last("assistant")
         calls = last is not None and last == conversation.turns[-1].message and calls_of(last)
         tools = calls and self.tools.answers_calls(conversation.row)
-        return await (self.tools if tools else self.user).observe(conversation)
+        who = self.tools if tools else self.user
+        return await limit_call(who, who.observe, conversation)
 
     async def end(self, conversation: Conversation) -> None:
         """As the user ends, and with it what the tools opened for the conversation when they were called."""
         try:
-            await self.user.end(conversation)
+            await limit_call(self.user, self.user.end, conversation)
         finally:
             if self.tools.answers_calls(conversation.row):
-                await self.tools.end(conversation)
+                await limit_call(self.tools, self.tools.end, conversation)
 
     async def aclose(self) -> None:
         """Close the user; the tools are closed by their task."""

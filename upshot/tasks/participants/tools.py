@@ -16,6 +16,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError, close_all, did_you_mean
+from upshot.core.time_limit import limit_call
 from upshot.sandbox.connection import connect
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.participants.search import Corpus, load_corpus
@@ -214,7 +215,8 @@ class ToolEnvironment(Participant):
         if missing:
             return f"error: '{call.name}' needs the argument '{missing[0]}'", False
         try:
-            text = await asyncio.wait_for(tool.call(call.arguments, conversation), self.seconds)
+            work = limit_call(tool, tool.call, call.arguments, conversation)
+            text = await asyncio.wait_for(work, self.seconds)
         except TimeoutError:
             return f"error: no answer within {self.seconds or 0:g} s", False
         except ValueError as error:

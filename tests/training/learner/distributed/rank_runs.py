@@ -20,6 +20,7 @@ from typing import NoReturn
 import peft  # noqa: F401  so that it is imported once
 import pytest
 
+from tests.patience import patience
 from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -30,6 +31,7 @@ from upshot.training.learner.distributed.process_group import open_ranks
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 240
+"""Of a quiet machine, at most."""
 Job = tuple[Recipe, str]
 
 
@@ -47,7 +49,7 @@ def two_ranks(jobs: Sequence[Job], folder: Path) -> None:
     more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "tests.training.learner.distributed.rank_runs", json.dumps(words)]
     done = subprocess.run(
-        command, env=os.environ | more, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+        command, env=os.environ | more, cwd=ROOT, capture_output=True, text=True, timeout=patience(SECONDS), check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
