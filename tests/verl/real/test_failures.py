@@ -15,7 +15,7 @@ from tests.verl.real.under_way import UnderWay, under_way
 from tests.verl.real.verl_run import SMALL, verl_run
 
 DRIVER = "upshot.verl.adapters.main"
-SERVER = "ray::Server"
+SERVER = "ray::RankServer"
 TWO_WORKERS = "actor_rollout_ref.rollout.agent.num_workers=2"
 
 
