@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_a_trl_without_the_value_head_that_verl_imports_is_named(
     for package in ("verl", "trl"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
+        monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     (said,) = check_node(NodeRequirements("", ""))
     assert "AutoModelForCausalLMWithValueHead" in said and "pip uninstall trl" in said
