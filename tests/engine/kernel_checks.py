@@ -80,7 +80,7 @@ class Case:
         return torch.einsum("hn,hnd->hd", scores.softmax(-1), values)
 
 
-@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "4")), deadline=None)
+@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     kv_heads=st.integers(1, 3),
@@ -115,12 +115,12 @@ def test_decode_attention(
         )
 
 
-@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "4")), deadline=None)
+@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     group=st.integers(1, 4),
     rows=st.integers(2, MEMBERS + 3),
-    shared=st.integers(1, 5),
+    shared=st.integers(1, 9),
     splits=st.integers(1, 2),
     prefix_splits=st.integers(1, 3),
     dim=st.sampled_from([16, 24]),
@@ -153,7 +153,7 @@ def test_decode_attention_reads_a_shared_prefix_once(
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-4, rtol=2e-4)
 
 
-@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "4")), deadline=None)
+@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     kv_heads=st.integers(1, 2),
@@ -223,7 +223,7 @@ def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> N
     torch.testing.assert_close(narrow, v[..., :12])
 
 
-@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "4")), deadline=None)
+@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     kv_heads=st.integers(1, 3),

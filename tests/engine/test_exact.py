@@ -75,7 +75,7 @@ def played(model: torch.nn.Module, seed: int, **options: Any) -> tuple[Engine, l
 ALONE: dict[str, Any] = {"max_running": 1, "chunk_tokens": 16, "page_size": 4}
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     page_size=st.sampled_from([2, 4, 16]),

@@ -412,15 +412,14 @@ def test_handing_over_nothing_closes_the_thought_at_once() -> None:
 
 def test_a_classmate_reads_a_thought_in_the_ids_it_learned_it_in() -> None:
     """GPT-2's way to cut blanks: two newlines are one token at the end of a text and two before a word."""
-    renderer = Renderer(byte_tokenizer("chatml", merges=[("Ċ", "Ċ")]))
+    renderer = Renderer(byte_tokenizer("chatml", merges=[("Ċ", "Ċ"), ("t", "A")]))
     classmate = Classmate(ClassmateConfig(name="peer"), Recites("peer", lambda text, seed: "1"), _renderer=renderer)
     messages = ROWS[0].messages
     learned, _ = renderer.demonstration([*messages, Message("assistant", "<think>\n1 + 1\n</think>\n\n#### 2")])
     handed = classmate.prompt_ids(ClassmatePrompt(messages, "1 + 1"))
     assert learned[: len(handed)] == handed
-    assert renderer.encode(classmate.prompt_text(ClassmatePrompt(messages, "1 + 1"))) != handed, (
-        "what ends in one token"
-    )
+    assert renderer.encode(classmate.prompt_text(ClassmatePrompt(messages, "1 + 1"))) != handed, "as at an end"
+    assert renderer.encode_open("a cat") == renderer.encode("a cat"), "a cut word is no other one"
 
 
 def test_the_end_of_the_turn_is_no_part_of_a_thought_that_was_not_closed() -> None:

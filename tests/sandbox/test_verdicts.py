@@ -48,14 +48,14 @@ def carried(value: Any) -> Any:
 
 
 @given(VALUES)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 def test_data_crosses_the_wall_unchanged(value: Any) -> None:
     assert plain.decode(carried(value), lambda *_: None) == value
     assert matches(carried(value), value)
 
 
 @given(VALUES, VALUES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 def test_comparing_outside_is_pythons_equality(value: Any, other: Any) -> None:
     assert matches(carried(value), other) == (value == other)
 

@@ -26,7 +26,7 @@ STAND_IN = "⟦upshot-reply⟧"
 """Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
 
 FURTHER = "A"
-"""Words that may follow an open text, whatever they are."""
+"""Stands for the words that may follow an open text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,11 @@ class Renderer:
 
         Tokenizers like GPT-2's make one token of the last two newlines of a text and two of them before a word.
         """
-        *ids, last = self.encode(text + FURTHER)
-        return ids if [last] == self.encode(FURTHER) else self.encode(text)
+        if text[-1:].isspace():
+            *ids, last = self.encode(text + FURTHER)
+            if [last] == self.encode(FURTHER):
+                return ids
+        return self.encode(text)
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_
     assert is_safe(found) and (found == 1 or not is_safe(found - 1))
 
 
-@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
 def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_who_is_faster(
     ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +227,7 @@ def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_who_is_faster(
     assert states(tmp_path / "0") == expected
 
 
-@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
 def test_killed_and_resumed_copies_that_judge_are_in_the_states_they_were_in(
     ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
