@@ -5,7 +5,8 @@
         assert server.outcomes["ok"] == 10
 
 A bare asyncio protocol, so that it costs little CPU beside the client it tests. It speaks HTTP/1.1 with
-Content-Length bodies and keep-alive; it does not speak TLS, chunked requests or streaming.
+Content-Length bodies and keep-alive; it does not speak TLS, chunked requests or streaming. What it does to a request
+depends on the request and on how often it came, never on the order in which the requests of many come in.
 As a program: `python tests/models/misbehaving_server.py --latency 0.05` prints its URL and serves until killed.
 """
 
@@ -89,7 +90,8 @@ class MisbehavingServer:
         self.records: list[Record] = []
         self.outcomes: Counter[str] = Counter()
         self.in_flight = self.most_in_flight = 0
-        self._rng = random.Random(seed)
+        self._seed = seed
+        self._asked: Counter[bytes] = Counter()
         self._port = port
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,8 +121,11 @@ class MisbehavingServer:
         """The requests that got a good answer."""
         return [record for record in self.records if record.outcome == "ok" and path in record.path]
 
-    def _fault(self) -> str:
-        draw = self._rng.random()
+    def _fault(self, raw: bytes) -> str:
+        if not any(rate for _, rate in self.faults):
+            return "ok"
+        self._asked[raw] += 1
+        draw = random.Random(b"%d %d " % (self._seed, self._asked[raw]) + raw).random()
         for name, rate in self.faults:
             if draw < rate:
                 return name
@@ -139,7 +144,7 @@ class MisbehavingServer:
         if not path.endswith("/completions") or method != "POST":
             return connection.answer(404, {"error": {"message": f"no route {path}"}})
         body = json.loads(raw)
-        record = Record(path, body if self.keep_bodies else {}, self._fault())
+        record = Record(path, body if self.keep_bodies else {}, self._fault(raw))
         self.records.append(record)
         problem = self._problem(body)
         if problem:
@@ -193,7 +198,7 @@ class MisbehavingServer:
         if record.outcome == "malformed":
             data = data[: len(data) // 2] + b"<html>oops"
         if record.outcome == "dropped":
-            if self._rng.random() < 0.5:  # half of them in the middle of the body
+            if len(data) % 2:  # half of them in the middle of the body
                 connection.send(200, data, cut=len(data) // 2)
             connection.transport.close()
         else:
