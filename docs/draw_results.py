@@ -142,6 +142,15 @@ def gsm8k_table() -> str:
     return markdown(rows)
 
 
+def classmates_table() -> str:
+    """SmolLM2 with a classmate and without, in Markdown."""
+    runs = [json.loads(run.read_text()) for run in sorted((RUNS / "classmates").glob("seed-*.json"))]
+    rows = [["model", *runs[0]["columns"]], ["---"] * (1 + len(runs[0]["columns"]))]
+    for name in runs[0]["models"]:
+        rows.append([name, *(interval(values) for values in zip(*(run["models"][name] for run in runs), strict=True))])
+    return markdown(rows)
+
+
 def table() -> str:
     """The table of the task `withheld`, in Markdown."""
     start = [evaluations(run)[0][1] for run in seeds("reply")]
@@ -230,7 +239,8 @@ def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
 def main() -> int:
     """Draw and print."""
     (DOCS / "fall-and-hold.svg").write_text(draw())
-    print(table(), other_worlds(), other_ways(), gsm8k_table(), quickstart_table(), demo_table(), sep="\n\n")
+    tables = (table, other_worlds, other_ways, gsm8k_table, classmates_table, quickstart_table, demo_table)
+    print(*(made() for made in tables), sep="\n\n")
     return 0
 
 

@@ -14,7 +14,7 @@ PAGE = (DOCS / "results.md").read_text()
 
 def test_tables_and_picture_are_made_of_the_runs() -> None:
     made = runpy.run_path(str(DOCS / "draw_results.py"))
-    names = ("table", "other_worlds", "other_ways", "gsm8k_table", "quickstart_table")
+    names = ("table", "other_worlds", "other_ways", "gsm8k_table", "classmates_table", "quickstart_table")
     tables = [made[name]() for name in names]
     assert all(table in PAGE for table in tables), "run: python docs/draw_results.py"
     assert (DOCS / "fall-and-hold.svg").read_text() == made["draw"](), "run: python docs/draw_results.py"
