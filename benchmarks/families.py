@@ -48,8 +48,10 @@ SHAPES = {
     "Phi3": shape(32, 3072, 32, 32, 96, 8192, 32064, sliding_window=2047),
     "Granite": shape(40, 2048, 32, 8, 64, 8192, 49155, attention_multiplier=0.015625, **FACTORS),
     "Qwen3Moe": shape(4, 2048, 32, 4, 128, 6144, 151936, **EXPERTS),
+    "GptOss": shape(6, 2880, 64, 8, 64, 2880, 201088, sliding_window=128, num_local_experts=32, num_experts_per_tok=4),
 }
-"""1.1B, for comparison; Gemma 2 2B, Gemma 3 1B, OLMo 2 1B, Phi-3 mini, Granite 2B; four layers of Qwen3-30B-A3B."""
+"""1.1B, for comparison; Gemma 2 2B, Gemma 3 1B, OLMo 2 1B, Phi-3 mini, Granite 2B; four layers of Qwen3-30B-A3B,
+six of GPT-OSS 20B."""
 
 
 def build(family: str, device: torch.device, tiny: bool) -> Any:
@@ -58,9 +60,8 @@ def build(family: str, device: torch.device, tiny: bool) -> Any:
     if tiny:
         sizes |= {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 97, "head_dim": 16}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-        sizes |= (
-            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if family == "Qwen3Moe" else {}
-        )
+        few = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_local_experts": 8}
+        sizes |= {name: number for name, number in few.items() if name in sizes}
     config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     config = getattr(transformers, config_name)(**sizes, **ids, initializer_range=0.04)

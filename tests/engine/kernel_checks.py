@@ -69,7 +69,9 @@ class Case:
             for x in (self.k, self.v)
         )
 
-    def reference(self, q: torch.Tensor, row: int, last: int, window: int, softcap: float) -> torch.Tensor:
+    def reference(
+        self, q: torch.Tensor, row: int, last: int, window: int, softcap: float, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Attention of q [heads, dim] at position `last` of a row."""
         keys, values = self.context(row, last + 1)
         scores = torch.einsum("hd,hnd->hn", q, keys) * q.shape[-1] ** -0.5
@@ -77,7 +79,14 @@ class Case:
             scores = softcap * torch.tanh(scores / softcap)
         if window:
             scores[:, : max(0, last + 1 - window)] = -torch.inf
-        return torch.einsum("hn,hnd->hd", scores.softmax(-1), values)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None]], -1)
+        return torch.einsum("hn,hnd->hd", scores.softmax(-1)[:, : last + 1], values)
+
+
+def some_sinks(heads: int) -> torch.Tensor:
+    """One for each head: some that nobody notices, some beside which the keys are nothing."""
+    return torch.randn(heads, device=DEVICE) * 4
 
 
 @settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
@@ -91,6 +100,7 @@ class Case:
     window=st.sampled_from([0, 0, 5, 40]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     dim=st.sampled_from([16, 24]),
+    sinks=st.booleans(),
 )
 def test_decode_attention(
     seed: int,
@@ -102,17 +112,15 @@ def test_decode_attention(
     window: int,
     softcap: float,
     dim: int,
+    sinks: bool,
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, dim, page, lengths)
     q = torch.randn(len(lengths), kv_heads * group, dim, device=DEVICE)
-    scale = dim**-0.5
-    out = decode_attention(
-        q, case.k, case.v, case.table, case.slots, case.lengths, scale, splits, None, window, softcap
-    )
+    extra = some_sinks(q.shape[1]) if sinks else None
+    how = (window, softcap, extra)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, None, *how)
     for row, length in enumerate(lengths):
-        torch.testing.assert_close(
-            out[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4
-        )
+        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
 
 @settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
@@ -124,9 +132,10 @@ def test_decode_attention(
     splits=st.integers(1, 2),
     prefix_splits=st.integers(1, 3),
     dim=st.sampled_from([16, 24]),
+    sinks=st.booleans(),
 )
 def test_decode_attention_reads_a_shared_prefix_once(
-    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int, dim: int
+    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int, dim: int, sinks: bool
 ) -> None:
     rng = random.Random(seed)
     page = 16
@@ -148,9 +157,10 @@ def test_decode_attention_reads_a_shared_prefix_once(
         splits=prefix_splits,
     )
     q = torch.randn(rows, 2 * group, dim, device=DEVICE)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, plan)
+    how = (0, 0.0, some_sinks(q.shape[1]) if sinks else None)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, plan, *how)
     for row, length in enumerate(lengths):
-        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
 
 @settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
@@ -161,9 +171,10 @@ def test_decode_attention_reads_a_shared_prefix_once(
     chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), min_size=1, max_size=4),
     window=st.sampled_from([0, 0, 7, 40]),
     dim=st.sampled_from([16, 24]),
+    sinks=st.booleans(),
 )
 def test_prefill_attention(
-    seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int, dim: int
+    seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int, dim: int, sinks: bool
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, dim, 4, [start + n for start, n in chunks])
     block_m = 16
@@ -174,11 +185,12 @@ def test_prefill_attention(
         offset += n
     q = torch.randn(offset, kv_heads * group, dim, device=DEVICE)
     table = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).t().contiguous()
-    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, window)
+    how = (window, 0.0, some_sinks(q.shape[1]) if sinks else None)
+    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, *how)
     offset = 0
     for row, (start, n) in enumerate(chunks):
         for i in range(n):
-            expected = case.reference(q[offset + i], row, start + i, window, 0.0)
+            expected = case.reference(q[offset + i], row, start + i, *how)
             torch.testing.assert_close(out[offset + i], expected, atol=2e-4, rtol=2e-4)
         offset += n
 
@@ -233,6 +245,7 @@ def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> N
     window=st.sampled_from([0, 0, 5, 40]),
     form=st.sampled_from([None, EARLY, OFFSET]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
+    sinks=st.booleans(),
 )
 def test_fused_decode_attention(
     seed: int,
@@ -243,6 +256,7 @@ def test_fused_decode_attention(
     window: int,
     form: int | None,
     softcap: float,
+    sinks: bool,
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
     heads, rows = kv_heads * group, len(lengths)
@@ -252,8 +266,9 @@ def test_fused_decode_attention(
     weights = (torch.rand(16, device=DEVICE) for _ in range(2))
     norms = None if form is None else HeadNorms(*weights, 1e-5, form)
     k, v = case.k.clone(), case.v.clone()
+    extra = some_sinks(heads) if sinks else None
     fused = fused_decode_attention(
-        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms, softcap
+        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms, softcap, extra
     )
     last = case.lengths.long() - 1
     cells = case.table[case.slots.long(), last // page].long() * page + last % page
@@ -261,9 +276,8 @@ def test_fused_decode_attention(
     torch.testing.assert_close(k, case.k)
     torch.testing.assert_close(v, case.v)
     for row, length in enumerate(lengths):
-        torch.testing.assert_close(
-            fused[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4
-        )
+        expected = case.reference(q[row], row, length - 1, window, softcap, extra)
+        torch.testing.assert_close(fused[row], expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("tile", [SMALL, MIDDLE, LARGE], ids=["small", "middle", "large"])

@@ -172,6 +172,13 @@ OPTIONS = {
     "Gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
     "Olmo2": {},
     "Phi3": {"head_dim": 12, "partial_rotary_factor": 0.5, "sliding_window": 4},
+    "GptOss": {
+        "head_dim": 16,
+        "num_hidden_layers": 2,
+        "sliding_window": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 
 

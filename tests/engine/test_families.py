@@ -55,6 +55,7 @@ BLOCK: list[tuple[str, dict[str, Any]]] = [
     ("Phi3", {"partial_rotary_factor": 0.75, "sliding_window": 12}),
     ("Granite", {"attention_bias": True, "mlp_bias": True, **FACTORS}),
     ("Qwen3Moe", EXPERTS),
+    ("GptOss", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 12}),
 ]
 FAMILIES = [*BLOCK, ("Olmo", {}), ("StableLm", {})]
 

@@ -67,7 +67,15 @@ class DecodeStep:
         return self._masks[window]
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
@@ -82,10 +90,10 @@ class DecodeStep:
         heads, kv_heads = q.shape[1], k.shape[1]
         # The heads that share a key head are its queries: nothing is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
+        mask, sinks = self.mask(window), None if sinks is None else sinks.view(kv_heads, -1, 1)
         if self.window is not None and self.window.stacks:
-            mask = self.mask(window)
             return attend_with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
-        return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
+        return attention(grouped, keys, values, mask, scale, softcap, sinks=sinks).reshape(q.shape)
 
 
 @dataclass(slots=True)
@@ -152,13 +160,22 @@ class PrefillStep:
         return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
         self.store.v[layer].index_copy_(0, self.cells, v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         per_key = q.shape[1] // k.shape[1]
+        sinks = None if sinks is None else sinks[:, None, None]
         for group in self.groups:
             queries = q[group.rows].transpose(1, 2)
             if group.table is None:
@@ -172,10 +189,10 @@ class PrefillStep:
             if per_key > 1:
                 keys, values = keys.repeat_interleave(per_key, 1), values.repeat_interleave(per_key, 1)
             if group.table is None and not window:
-                result = attention(queries, keys, values, None, scale, softcap, causal=True)
+                result = attention(queries, keys, values, None, scale, softcap, causal=True, sinks=sinks)
             else:
                 seen = (back >= 0) & (back < window) if window else back >= 0
-                result = attention(queries, keys, values, seen, scale, softcap)
+                result = attention(queries, keys, values, seen, scale, softcap, sinks=sinks)
             out[group.rows[group.real]] = result.transpose(1, 2)[group.real]
         return out
 
@@ -196,9 +213,10 @@ class TorchRunner:
         self.driver = driver
         self.exact = ExactMode(kernels=False) if exact else None
         self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, seat)
-        # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
+        # Sliding windows, soft caps and sinks would need a prefix arithmetic of their own: they share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
+        odd = odd or any(hasattr(module, "sinks") for module in driver.lm.modules())
         self._new_window = partial(Window, self.store, window_bytes, share=not odd)
         self.window = self._new_window()
         self._rules: tuple[list[Sequence], RowRules] | None = None

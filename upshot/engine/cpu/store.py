@@ -12,17 +12,28 @@ from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float,
+    causal: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [batch, kv_heads, queries, dim]; mask True where a query may look."""
-    if not softcap:
+    """Attention of q [batch, heads, queries, dim]; mask True where a query may look; sinks broadcast to its scores."""
+    if not softcap and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
-    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
+    scores = q @ k.transpose(-1, -2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ v
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
+    return scores.softmax(-1)[..., : k.shape[-2]] @ v
 
 
 class Store:

@@ -338,8 +338,8 @@ class CudaRunner:
         return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks), last, out)
 
     def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor) -> CudaStep:
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
-            return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *how: Any) -> Tensor:
+            return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, *how)
 
         return CudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
@@ -386,8 +386,8 @@ class CudaRunner:
         together = self.batch.shared(len(slots)) if shared else None
         splits = context_splits(len(slots) * self.shape.kv_heads, slots.device)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
-            return decode_attention(q, k, v, table, slots, lengths, scale, splits, together, window, softcap)
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *how: Any) -> Tensor:
+            return decode_attention(q, k, v, table, slots, lengths, scale, splits, together, *how)
 
         def fused(qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *how: Any) -> Tensor:
             scale, *rest = how

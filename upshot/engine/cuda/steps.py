@@ -53,22 +53,39 @@ class CudaStep:
         """Attention straight from the qkv product, where a step allows it."""
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         store(k, self.cells, self.cache.k[layer])
         store(v, self.cells, self.cache.v[layer])
-        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap)
+        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap, sinks)
 
     def rotate_attend(
-        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, scale: float, window: int, norms: Any, softcap: float
+        self,
+        layer: int,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        scale: float,
+        window: int,
+        norms: Any,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """The same from an unrotated qkv product, in one kernel or two."""
         k, v = self.cache.k[layer], self.cache.v[layer]
         if self._fused is not None and can_fuse(k.shape[-1], cos, norms):
-            return self._fused(qkv, k, v, cos, sin, scale, window, norms, softcap)
+            return self._fused(qkv, k, v, cos, sin, scale, window, norms, softcap, sinks)
         q = rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
-        return self._attend(q, k, v, scale, window, softcap)
+        return self._attend(q, k, v, scale, window, softcap, sinks)
 
 
 @dataclass(slots=True)

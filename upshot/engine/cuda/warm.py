@@ -117,7 +117,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
-            layer.scale, shape.heads, layer.window, layer.head_norms, options.softcap,
+            layer.scale, shape.heads, layer.window, layer.head_norms, options.softcap, layer.sinks,
         )  # fmt: skip
 
     first: list[Task] = [

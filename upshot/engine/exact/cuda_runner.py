@@ -27,7 +27,9 @@ class ExactCudaRunner(CudaRunner):
     """Runs plans on one GPU; what a row gets depends on that row alone."""
 
     def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor, queries: int = exact.QUERIES) -> CudaStep:
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+        def attend(
+            q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, sinks: None
+        ) -> Tensor:  # the learner's side has none, and the first forward is compared with it
             return exact.attend(q, k, v, self.cache.table, blocks, scale, window, softcap, queries)
 
         return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)

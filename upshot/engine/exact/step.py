@@ -48,9 +48,18 @@ class ExactStep:
         self.tiles = blocks.tiles_of(starts, stops - starts, torch.from_numpy(table))
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Store and attend; see `AttentionStep`."""
+        """Store and attend; see `AttentionStep`. Sinks have no exact form: the learner's side says so before."""
+        assert sinks is None
         keys, values = self.store.k[layer], self.store.v[layer]
         with _disable_current_modes():
             keys.index_copy_(0, self.cells, k)

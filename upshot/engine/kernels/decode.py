@@ -92,6 +92,14 @@ def attend(
     return acc, m, z
 
 
+@triton.jit
+def add_sinks(z, m, sinks_ptr, heads, real):
+    """The sum with the weight of each head's sink in it, a key without a value."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    sinks = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32) * LOG2E
+    return z + tl.exp2(tl.minimum(sinks - m, 126.0))  # beyond that nothing is left of the values anyway
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _rows(
     q_ptr,
@@ -104,6 +112,7 @@ def _rows(
     slots_ptr,
     lengths_ptr,
     starts_ptr,
+    sinks_ptr,
     table_stride,
     scale,
     softcap,
@@ -121,6 +130,7 @@ def _rows(
     SHARED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -155,6 +165,8 @@ def _rows(
         q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
         KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
+    if SINKS:
+        z = tl.where(split == 0, add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real), z)
     if ALONE:
         tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=there)
     else:
@@ -350,6 +362,7 @@ def decode_attention(
     shared: SharedPrefixes | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
     rows, heads, dim = q.shape
@@ -377,9 +390,10 @@ def decode_attention(
             )  # fmt: skip
     tuning = tune(kv_heads * rows * splits if parts == 1 else 0, k)
     _rows[(kv_heads, rows, splits)](
-        q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window, parts,
-        TILE=max(16, triton.next_power_of_2(group)), ALONE=parts == 1, SHARED=shared is not None,
-        WINDOW=window > 0, BLOCK_N=tuning.block, STAGES=tuning.stages, num_warps=tuning.warps, **sizes,
+        q, k, v, out, acc, ml, table, slots, lengths, starts, q if sinks is None else sinks, table.stride(0), scale,
+        softcap, window, parts, TILE=max(16, triton.next_power_of_2(group)), ALONE=parts == 1,
+        SHARED=shared is not None, SINKS=sinks is not None, WINDOW=window > 0, BLOCK_N=tuning.block,
+        STAGES=tuning.stages, num_warps=tuning.warps, **sizes,
     )  # fmt: skip
     if side is not None:
         torch.cuda.current_stream().wait_stream(side)

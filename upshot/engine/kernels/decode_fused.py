@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from upshot.engine.kernels.decode import attend, tune
+from upshot.engine.kernels.decode import add_sinks, attend, tune
 from upshot.engine.kernels.plain import HeadNorms
 from upshot.engine.kernels.rotary import scale_heads
 
@@ -51,6 +51,7 @@ def _fused_rows(
     sin_ptr,
     q_weight_ptr,
     k_weight_ptr,
+    sinks_ptr,
     table_stride,
     scale,
     softcap,
@@ -67,6 +68,7 @@ def _fused_rows(
     NORM: tl.constexpr,
     FORM: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -108,6 +110,8 @@ def _fused_rows(
         q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
         KV_HEADS, D, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
+    if SINKS:
+        z = add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real)
     query = (row.to(tl.int64) * HEADS + head * GROUP + lanes)[:, None] * D + dims[None, :]
     tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
 
@@ -131,6 +135,7 @@ def fused_decode_attention(
     window: int = 0,
     norms: HeadNorms | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
     rows = qkv.shape[0]
@@ -139,10 +144,10 @@ def fused_decode_attention(
     q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     tuning = tune(kv_heads * rows, k)
     _fused_rows[(kv_heads, rows)](
-        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight, table.stride(0), scale, softcap,
-        window, eps, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page, BLOCK_N=tuning.block,
-        WINDOW=window > 0, NORM=norms is not None, FORM=form, SOFTCAP=softcap > 0, STAGES=tuning.stages,
-        num_warps=tuning.warps,
+        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight,
+        qkv if sinks is None else sinks, table.stride(0), scale, softcap, window, eps, HEADS=heads, KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads, TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page,
+        BLOCK_N=tuning.block, WINDOW=window > 0, NORM=norms is not None, FORM=form, SOFTCAP=softcap > 0,
+        SINKS=sinks is not None, STAGES=tuning.stages, num_warps=tuning.warps,
     )  # fmt: skip
     return out

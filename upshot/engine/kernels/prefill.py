@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.decode import add_sinks
+
 
 @triton.jit
 def _sweep(
@@ -89,6 +91,7 @@ def _chunks(
     offsets_ptr,
     counts_ptr,
     positions_ptr,
+    sinks_ptr,
     table_stride,
     scale,
     softcap,
@@ -102,6 +105,7 @@ def _chunks(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -140,6 +144,8 @@ def _chunks(
             q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, whole, stop, stop, scale, softcap, window,
             KV_HEADS, D, WIDTH, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, STAGES,
         )  # fmt: skip
+        if SINKS:
+            z = add_sinks(z, m, sinks_ptr, head + lanes * 0, real)
         out = (acc / z[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + query[:, None] + dims[None, :], out, mask=there)
 
@@ -154,14 +160,16 @@ def prefill_attention(
     block_m: int,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, page = k.shape[1], k.shape[2]
     out = torch.empty_like(q)
     _chunks[(heads, blocks.shape[1])](
-        q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), scale, softcap, window,
-        HEADS=heads, KV_HEADS=kv_heads, D=dim, WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m,
-        BLOCK_N=32, WINDOW=window > 0, SOFTCAP=softcap > 0, STAGES=2, num_warps=4,
+        q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3],
+        q if sinks is None else sinks, table.stride(0), scale, softcap, window, HEADS=heads, KV_HEADS=kv_heads, D=dim,
+        WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m, BLOCK_N=32,
+        WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, STAGES=2, num_warps=4,
     )  # fmt: skip
     return out

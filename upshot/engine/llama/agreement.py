@@ -47,7 +47,7 @@ def other_mixing(model: torch.nn.Module) -> str | None:
     def attend_to_itself(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
 
-    with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm)):
+    with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm), sinks=True):
         one, other = (lm(input_ids=row[None].to(device), use_cache=False).logits[0, -1].float() for row in rows)
     gap = float((one - other).norm() / (one.norm() + 1e-6))
     # Experts compute a token with others in the batch: a little of that is rounding.

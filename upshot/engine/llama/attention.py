@@ -16,23 +16,33 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 NAME = "upshot"
-Attend = Callable[[int, Tensor, Tensor, Tensor, float, int, float, float], Tensor]
+Attend = Callable[..., Tensor]
 """(layer, q, k, v, scale, window, softcap, dropout), in transformers' layout [rows, heads, length, dim] →
-[rows, length, heads, dim]; no window and no soft cap are 0."""
+[rows, length, heads, dim]; no window and no soft cap are 0. And where it takes them (`attend_by`) a layer's sinks
+[heads]: scores of a key that every query sees and that has no value (GPT-OSS)."""
 
 
 class AttentionStep(Protocol):
     """The batch of one step of the engine: knows the pages, lengths and positions of its tokens."""
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store k, v [tokens, kv_heads, dim]; attention output for q [tokens, heads, dim] in the same shape."""
         ...
 
 
-_active: list[Attend] = []
-"""One entry for each `attend_by` under way: a reference model may run inside another's forward."""
+_active: list[tuple[Attend, bool]] = []
+"""What attends, and whether it takes sinks; one entry for each `attend_by` under way: a reference model may run inside
+another's forward."""
 
 
 def _attention(
@@ -48,11 +58,14 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, in the form transformers calls. Masks are not read: who attends knows the layout."""
-    if kwargs.get("s_aux") is not None:
+    attend, takes_sinks = _active[-1]
+    sinks = kwargs.get("s_aux")
+    if sinks is not None and not takes_sinks:
         raise NotImplementedError("attention sinks (s_aux) have no form here")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer: Any = module.layer_idx
-    return _active[-1](layer, query, key, value, scale, sliding_window or 0, softcap or 0.0, dropout), None
+    how = (scale, sliding_window or 0, softcap or 0.0, dropout, *([] if sinks is None else [sinks]))
+    return attend(layer, query, key, value, *how), None
 
 
 @cache
@@ -63,11 +76,11 @@ def _register() -> None:
 
 
 @contextmanager
-def attend_by(attend: Attend, configs: list[Any]) -> Iterator[None]:
-    """Inside, models with these configurations attend through `attend`."""
+def attend_by(attend: Attend, configs: list[Any], sinks: bool = False) -> Iterator[None]:
+    """Inside, models with these configurations attend through `attend`; `sinks`: which takes a layer's sinks, too."""
     _register()
     before = [config._attn_implementation for config in configs]
-    _active.append(attend)
+    _active.append((attend, sinks))
     try:
         for config in configs:
             config._attn_implementation = NAME
@@ -81,7 +94,7 @@ def attend_by(attend: Attend, configs: list[Any]) -> Iterator[None]:
 def over_tokens(attend: Callable[..., Tensor]) -> Attend:
     """The attention of flat tokens [tokens, heads, dim] for a model that sees them as one row."""
 
-    def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: float) -> Tensor:
+    def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         return attend(layer, q, k, v, *how)[None]
 

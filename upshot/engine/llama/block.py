@@ -1,12 +1,12 @@
 """The block of a decoder, described once for engine and learner: its modules, what is joined, normed and rotated.
 
 The layers of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (and what is built from their classes: SmolLM2, TinyLlama …) are
-the same block. Gemma, OLMo 2 and 3, Phi-3, Granite and Qwen3-MoE differ from it in options: where norms stand and how
-they round, soft caps, factors, one weight for q, k and v, heads that are rotated in part, experts. The engine's drivers
-(block_driver.py, fused.py) call the block's modules one by one, and so does the learner's lean forward: transformers'
-own forward spends more time in Python than in arithmetic when the model or the batch is small. Families with other
-blocks, and adapters on other modules than projections, embedding and head, are not described here: they go through
-transformers' forward. Experts are called as a module, which has a grouped product.
+the same block. Gemma, OLMo 2 and 3, Phi-3, Granite, Qwen3-MoE and GPT-OSS differ from it in options: where norms stand
+and how they round, soft caps, factors, sinks, one weight for q, k and v, heads that are rotated in part, experts. The
+engine's drivers (block_driver.py, fused.py) call the block's modules one by one, and so does the learner's lean
+forward: transformers' own forward spends more time in Python than in arithmetic when the model or the batch is small.
+Families with other blocks, and adapters on other modules than projections, embedding and head, are not described here:
+they go through transformers' forward. Experts are called as a module, which has a grouped product.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Family:
     """Whether attention's scores are under the configuration's soft cap."""
     scaled: bool = False
     """Whether embeddings are multiplied by the root of their width, be it not in their module."""
+    half_angles: bool = False
+    """Whether its rotation gives the angles of half a head, and not each of them twice."""
 
 
 FAMILIES = {
@@ -46,6 +48,7 @@ FAMILIES = {
     "Gemma3": Family(OFFSET, scaled=True, core="TextModel"),
     "Olmo2": Family(LATE),
     "Olmo3": Family(LATE),
+    "GptOss": Family(LATE, half_angles=True),
 }
 
 
@@ -63,6 +66,7 @@ class BlockOptions:
     embed_factor: float = 1.0
     softcap: float = 0.0
     """Of attention's scores (Gemma 2); 0: none."""
+    half_angles: bool = False
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
 
@@ -85,8 +89,8 @@ def is_block_family(model: torch.nn.Module) -> bool:
 
 
 def has_derivative(model: torch.nn.Module) -> bool:
-    """Whether the learner has the block's derivative, too: not for norms of all heads at once, nor for experts."""
-    return is_block_family(model) and family_of(model) not in ("Olmo2", "Olmo3", "Qwen3Moe")
+    """Whether the learner has the block's derivative, too: not for norms of all heads at once, experts and sinks."""
+    return is_block_family(model) and family_of(model) not in ("Olmo2", "Olmo3", "Qwen3Moe", "GptOss")
 
 
 def _activation(config: Any) -> str:
@@ -128,6 +132,7 @@ def options_of(lm: Any) -> BlockOptions:
         factor=float(getattr(config, "residual_multiplier", 1.0)),
         embed_factor=root if family.scaled and not scaled else float(getattr(config, "embedding_multiplier", 1.0)),
         softcap=float(config.attn_logit_softcapping or 0.0) if family.capped else 0.0,
+        half_angles=family.half_angles,
         logit_divisor=float(getattr(config, "logits_scaling", 1.0)),
         logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
     )
@@ -138,7 +143,7 @@ class Layer:
 
     __slots__ = (
         *("_head_norms", "after1", "after2", "down", "experts", "form", "gate_up", "norm1", "norm2", "o", "qkv"),
-        *("rotates", "rotation", "scale", "window"),
+        *("rotates", "rotation", "scale", "sinks", "window"),
     )
 
     def __init__(self, layer: Any, weights: Weights | None = None, form: int = EARLY) -> None:
@@ -158,6 +163,8 @@ class Layer:
         """Whether queries and keys are rotated (SmolLM3 leaves it out in some layers)."""
         self.rotation = rotation_kind(attention)
         self.scale = float(attention.scaling)
+        self.sinks: Tensor | None = getattr(attention, "sinks", None)
+        """[heads] scores of a key without a value (GPT-OSS)."""
         self.window = sliding_window(attention)
 
     @property
@@ -186,13 +193,13 @@ def rotation_kind(attention: Any) -> str:
     return kind if kind in (getattr(attention.config, "rope_parameters", None) or {}) else ""
 
 
-def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "") -> Rotation:
+def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half_angles: bool = False) -> Rotation:
     """cos and sin of these positions, [positions, dim / 2], as the model computes them in the dtype of `like`.
 
     The second half of a head is rotated by the angles of the first, so kernels read each of them once.
     """
     cos, sin = core.rotary_emb(like, positions[None], *([kind] if kind else []))
-    half = cos.shape[-1] // 2
+    half = cos.shape[-1] // (1 if half_angles else 2)
     return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 

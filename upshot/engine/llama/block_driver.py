@@ -112,7 +112,8 @@ class BlockDriver(Driver):
         """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
         kinds = {layer.rotation for layer in self.layers}
         found = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
-        return {kind: [x[0][:, None] for x in both] for kind, both in found.items()}
+        times = 2 if self.options.half_angles else 1
+        return {kind: [x[0][:, None].repeat(1, 1, times) for x in both] for kind, both in found.items()}
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         """Attention [tokens, heads, dim] out of the joined product."""
@@ -127,12 +128,13 @@ class BlockDriver(Driver):
         if layer.rotates:
             qk = plain.rotate(qk, *rotation)
         q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
-        return step.attend(index, q, k, v, layer.scale, layer.window, self.options.softcap)
+        return step.attend(index, q, k, v, layer.scale, layer.window, self.options.softcap, layer.sinks)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The second half: up, gated, and down; or experts."""
         if layer.experts is not None:
-            return layer.experts(x[None]).view(x.shape)  # type: ignore[no-any-return]
+            out = layer.experts(x[None])  # some families' tell how they routed, too
+            return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]
         return self._back(layer.down, self._gate(layer, x))
 
     def _gate(self, layer: Layer, x: Any) -> Any:

@@ -160,9 +160,9 @@ class ModuleDriver(Driver):
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
-            return step.attend(layer, q, k, v, *how[:-1])  # the engine drops nothing out
+            return step.attend(layer, q, k, v, *how[:3], *how[4:])  # the engine drops nothing out
 
-        with attend_by(over_tokens(attend), self.configs), out_of_training(self.quiet):
+        with attend_by(over_tokens(attend), self.configs, sinks=True), out_of_training(self.quiet):
             done = self.lm(
                 input_ids=ids[None],
                 position_ids=positions[None],

@@ -68,7 +68,9 @@ class FusedDriver(BlockDriver):
         with torch.no_grad():
             like = torch.empty(1, dtype=shape.dtype, device=shape.device)
             kinds = {layer.rotation for layer in self.layers}
-            self.tables = {kind: rotation_at(self.core, like, positions, kind) for kind in kinds}
+            self.tables = {
+                kind: rotation_at(self.core, like, positions, kind, self.options.half_angles) for kind in kinds
+            }
         self._still = {kind: no_rotation(table) for kind, table in self.tables.items()}
 
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class FusedDriver(BlockDriver):
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         cos, sin = rotation if layer.rotates else self._still[layer.rotation]
-        how = (layer.scale, layer.window, layer.head_norms, self.options.softcap)
+        how = (layer.scale, layer.window, layer.head_norms, self.options.softcap, layer.sinks)
         return step.rotate_attend(index, qkv, cos, sin, *how)  # type: ignore[attr-defined,no-any-return]
 
     def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
