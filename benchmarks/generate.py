@@ -301,6 +301,7 @@ def run_engine(
         lean=not args.plain,
         merge="never" if adapters == "called" else "copy",
         weights=weights,
+        kv=args.kv if weights == args.weights else "model",
     )
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.submit([5, 6, 7], Rules(max_tokens=2))
@@ -384,6 +385,7 @@ def main() -> int:
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="with and without adapters of this rank")
     parser.add_argument("--targets", nargs="*", default=SEVEN, help="modules that have adapters")
     parser.add_argument("--weights", choices=["model", "fp8"], default="model", help="fp8: also sample in 8 bits")
+    parser.add_argument("--kv", choices=["model", "fp8"], default="model", help="fp8: keys and values in 8 bits, then")
     parser.add_argument("--plain", action="store_true", help="drive the model's own forward, as for unknown families")
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")

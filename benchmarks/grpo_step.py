@@ -140,7 +140,9 @@ async def ours(
     vocab = SHAPES[options.shape]["vocab"]
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
     module = build(options.shape, device)
-    settings = EngineSettings(kv_bytes=options.kv_gb << 30 if device.type == "cuda" else 1 << 28, weights=weights)
+    room = options.kv_gb << 30 if device.type == "cuda" else 1 << 28
+    kv = options.kv if weights == "fp8" else "model"
+    settings = EngineSettings(kv_bytes=room, weights=weights, kv=kv)
     model = EngineModel(Engine(module, set(), settings), tokenizer, "policy", Renderer(tokenizer))
     # Random weights give every id about the same probability.
     model.end_ids = set(range(vocab - max(1, vocab // options.new), vocab)) if options.user_ms else set()
@@ -182,6 +184,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds")
     parser.add_argument("--tree", type=float, nargs="*", default=[], help="also along the tree: shares of the forks")
     parser.add_argument("--weights", choices=["model", "fp8"], default="model", help="fp8: also sampled in 8 bits")
+    parser.add_argument("--kv", choices=["model", "fp8"], default="model", help="fp8: keys and values, too, with it")
     add_sizes(parser)
     return settle(parser.parse_args())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from upshot.engine.kernels import plain, sample
+from upshot.engine.kernels import kv8, plain, sample
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import (
@@ -60,6 +60,12 @@ class Case:
         self.table, self.slots = self.table.to(DEVICE), self.slots.to(DEVICE)
         self.lengths = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
         self.group, self.page = group, page
+
+    def narrowed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as they lie in 8 bits; from now on the case's own are rounded as they are."""
+        k, v = self.k.to(kv8.E4M3), (self.v * kv8.VALUE_FACTOR.value).to(kv8.E4M3)
+        self.k, self.v = k.float(), v.float() / kv8.VALUE_FACTOR.value
+        return k, v.transpose(2, 3).contiguous()
 
     def context(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [heads, length, dim] of a row."""
@@ -193,6 +199,55 @@ def test_prefill_attention(
             expected = case.reference(q[offset + i], row, start + i, *how)
             torch.testing.assert_close(out[offset + i], expected, atol=2e-4, rtol=2e-4)
         offset += n
+
+
+@pytest.mark.parametrize(("dim", "page", "splits", "window"), [(16, 16, 1, 0), (24, 16, 2, 0), (16, 4, 3, 5)])
+def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, splits: int, window: int) -> None:
+    lengths = [5, 37, 90]
+    case = Case(random.Random(1), 2, 3, dim, page, lengths)
+    k, v = case.narrowed()
+    how = (window, 0.0, some_sinks(6))
+    q = torch.randn(3, 6, dim, device=DEVICE)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, dim**-0.5, splits, None, *how)
+    blocks = torch.stack([case.slots, torch.arange(3, device=DEVICE), torch.ones_like(case.slots), case.lengths - 1])
+    read = prefill_attention(q, k, v, case.table, blocks.to(torch.int32), dim**-0.5, 16, *how)
+    for row, length in enumerate(lengths):
+        expected = case.reference(q[row], row, length - 1, *how)
+        torch.testing.assert_close(out[row], expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(read[row], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_shared_prefix_in_8_bits_is_read_once() -> None:
+    case = Case(random.Random(2), 2, 2, 16, 16, [40, 50, 33], shared=2)
+    k, v = case.narrowed()
+    members = torch.full((1, MEMBERS), -1, dtype=torch.int32, device=DEVICE)
+    members[0, :3] = torch.arange(3)
+    prefix = torch.tensor([32], dtype=torch.int32, device=DEVICE)
+    plan = SharedPrefixes(case.slots[:1], prefix, members, prefix.expand(3).contiguous(), splits=2)
+    q = torch.randn(3, 4, 16, device=DEVICE)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, 0.25, 1, plan)
+    for row, length in enumerate([40, 50, 33]):
+        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-3, rtol=2e-3)
+
+
+def test_in_8_bits_the_fused_kernel_stores_and_attends_to_what_the_others_do() -> None:
+    case = Case(random.Random(3), 2, 3, 16, 16, [5, 37, 16])
+    k, v = case.narrowed()
+    qkv = torch.randn(3, 10 * 16, device=DEVICE)
+    qkv[0, 0] = torch.nan  # a query's own trouble
+    qkv[1, -1] = 1e6
+    angles = torch.randn(40, 8, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    last = case.lengths.long() - 1
+    cells = case.table[case.slots.long(), last // 16].long() * 16 + last % 16
+    k2, v2 = k.clone(), v.clone()
+    fused = fused_decode_attention(qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, 6)
+    q = rotate_store(qkv, last, cells, cos, sin, k2, v2, 6)
+    assert torch.equal(k.view(torch.uint8), k2.view(torch.uint8))
+    assert torch.equal(v.view(torch.uint8), v2.view(torch.uint8))
+    assert bool(v2.float().isfinite().all()) and float(v2.float().abs().max()) == 448.0
+    apart = decode_attention(q, k2, v2, case.table, case.slots, case.lengths, 0.25)
+    torch.testing.assert_close(fused[1:], apart[1:], atol=2e-3, rtol=2e-3)
 
 
 ROTATIONS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,6 +253,22 @@ def test_in_8_bits_weights_are_quantized_again_where_they_lie(make_llama: Make) 
     engine.weights_changed()
     assert engine.runner._weight_pointers() == pointers, "captured steps read them there"
     assert assert_near(engine, model) != before
+
+
+@pytest.mark.parametrize("weights", ["model", "fp8"])
+def test_keys_and_values_in_8_bits_are_half_as_large_and_nearly_the_same(make_llama: Make, weights: Any) -> None:
+    model = smallest(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, weights=weights, kv="fp8")
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    wide = Engine(model, eos_ids=set(), settings=replace(settings, kv="model", weights="model"))
+    own, theirs = engine.runner.cache.k, wide.runner.cache.k
+    assert own.numel() == theirs.numel() and 2 * own.nbytes <= theirs.nbytes
+    assert_near(engine, model)
+    forks = engine.submit([5, 6, 7, 8, 9, 10], Rules(max_tokens=4, seed=3), n=3)  # pages are copied where they part
+    engine.run_until_done()
+    for seq in forks:
+        gap = torch.tensor(seq.logprobs) - plain_logprobs(model, seq.ids, seq.prompt_len).float()
+        assert float(gap.abs().mean()) < 0.8
 
 
 @pytest.mark.parametrize("kind", [{}, {"use_dora": True}, {"r": 160}], ids=["lora", "dora", "of high rank"])

@@ -85,7 +85,7 @@ def test_a_frozen_model_keeps_half_the_bytes_and_nearly_the_same_logits(make_lla
 def noisy_driver(model: LlamaForCausalLM, noise: float) -> BlockDriver:
     """A driver whose products are off by so much, as they are in 8 bits."""
     driver = BlockDriver(model, shape_of(model))
-    driver.narrow = True
+    driver.narrow = driver.rough = True
     product, draw = driver._back, torch.Generator().manual_seed(0)
 
     def back(module: Any, x: Any) -> torch.Tensor:
@@ -102,12 +102,17 @@ def test_a_driver_in_8_bits_is_compared_block_by_block_as_noise_grows_with_depth
     ids = [(7 * i + 3) % model.config.vocab_size for i in range(12)]
     with torch.inference_mode():
         whole = drive_on_cpu(driver, ids)
-        assert logits_gap(whole, plain_logits(model, torch.tensor(ids)), torch.float32, narrow=True) is not None
+        assert logits_gap(whole, plain_logits(model, torch.tensor(ids)), torch.float32, rough=True) is not None
     assert disagreement(model, driver) is None
     assert model.model.layers is blocks and len(driver.layers) == 24
     driver.layers[5].down = driver.layers[6].down
     assert "block 5: logits differ" in (disagreement(model, driver) or "")
     assert model.model.layers is blocks and len(driver.layers) == 24
+
+
+def test_keys_and_values_in_8_bits_are_refused_where_nothing_stores_them_so(make_llama: Make) -> None:
+    with pytest.raises(UserError, match=r"kv: fp8 .*needs a GPU and a family that the fused block serves"):
+        Engine(make_llama(), eos_ids=set(), settings=EngineSettings(kv_bytes=1 << 20, kv="fp8"))
 
 
 def test_a_row_of_zeros_stays_zeros() -> None:
@@ -152,6 +157,7 @@ def test_in_8_bits_probabilities_are_weighed_unless_the_recipe_says_otherwise() 
     assert rule("model.engine.weights=fp8") == "truncate"
     assert rule("model.engine.weights=fp8", "train.importance.high=3") == "truncate"
     assert rule("model.engine.weights=fp8", "train.importance=none") == "none"
+    assert rule("model.engine.kv=fp8") == "truncate"
     assert rule() == "none"
 
 
@@ -160,6 +166,8 @@ def test_in_8_bits_probabilities_are_weighed_unless_the_recipe_says_otherwise() 
     [
         ({"engine": {"weights": "fp8"}, "exact": True}, "log-probabilities in 8 bits are not the learner's"),
         ({"engine": {"name": "vllm", "weights": "fp8"}}, r"weights is of engine upshot; for vLLM: arguments"),
+        ({"engine": {"kv": "fp8"}, "exact": True}, "log-probabilities in 8 bits are not the learner's"),
+        ({"engine": {"name": "vllm", "kv": "fp8"}}, r"kv is of engine upshot; for vLLM: arguments"),
     ],
 )
 def test_what_excludes_8_bits_is_refused_in_a_recipe(model: dict[str, Any], says: str) -> None:

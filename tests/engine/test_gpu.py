@@ -228,6 +228,17 @@ def test_in_8_bits_captured_steps_sample_near_the_model_and_follow_its_weights(n
     assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
 
 
+@pytest.mark.parametrize("weights", ["model", "fp8"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mistral"])
+def test_keys_and_values_in_8_bits_are_near_the_model(name: str, weights: str) -> None:
+    needs_8_bits()
+    model = make(name, torch.bfloat16)
+    engine = engine_on(model, weights=weights, kv="fp8")
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+    engine.park()
+    assert_close(model, generate(engine, n=5, temperature=1.0), mean=0.4)
+
+
 @pytest.mark.parametrize("rows", [1, 20, 60, 100, 200, 300])
 def test_in_8_bits_any_number_of_rows_gives_the_same(rows: int) -> None:
     """Few rows and many go through other products."""

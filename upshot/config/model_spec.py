@@ -41,6 +41,7 @@ _ONLY_FOR: dict[str, set[str]] = {
     "dtype": {"local"},
     "device": {"local"},
     "weights": {"local"},
+    "kv": {"local"},
     "kv_gb": {"local"},
 }
 """Options that mean something only to some kinds of models."""
@@ -113,6 +114,8 @@ class ModelSpec(ShortForm):
     """In process only: auto is the first GPU, else the CPU."""
     weights: Literal["model", "fp8"] = "model"
     """In process only: fp8 has projections in 8 bits, in half the memory (a GPU of Hopper's generation or later)."""
+    kv: Literal["model", "fp8"] = "model"
+    """In process only: fp8 keeps keys and values in 8 bits (a GPU, the engine's own block)."""
     kv_gb: float = Field(0.0, ge=0)
     """In process only: GiB for keys and values; 0: as the memory plan finds, else a third of what is free."""
 

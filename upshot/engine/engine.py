@@ -62,6 +62,8 @@ class EngineSettings:
     weights: Literal["model", "fp8"] = "model"
     """fp8: projections in 8 bits, a scale for each row of weights and each token (llama/eight_bit.py; Hopper and
     later)."""
+    kv: Literal["model", "fp8"] = "model"
+    """fp8: keys and values in 8 bits, half the memory and half of what a step reads of them (kernels/kv8.py)."""
     kernels: bool = False
     """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
     graphs: bool = True
@@ -163,7 +165,8 @@ class Engine:
 
     def _n_pages(self) -> int:
         shape = self.shape
-        page = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.settings.page_size * shape.dtype.itemsize
+        each = 1 if self.settings.kv == "fp8" else shape.dtype.itemsize
+        page = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.settings.page_size * each
         # No more pages than all running sequences could fill at the model's full length.
         most = self._max_running * -(-shape.max_length // self.settings.page_size) + 1
         n_pages = min(self._kv_bytes() // page, most)

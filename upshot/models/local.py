@@ -317,7 +317,7 @@ class LocalModel(BorrowedModel):
     def _settings(self, kv_bytes: int) -> Any:
         from upshot.engine.engine import EngineSettings
 
-        return EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights)
+        return EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights, kv=self.spec.kv)
 
     def _engine(self, module: Any, end_ids: set[int]) -> Any:
         """An engine that samples at the same time as the policy."""

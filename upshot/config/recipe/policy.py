@@ -63,6 +63,9 @@ class EngineConfig(Section):
     weights: Literal["model", "fp8"] = "model"
     """upshot: model samples from the model's own numbers. fp8: from its projections in 8 bits, quantized again after
     every update (a GPU of Hopper's generation or later, bfloat16); `train.importance` then weighs what that changes."""
+    kv: Literal["model", "fp8"] = "model"
+    """upshot: fp8 keeps keys and values in 8 bits, twice as many of them in the same memory, and reads them in half the
+    time (a GPU, the engine's own block); `train.importance` weighs what that changes, too."""
     program: str = "vllm"
     """vllm: the program, such as /opt/vllm/bin/vllm; its Python environment may be another one."""
     devices: Literal["policy", "cpu"] | list[int] = "policy"
@@ -77,16 +80,18 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> EngineConfig:
-        if self.name == "upshot" and self.model_dump(exclude={"name", "weights"}, exclude_defaults=True):
+        if self.name == "upshot" and self.model_dump(exclude={"name", "weights", "kv"}, exclude_defaults=True):
             raise ValueError("program, devices, memory, arguments and environment are of engine vllm; set name: vllm")
         if self.name == "vllm" and self.weights != "model":
             raise ValueError("weights is of engine upshot; for vLLM: arguments: [--quantization, fp8]")
+        if self.name == "vllm" and self.kv != "model":
+            raise ValueError("kv is of engine upshot; for vLLM: arguments: [--kv-cache-dtype, fp8]")
         return self
 
     @property
     def rounds_otherwise(self) -> bool:
         """Whether what it samples from is not quite what the learner computes with, rounding of sums apart."""
-        return self.name == "vllm" or self.weights != "model"
+        return self.name == "vllm" or "fp8" in (self.weights, self.kv)
 
 
 class PolicyConfig(Section):
@@ -135,7 +140,7 @@ class PolicyConfig(Section):
     def _sampled_otherwise(self) -> PolicyConfig:
         """Refuse what cannot be sampled as the learner computes it."""
         if self.engine.name == "upshot":
-            if self.exact and self.engine.weights != "model":
+            if self.exact and self.engine.rounds_otherwise:
                 raise ValueError("exact: log-probabilities in 8 bits are not the learner's; leave out one of the two")
             return self
         if self.exact:

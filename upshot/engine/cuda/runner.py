@@ -34,6 +34,7 @@ from upshot.engine.cuda.steps import (
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
 from upshot.engine.llama.select import disagreement, select_driver
@@ -74,6 +75,7 @@ class CudaRunner:
         self.on_gpu = device.type == "cuda"
         """Else: the same steps by Triton's interpreter, for tests."""
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
+        self._eight = settings.kv == "fp8"
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
         self.slots = DeviceSlots(max_running, columns, device)
         self.seat = seat
@@ -98,7 +100,10 @@ class CudaRunner:
         """Where every captured step leaves its logits: each would keep its own otherwise."""
 
     def _pages(self) -> tuple[Tensor, Tensor]:
-        return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
+        if not self._eight:
+            return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
+        keys, values = allocate_pages(self._size, torch.uint8, self.shape.device, self.seat)
+        return keys.view(E4M3), values.view(E4M3)
 
     def _logits_of(self, rows: int) -> Tensor:
         """Room for the logits of the largest step with that many sequences."""
@@ -190,7 +195,8 @@ class CudaRunner:
             if plan.copies:
                 source, target = self._upload(np.array(plan.copies, dtype=np.int64).T)
                 for cache in (self.cache.k, self.cache.v):
-                    cache[:, target] = cache[:, source]
+                    bits = cache.view(torch.uint8) if self._eight else cache  # few operations know 8-bit numbers
+                    bits[:, target] = bits[:, source]
             flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
         # What this step drew is on its way to the host while the next one is planned: `plan` needs its length only.
         self.flights.append(flight)

@@ -19,6 +19,7 @@ from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, tune
 from upshot.engine.kernels.decode_fused import can_fuse, fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
+from upshot.engine.kernels.kv8 import in_8_bits
 from upshot.engine.kernels.launch import processors
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
@@ -91,8 +92,9 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         lambda: sample_kernels.block_sums(logits, slots, state.rules),
         draw(False),
         lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
-        lambda: store(kv, zeros[:1], cache.k[0]),
     ]
+    if not in_8_bits(cache.k):  # nor has any driver but the fused one such a cache, and that one rotates, too
+        first.append(lambda: store(kv, zeros[:1], cache.k[0]))
     return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
 
 

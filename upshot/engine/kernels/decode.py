@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 from upshot.engine.kernels.launch import processors
 
 MEMBERS = 16
@@ -50,16 +51,20 @@ def attend(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
 
     Rows that are not `real` fill the tile up; their weight is 0. `m` is in units of log 2. With BLOCK_N == PAGE the
-    page is one scalar and its keys lie side by side. WIDTH is D, or the next power of two where D is none.
+    page is one scalar and its keys lie side by side. WIDTH is D, or the next power of two where D is none. EIGHT: keys
+    and values are in 8 bits (kv8.py) and become float16, which holds them exactly.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, WIDTH)
     within = tl.arange(0, BLOCK_N)
+    if EIGHT:
+        q = q.to(tl.float16)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         offs = start + within
         live = (offs < hi) & (offs >= first)
@@ -74,7 +79,16 @@ def attend(
             there = there & (dims < D)[None, :]
         # Both loads before the first product: a step waits for memory, not for arithmetic.
         k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+        if EIGHT:
+            # The whole page, in loads of 16 bytes: ids behind the end have weight 0, and every cell holds a number.
+            at = value_place(page, head, offs % PAGE, dims[:, None], KV_HEADS, D, PAGE)
+            if WIDTH > D:
+                v = tl.load(v_ptr + at, mask=(dims < D)[:, None], other=0.0)
+            else:
+                v = tl.load(v_ptr + at)
+            k, v = k.to(tl.float16), tl.trans(v.to(tl.float16))
+        else:
+            v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")  # float32 stays float32: greedy ids are the model's own
         if SOFTCAP:
             # tanh from exp: libdevice's is not there in the interpreter
@@ -87,6 +101,8 @@ def attend(
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
+        if EIGHT:
+            p = p / VALUE_FACTOR
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
     return acc, m, z
@@ -131,6 +147,7 @@ def _rows(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -163,7 +180,7 @@ def _rows(
     z = tl.zeros([TILE], dtype=tl.float32)
     acc, m, z = attend(
         q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
-        KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
+        KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, EIGHT, STAGES,
     )  # fmt: skip
     if SINKS:
         z = tl.where(split == 0, add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real), z)
@@ -201,6 +218,7 @@ def _prefix(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -229,7 +247,7 @@ def _prefix(
         z = tl.zeros([TILE], dtype=tl.float32)
         acc, m, z = attend(
             q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
-            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, EIGHT, STAGES,
         )  # fmt: skip
         part = query * parts + parts - splits + split  # behind the parts that `_rows` leaves
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=there)
@@ -379,7 +397,7 @@ def decode_attention(
         ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
     starts = shared.starts if shared is not None else lengths
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "SOFTCAP": softcap > 0}
-    sizes["WIDTH"] = width
+    sizes |= {"WIDTH": width, "EIGHT": in_8_bits(k)}
     side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
         # Beside the rows, not before them: few programs, long waits. In a captured step this is a parallel branch.

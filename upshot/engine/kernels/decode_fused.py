@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from upshot.engine.kernels.decode import add_sinks, attend, tune
+from upshot.engine.kernels.kv8 import KEY_FACTOR, VALUE_FACTOR, in_8_bits, to_8_bits, value_place
 from upshot.engine.kernels.plain import HeadNorms
 from upshot.engine.kernels.rotary import scale_heads
 
@@ -69,6 +70,7 @@ def _fused_rows(
     FORM: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -90,8 +92,14 @@ def _fused_rows(
     v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
     own_page = tl.load(table_row + position // PAGE).to(tl.int64)
     own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
-    tl.store(k_ptr + own_cell, k_new)
-    tl.store(v_ptr + own_cell, v_new)
+    if EIGHT:  # attended to as rounded: the next step reads them so
+        k_8, v_8 = to_8_bits(k_new, KEY_FACTOR), to_8_bits(v_new, VALUE_FACTOR)
+        tl.store(k_ptr + own_cell, k_8)
+        tl.store(v_ptr + value_place(own_page, head, position % PAGE, dims[None, :], KV_HEADS, D, PAGE), v_8)
+        k_new, v_new = k_8.to(tl.float32), v_8.to(tl.float32) / VALUE_FACTOR
+    else:
+        tl.store(k_ptr + own_cell, k_new)
+        tl.store(v_ptr + own_cell, v_new)
     # The new key is attended to from registers, the others from the pages: no barrier between its store and a load.
     # So the running maximum begins with its score, the sum with 1 and the result with its value.
     m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
@@ -108,7 +116,7 @@ def _fused_rows(
         begin = first // PAGE * PAGE
     acc, m, z = attend(
         q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
-        KV_HEADS, D, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
+        KV_HEADS, D, D, PAGE, BLOCK_N, SOFTCAP, EIGHT, STAGES,
     )  # fmt: skip
     if SINKS:
         z = add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real)
@@ -148,6 +156,6 @@ def fused_decode_attention(
         qkv if sinks is None else sinks, table.stride(0), scale, softcap, window, eps, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page,
         BLOCK_N=tuning.block, WINDOW=window > 0, NORM=norms is not None, FORM=form, SOFTCAP=softcap > 0,
-        SINKS=sinks is not None, STAGES=tuning.stages, num_warps=tuning.warps,
+        SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=tuning.stages, num_warps=tuning.warps,
     )  # fmt: skip
     return out

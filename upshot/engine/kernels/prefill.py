@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from upshot.engine.kernels.decode import add_sinks
+from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 
 
 @triton.jit
@@ -40,6 +41,7 @@ def _sweep(
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Flash attention over the keys lo:hi; without MASKED every query sees all of them.
@@ -58,6 +60,8 @@ def _sweep(
         if WIDTH > D:
             there = there & (dims < D)[None, :]
         k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+        if EIGHT:
+            k = k.to(tl.float16)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SOFTCAP:
             e = tl.exp(2.0 * s * scale / softcap)
@@ -74,7 +78,15 @@ def _sweep(
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+        if EIGHT:  # see decode.attend
+            place = value_place(page, kv_head, offs % PAGE, dims[:, None], KV_HEADS, D, PAGE)
+            if WIDTH > D:
+                v = tl.load(v_ptr + place, mask=(dims < D)[:, None], other=0.0)
+            else:
+                v = tl.load(v_ptr + place)
+            v, p = tl.trans(v.to(tl.float16)), p / VALUE_FACTOR
+        else:
+            v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
     return acc, m, z
@@ -106,6 +118,7 @@ def _chunks(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    EIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -122,6 +135,8 @@ def _chunks(
     if WIDTH > D:
         there = there & (dims < D)[None, :]
     q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=there, other=0.0)
+    if EIGHT:
+        q = q.to(tl.float16)
     at = position + lanes
     stop = position + count
     start = 0
@@ -138,11 +153,11 @@ def _chunks(
     if count > 0:
         acc, m, z = _sweep(
             q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, start, whole, stop, scale, softcap, window,
-            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, False, WINDOW, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, False, WINDOW, SOFTCAP, EIGHT, STAGES,
         )  # fmt: skip
         acc, m, z = _sweep(
             q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, whole, stop, stop, scale, softcap, window,
-            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, EIGHT, STAGES,
         )  # fmt: skip
         if SINKS:
             z = add_sinks(z, m, sinks_ptr, head + lanes * 0, real)
@@ -170,6 +185,6 @@ def prefill_attention(
         q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3],
         q if sinks is None else sinks, table.stride(0), scale, softcap, window, HEADS=heads, KV_HEADS=kv_heads, D=dim,
         WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m, BLOCK_N=32,
-        WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, STAGES=2, num_warps=4,
+        WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=2, num_warps=4,
     )  # fmt: skip
     return out

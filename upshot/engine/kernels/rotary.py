@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.kv8 import KEY_FACTOR, VALUE_FACTOR, in_8_bits, to_8_bits, value_place
 from upshot.engine.kernels.launch import Launcher, processors
 from upshot.engine.kernels.plain import HeadNorms, Rotation
 
@@ -84,6 +85,7 @@ def _put(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    EIGHT: tl.constexpr,
 ):
     """The columns `dims` of every head: queries to their tensor, keys and (raw) values to their cell."""
     there = inside[None, :]
@@ -91,8 +93,11 @@ def _put(
     tl.store(q_ptr + q_at, turned, mask=(heads < HEADS)[:, None] & there)
     head = heads - HEADS
     k_at = ((cell // PAGE * KV_HEADS + head[:, None]) * PAGE + cell % PAGE) * D + dims[None, :]
-    tl.store(k_ptr + k_at, turned, mask=(head >= 0)[:, None] & (head < KV_HEADS)[:, None] & there)
     v_at = k_at - KV_HEADS * PAGE * D
+    if EIGHT:
+        turned, raw = to_8_bits(turned, KEY_FACTOR), to_8_bits(raw, VALUE_FACTOR)
+        v_at = value_place(cell // PAGE, head[:, None] - KV_HEADS, cell % PAGE, dims[None, :], KV_HEADS, D, PAGE)
+    tl.store(k_ptr + k_at, turned, mask=(head >= 0)[:, None] & (head < KV_HEADS)[:, None] & there)
     tl.store(v_ptr + v_at, raw, mask=(head >= KV_HEADS)[:, None] & (head < 2 * KV_HEADS)[:, None] & there)
 
 
@@ -120,6 +125,7 @@ def _rotate_store(
     NORM: tl.constexpr,
     WIDE: tl.constexpr,
     FORM: tl.constexpr,
+    EIGHT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     BOTH: tl.constexpr = HEADS + KV_HEADS
@@ -149,13 +155,13 @@ def _rotate_store(
     cos = tl.load(cos_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     r1, r2 = _rotate_halves(x1, x2, cos, sin, q_ptr)
-    _put(q_ptr, k_ptr, v_ptr, r1, raw1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE)
-    _put(q_ptr, k_ptr, v_ptr, r2, raw2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE)
+    _put(q_ptr, k_ptr, v_ptr, r1, raw1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
+    _put(q_ptr, k_ptr, v_ptr, r2, raw2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
     if REST > 0:  # behind the part that is rotated
         more = 2 * HALF + tl.arange(0, REST)
         there = more < D
         raw3 = tl.load(qkv_ptr + base + more[None, :], mask=real & there[None, :], other=0.0)
-        _put(q_ptr, k_ptr, v_ptr, raw3, raw3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE)
+        _put(q_ptr, k_ptr, v_ptr, raw3, raw3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
 
 
 def _refuse_odd(dim: int, half: int, norms: HeadNorms | None) -> None:
@@ -186,7 +192,8 @@ def rotate_store(
         qkv, positions, cells, cos, sin, q_weight, k_weight, q, k, v, eps,
         HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half, WIDTH=triton.next_power_of_2(half),
         REST=triton.next_power_of_2(rest) if rest else 0, PAGE=page, TILE=triton.next_power_of_2(heads + 2 * kv_heads),
-        NORM=norms is not None, WIDE=norms is not None and len(q_weight) != dim, FORM=form, num_warps=4,
+        NORM=norms is not None, WIDE=norms is not None and len(q_weight) != dim, FORM=form, EIGHT=in_8_bits(k),
+        num_warps=4,
     )  # fmt: skip
     return q
 

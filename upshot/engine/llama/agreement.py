@@ -20,13 +20,13 @@ FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError
 """What a forward raises that meets a model it was not made for."""
 
 
-def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype, narrow: bool = False) -> str | None:
-    """None if logits of a model in `dtype` (`narrow`: of one block in 8 bits) agree with its own; else how far they are
+def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype, rough: bool = False) -> str | None:
+    """None if logits of a model in `dtype` (`rough`: of one block in 8 bits) agree with its own; else how far they are
     off."""
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half. Each product in 8
     # bits is off by 4 %, and a block by little more.
-    limit = 0.3 if narrow else 1e-3 if dtype == torch.float32 else 0.2
+    limit = 0.3 if rough else 1e-3 if dtype == torch.float32 else 0.2
     return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
 
 

@@ -25,8 +25,11 @@ class BlockDriver(Driver):
     add_norm = staticmethod(plain.add_norm)
     finish_logits = staticmethod(plain.finish_logits)
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
-        self.shape = shape
+    def __init__(
+        self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False, rough: bool = False
+    ) -> None:
+        self.shape, self.rough = shape, narrow or rough
+        """rough: projections (`narrow`) or keys and values are in 8 bits, so logits are not quite the model's."""
         # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
         self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
         self.lm, self.quiet = causal_lm(model), quiet_modules(model)

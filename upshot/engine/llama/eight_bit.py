@@ -137,6 +137,17 @@ def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> Non
         raise UserError(f"{asked} was tested with {', '.join(FAMILIES8)} and the fused block, not {family}; {WAY_OUT}")
 
 
+def check_eight_bit_cache(shape: Any, settings: Any, fused: bool) -> None:
+    """`UserError` where keys and values cannot be kept in 8 bits; `fused`: whether there are the block's kernels."""
+    asked = "kv: fp8 (model.engine.kv, models.NAME.kv)"
+    if settings.exact:
+        raise UserError(f"{asked} and exact log-probabilities exclude each other; leave one of them out")
+    if shape.device.type == "cuda" and torch.cuda.get_device_capability(shape.device) < (8, 9):
+        raise UserError(f"{asked} needs a GPU that knows 8-bit numbers (compute capability 8.9 or later); kv: model")
+    if not fused:
+        raise UserError(f"{asked} needs a GPU and a family that the fused block serves (docs/engine.md); kv: model")
+
+
 def check_projections(modules: Sequence[Any]) -> None:
     """`UserError` where a projection cannot be quantized."""
     for module in modules:

@@ -21,7 +21,6 @@ from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import Shape
 from upshot.engine.llama.eight_bit import Projections8
 from upshot.engine.llama.linear import Projections, linear
-from upshot.engine.llama.merged import Merging
 
 
 def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
@@ -61,8 +60,8 @@ class FusedDriver(BlockDriver):
     add_norm = staticmethod(add_norm)
     finish_logits = staticmethod(finish_logits)
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False) -> None:
-        super().__init__(model, shape, merge, narrow)
+    def __init__(self, model: torch.nn.Module, shape: Shape, *how: Any) -> None:
+        super().__init__(model, shape, *how)
         # Tables of all positions, read by position: a captured step must not depend on the positions of one batch.
         positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():

@@ -28,7 +28,7 @@ from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import family_of, is_block_family
 from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape, causal_lm
-from upshot.engine.llama.eight_bit import check_eight_bits
+from upshot.engine.llama.eight_bit import check_eight_bit_cache, check_eight_bits
 from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
 
@@ -40,6 +40,8 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     lean, narrow = settings.lean and is_block_family(model), settings.weights == "fp8"
     if narrow:
         check_eight_bits(family_of(model), shape, settings, lean and kernels)
+    if settings.kv == "fp8":
+        check_eight_bit_cache(shape, settings, lean and kernels)
     if settings.exact:
         return [lambda: ExactDriver(model, shape, kernels)]
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
@@ -49,8 +51,9 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     if kernels:
         from upshot.engine.llama.fused import FusedDriver
 
-        makers.insert(0, lambda: FusedDriver(model, shape, settings.merge, narrow))
-        makers = makers[:1] if narrow else makers  # no other driver has products in 8 bits
+        makers.insert(0, lambda: FusedDriver(model, shape, settings.merge, narrow, settings.kv == "fp8"))
+        if narrow or settings.kv == "fp8":
+            makers = makers[:1]  # no other driver has products in 8 bits, nor stores keys and values so
     return makers
 
 
@@ -90,7 +93,7 @@ def disagreement(
             if isinstance(driver, ModuleDriver) and (reason := other_mixing(model)):
                 return reason
             compute = partial(drive or drive_on_cpu, driver, ids)
-            if isinstance(driver, BlockDriver) and driver.narrow:
+            if isinstance(driver, BlockDriver) and driver.rough and (driver.narrow or not driver.weights.layers):
                 return _gap_of_blocks(model, driver, compute, ids)
             expected, got = _both(model, driver, compute, ids)
         except FAILURES as error:
@@ -102,8 +105,8 @@ def disagreement(
 
 
 def _gap(got: Tensor, expected: Tensor, driver: Driver) -> str | None:
-    narrow = isinstance(driver, BlockDriver) and driver.narrow
-    reason = logits_gap(got, expected, driver.shape.dtype, narrow)
+    rough = isinstance(driver, BlockDriver) and driver.rough
+    reason = logits_gap(got, expected, driver.shape.dtype, rough)
     config = driver.lm.config.get_text_config()
     capped = getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa"
     hint = "; sdpa leaves out this model's soft cap: load it with attn_implementation='eager'" if capped else ""

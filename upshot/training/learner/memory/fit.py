@@ -127,7 +127,8 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
             own += policy.projections if narrow else 0
             every = spec.model.partition("@")[2]
             states = states_at_once(int(every), len(ahead)) if every.isdigit() and name not in ahead else 1
-            one = HelperModel(name, own, sum(step_bytes(policy, size)), policy.kv_numbers * size, copy=True)
+            kv = policy.kv_numbers * (1 if recipe.model.engine.kv == "fp8" else size)
+            one = HelperModel(name, own, sum(step_bytes(policy, size)), kv, copy=True)
             yield from (replace(one, name=name if not number else f"{name} ({number})") for number in range(states))
         elif spec.kind == "local" and spec not in seen:  # roles with the same spec share one model (models/connect.py)
             seen.append(spec)
@@ -135,7 +136,7 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
             if config is not None:
                 shape, each = ModelShape.of(config), 4 if spec.dtype == "float32" else size
                 pages = int(spec.kv_gb * 2**30)
-                kv = 0 if pages else shape.kv_numbers * each
+                kv = 0 if pages else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
                 saved = shape.projections * (each - 1) if spec.weights == "fp8" else 0
                 yield HelperModel(name, shape.parameters * each - saved, sum(step_bytes(shape, each)), kv, pages=pages)
 
@@ -204,7 +205,11 @@ def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
     """The engine of the policy."""
     model = recipe.model
     return EngineSettings(
-        exact=model.exact, kv_bytes=plan.kv_bytes, merge=plan.setting.merge, weights=model.engine.weights
+        exact=model.exact,
+        kv_bytes=plan.kv_bytes,
+        merge=plan.setting.merge,
+        weights=model.engine.weights,
+        kv=model.engine.kv,
     )
 
 

@@ -92,7 +92,8 @@ class MemoryJob:
     @cached_property
     def kv(self) -> int:
         """Bytes of one token's keys and values in the policy's engine."""
-        return self.shape.kv_numbers * self.size * self.samples
+        size = 1 if self.recipe.model.engine.kv == "fp8" else self.size
+        return self.shape.kv_numbers * size * self.samples
 
     @cached_property
     def least(self) -> int:
