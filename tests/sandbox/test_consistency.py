@@ -44,9 +44,9 @@ def test_an_assert_that_fails_in_a_callback_passes_nothing_whoever_catches_it(bo
 
 
 def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) -> None:
-    assert (
-        box(box.sandbox.test_program(SUPPRESSES, ["with R():\n    assert f(1) == 7 * 1"]))[0].outcome is Outcome.WRONG
-    )
+    """Nor is it convicted: what a program's own context manager makes of an exception is its own matter."""
+    [result] = box(box.sandbox.test_program(SUPPRESSES, ["with R():\n    assert f(1) == 7 * 1"]))
+    assert result.outcome is Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,6 @@ LIMIT = 7
     "test",
     [
         "s = Stack()\ns.push(1)\ns.push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
-        "assert isinstance(Stack(), Stack) and not isinstance(3, Stack)",
         "import statistics\nassert LIMIT == 7 and statistics.mean([third(), 1]) == 2 / 3",
         "xs = [[2], [1]]\nreverse_in_place(xs)\nassert xs == [[1], [2]]",
         "xs = [1, 2]\ns = Stack()\ns.items = xs\ns.push(3)\nassert xs == [1, 2, 3]",

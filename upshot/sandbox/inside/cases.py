@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 COUNTER = "_upshot_checked"
+TEST = "test.py"
 PROGRAM = "_upshot_program"
 """The program as a module, in the namespace of its tests."""
 
@@ -160,11 +161,11 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
     """Run a test and all cases in it; raises what fails."""
     functions, classes = _list_uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     namespace[COUNTER] = checked
-    code = compile(ast.fix_missing_locations(_Counting().visit(tree)), "test.py", "exec", dont_inherit=True)
+    code = compile(ast.fix_missing_locations(_Counting().visit(tree)), TEST, "exec", dont_inherit=True)
     try:
         exec(code, namespace)
-    except SystemExit as error:  # how a script of tests ends; the program's own carries its traceback
-        if error.code or "remote_tail" in error.__dict__:
+    except SystemExit as error:  # how a script of tests ends; not when the program ends it
+        if error.code or "remote_tail" in error.__dict__ or _is_from_elsewhere(error):
             raise
     for function in functions:
         _call(namespace[function.name])
@@ -174,6 +175,16 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
             _run_case(kind)
         elif isinstance(kind, type) and name.startswith("Test"):
             _run_methods(kind)
+
+
+def _is_from_elsewhere(error: BaseException) -> bool:
+    """Whether an exception was raised by what the test's own text called; `exit()` is Python's."""
+    step, files = error.__traceback__, []
+    while step is not None:
+        files.append(step.tb_frame.f_code.co_filename)
+        step = step.tb_next
+    own = files[files.index(TEST) :] if TEST in files else files
+    return any(file != TEST and "_sitebuiltins" not in file for file in own)
 
 
 def standalone(test: str) -> str:

@@ -28,6 +28,12 @@ PURE = words(
 ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "sns": "seaborn", "tf": "tensorflow"}
 REACHING = words("seed set_state mock patch redirect_stdout redirect_stderr now today utcnow")
 """What is in pure modules and is not pure: clocks, seeds, and what reaches into the program's process."""
+SIMPLE = words("collections functools itertools math operator re string typing unittest")
+"""Modules without state, and without objects that a program's are easily mixed up with."""
+STATEFUL = words("random np numpy warnings logging decimal calendar datetime isinstance issubclass getattr hasattr id")
+MADE_HERE = words("__cause__ __context__ __notes__ __traceback__ __suppress_context__")
+LISTENING = words("assertLogs assertNoLogs assertWarns assertWarnsRegex")
+"""What a case hears of its own process alone."""
 BUILTINS_THAT_REACH = words("open input exec eval compile globals locals __import__ breakpoint id dir")
 _OWN = frozenset(dir(builtins))
 _BINDING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For | ast.comprehension
@@ -71,6 +77,59 @@ def find_modules(trees: Iterable[ast.Module]) -> set[str]:
     return {name for name in dotted - others - {PROGRAM} if name in ALIASES or is_installed(name)}
 
 
+def is_simple(tree: ast.Module) -> bool:
+    """Whether a failure of the test in the judge's hands can be nobody's but the program's, as far as its text tells.
+
+    Nothing that is done otherwise there than plainly: exceptions, contexts, globals, deletion, identity, libraries with
+    state or with objects of their own.
+    """
+    odd = (
+        ast.With | ast.AsyncWith | ast.Try | ast.Global | ast.Nonlocal | ast.Delete | ast.Await | ast.Yield | ast.Raise
+    )
+    for node in walk(tree):
+        if isinstance(node, odd) or (isinstance(node, ast.Attribute) and node.attr.startswith("__")):
+            return False
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            return False
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            if any(name.partition(".")[0] not in SIMPLE for name in names):
+                return False
+        if isinstance(node, ast.Name) and node.id in STATEFUL:
+            return False
+    return True
+
+
+class _LiteralCalls(ast.NodeTransformer):
+    """Puts a marker around what is called with nothing but literals."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """The call, marked where it is one."""
+        self.generic_visit(node)
+        given = [*node.args, *(word.value for word in node.keywords)]
+        if all(_is_literal(part) for part in given) and not last_name(node.func).startswith(("assert", "fail")):
+            node.func = ast.Call(ast.Name(self.marker, ast.Load()), [node.func], [])
+        return node
+
+
+def mark_literal_calls(tree: ast.Module, marker: str) -> ast.Module:
+    """The test with the marker around what it calls with nothing but literals."""
+    return ast.fix_missing_locations(_LiteralCalls(marker).visit(tree))
+
+
+def _is_literal(node: ast.AST) -> bool:
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return all(map(_is_literal, node.elts))
+    if isinstance(node, ast.Dict):
+        return all(key is not None and _is_literal(key) for key in node.keys) and all(map(_is_literal, node.values))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.operand, ast.Constant)
+    return isinstance(node, ast.Constant)
+
+
 def find_doubts(tests: Sequence[ast.Module | str], given: str = "") -> dict[int, str]:
     """By index, the tests that no data can decide, whatever the program, and why; tests share what they define."""
     trees = {index: parse(test) if isinstance(test, str) else test for index, test in enumerate(tests)}
@@ -107,6 +166,10 @@ def _find_reach(nodes: list[ast.AST], libraries: dict[str, str], own: set[str]) 
                 return f"it uses {path}, which works on the program's process, files or clock"
             if node.id in BUILTINS_THAT_REACH - own:
                 return f"it uses {node.id}(), which works on the process it is called in"
+        elif isinstance(node, ast.Attribute) and node.attr in MADE_HERE:
+            return f"it looks at .{node.attr} of an exception, which is made anew on its way"
+        elif isinstance(node, ast.Attribute) and node.attr in LISTENING:
+            return f"it uses {node.attr}, which hears nothing of the program's process"
         elif isinstance(node, ast.Attribute) and (library := libraries.get(_root(node))):
             reaches = node.attr in REACHING or not isinstance(node.ctx, ast.Load)
             if reaches:

@@ -2,7 +2,7 @@
 
 The program is hostile and answers every question as it likes. So an answer counts only as far as the program had to
 know something to give it: data that the judge then compares with what the test expects, and that was not shown to the
-program before. Two rules follow, and all of this file is made of them.
+program before. Three rules follow, and all of this file is made of them.
 
 - **Nothing is compared over there.** `==`, `<`, `hash`, `float` and the like of an object would be the program's word
   for the test's question, `f(3) == 28.27`. They leave the test undecided, whatever catches the exception.
@@ -10,7 +10,10 @@ program before. Two rules follow, and all of this file is made of them.
   it what is wanted. What needs no argument (an attribute, `len`, `str`, a loop, `.total()`) may be asked of every
   object; with arguments only where data cannot be meant: of what the test names itself (a function, a class, a
   module), of what it made by calling a class, which it names with a capital letter, and of a function that a call
-  returned.
+  returned. Never by an operator (`Ratio(1, 3) - 0.3333` shows it, too), nor by the name of a question that data answer
+  (`PREDICATES`): a capital letter does not make a class.
+- **Nothing is answered here in the program's place.** What Python itself would say of a handle (that it has no such
+  attribute, cannot be inherited from, is no instance) is no word of the program's, and leaves the test undecided.
 
 How an object was come by is a matter of the path, not of the object (`Stack().add(1)` may return the stack itself):
 every answer makes handles of its own. So identity means nothing here; tests that ask for it are told by their text.
@@ -29,12 +32,23 @@ SPECIAL = frozenset(("__name__", "__qualname__", "__doc__", "__dict__", "__annot
 """Special attributes that are read; others would let the program answer protocols of libraries in the judge."""
 
 
+PREDICATES = frozenset(
+    (
+        "startswith", "endswith", "issubset", "issuperset", "isdisjoint", "count", "equals", "intersection", "union",
+        "difference", "symmetric_difference",
+    )
+)  # fmt: skip
+"""Methods of data that are asked with what a test expects."""
+
+
 class Undecided(BaseException):
     """The test asked what no data can tell."""
 
 
 class Questioner(Protocol):
     """Who asks for a handle: the judge."""
+
+    simple: bool
 
     def ask(self, op: str, target: int, name: str, args: Any = (), kwargs: Any = None) -> dict[str, Any]:
         """The program's answer."""
@@ -52,118 +66,134 @@ class Questioner(Protocol):
 class Handle:
     """An object of the program's."""
 
-    __slots__ = ("_judge", "_kind", "_number", "_path", "_word")
+    __slots__ = ("_upshot_judge", "_upshot_kind", "_upshot_number", "_upshot_path", "_upshot_word")
 
     def __init__(self, judge: Questioner, number: int, kind: str, path: str, word: str = "") -> None:
-        own = {"_judge": judge, "_number": number, "_kind": kind, "_path": path, "_word": word}
+        own = {
+            "_upshot_judge": judge,
+            "_upshot_number": number,
+            "_upshot_kind": kind,
+            "_upshot_path": path,
+            "_upshot_word": word,
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (args or kwargs) and self._path == PART:
-            self._doubt("a call with arguments")
-        made = MADE if self._path == NAMED and _is_class_name(self._word) else RETURNED
-        return self._judge.read(self._judge.ask("call", self._number, "", args, kwargs), made)
+        if (args or kwargs) and self._upshot_path == PART:
+            self._upshot_doubt("a call with arguments")
+        made = MADE if self._upshot_path == NAMED and _is_class_name(self._upshot_word) else RETURNED
+        return self._upshot_judge.read(self._upshot_judge.ask("call", self._upshot_number, "", args, kwargs), made)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in SPECIAL:
-            raise AttributeError(name)
-        answer = self._judge.ask("get", self._number, name)
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_upshot_"):
+            return object.__getattribute__(self, name)
+        if name == "__class__" or (name.startswith("__") and name not in SPECIAL):
+            self._upshot_doubt(name)  # `isinstance(handle, list)` looks there, too
+        answer = self._upshot_judge.ask("get", self._upshot_number, name)
         if "method" in answer:
             return Method(self, name)
-        return self._judge.read(answer, NAMED if self._path == NAMED and _is_class_name(name) else PART, name)
+        return self._upshot_judge.read(
+            answer, NAMED if self._upshot_path == NAMED and _is_class_name(name) else PART, name
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._judge.ask("set", self._number, name, [value])
+        self._upshot_judge.ask("set", self._upshot_number, name, [value])
 
-    def _look(self, name: str, *args: Any) -> Any:
+    def _upshot_look(self, name: str, *args: Any) -> Any:
         """What Python's syntax does with the object, there; with arguments only where data cannot be meant."""
-        if args and self._path != MADE:
-            self._doubt(name)
-        return self._judge.read(self._judge.ask("look", self._number, name, args), RETURNED)
+        if args and self._upshot_path != MADE:
+            self._upshot_doubt(name)
+        return self._upshot_judge.read(self._upshot_judge.ask("look", self._upshot_number, name, args), RETURNED)
 
     def __len__(self) -> int:
-        size = self._look("len")
-        self._judge.agree_on_size(self._number, size)
+        size = self._upshot_look("len")
+        self._upshot_judge.agree_on_size(self._upshot_number, size)
         return size
 
     def __iter__(self) -> Iterator[Any]:
-        items = self._look("items")
+        items = self._upshot_look("items")
         if items is None:
-            self._judge.agree_on_size(self._number, None)
-            return self._take_all()
+            self._upshot_judge.agree_on_size(self._upshot_number, None)
+            return self._upshot_take_all()
         if len(items) > MOST_ITEMS:
-            self._doubt(f"a loop over more than {MOST_ITEMS} items")
-        self._judge.agree_on_size(self._number, len(items))
+            self._upshot_doubt(f"a loop over more than {MOST_ITEMS} items")
+        self._upshot_judge.agree_on_size(self._upshot_number, len(items))
         return iter(items)
 
-    def _take_all(self) -> Iterator[Any]:
-        while items := self._look("take"):
+    def _upshot_take_all(self) -> Iterator[Any]:
+        while items := self._upshot_look("take"):
             yield items[0]
 
     def __next__(self) -> Any:
-        items = self._look("take")
+        items = self._upshot_look("take")
         # StopIteration out of the program's hands would end our own loops: `all(map(lambda e: next(g) == e, …))`.
-        return items[0] if items else self._doubt("the end of an iterator, by next()")
+        return items[0] if items else self._upshot_doubt("the end of an iterator, by next()")
 
     def __bool__(self) -> bool:
-        return self._look("bool")
+        return self._upshot_look("bool")
 
     def __str__(self) -> str:
-        return self._look("str")
+        return self._upshot_look("str")
 
     def __repr__(self) -> str:
-        return self._look("repr")
+        return self._upshot_look("repr")
 
     def __format__(self, spec: str) -> str:
-        return str(self) if not spec else self._doubt("format()")
+        return str(self) if not spec else self._upshot_doubt("format()")
 
     def __enter__(self) -> Any:
-        return self._look("enter")
+        return self._upshot_look("enter")
 
-    def __exit__(self, *_: object) -> None:
-        """Leave; what a test raised inside stays raised, whatever the program would do with it."""
-        self._look("exit")
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Leave; what a test raised inside would be the program's to end."""
+        if kind is not None:
+            self._upshot_doubt("an exception inside a with")
+        self._upshot_look("exit")
 
     def __instancecheck__(self, value: Any) -> bool:
-        if type(value).__module__ == "builtins":
-            return False  # data: no class of the program's makes an exact int or list
-        if type(value) is not Handle:
-            self._doubt("isinstance() of data")  # a namedtuple, made anew here
-        return self._judge.read(self._judge.ask("look", value._number, "isinstance", [self]), PART)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Every `isinstance(handle, list)` looks here, wherever it is called: the handle's own class is no answer."""
-        return self._doubt("the class")
+        return self._upshot_doubt("isinstance()")  # a class decides that as it likes
 
     def __eq__(self, other: object) -> bool:
-        return self is other if self is other or other is None else self._doubt("==")
+        if other is not None:
+            self._upshot_doubt("==")
+        self._upshot_judge.simple = False  # by its own word it may be as good as None
+        return False
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def _doubt(self, what: str) -> NoReturn:
-        judge: Questioner = self._judge
-        judge.doubt(f"{what} of the program's own {self._kind} object tells nothing that data would")
+    def _upshot_doubt(self, what: str) -> NoReturn:
+        judge: Questioner = self._upshot_judge
+        judge.doubt(f"{what} of the program's own {self._upshot_kind} object tells nothing that data would")
 
 
 class Method:
     """Something to call by its name on an object; what it is called with, it is asked of the object."""
 
-    __slots__ = ("_name", "_owner")
+    __slots__ = ("_upshot_name", "_upshot_owner")
 
     def __init__(self, owner: Handle, name: str) -> None:
-        self._owner, self._name = owner, name
+        self._upshot_owner, self._upshot_name = owner, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        owner = self._owner
-        if (args or kwargs) and owner._path not in (NAMED, MADE):
-            owner._doubt(f".{self._name}() with arguments")
-        return owner._judge.read(owner._judge.ask("call", owner._number, self._name, args, kwargs), RETURNED)
+        owner = self._upshot_owner
+        asks = owner._upshot_path not in (NAMED, MADE) or self._upshot_name in PREDICATES
+        if (args or kwargs) and asks:
+            owner._upshot_doubt(f".{self._upshot_name}() with arguments")
+        judge: Questioner = owner._upshot_judge
+        return judge.read(judge.ask("call", owner._upshot_number, self._upshot_name, args, kwargs), RETURNED)
 
     def __getattr__(self, name: str) -> NoReturn:
-        self._owner._doubt(f"an attribute of .{self._name}")
+        self._upshot_owner._upshot_doubt(f"an attribute of .{self._upshot_name}")
+
+    def __bool__(self) -> bool:
+        return self._upshot_owner._upshot_doubt(f"the truth of .{self._upshot_name}")
+
+    def __eq__(self, other: object) -> bool:
+        return self._upshot_owner._upshot_doubt(f".{self._upshot_name} beside another")
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _is_class_name(word: str) -> bool:
@@ -171,16 +201,15 @@ def _is_class_name(word: str) -> bool:
 
 
 def _refuse(name: str) -> Any:
-    return lambda self, *_: self._doubt(name)
+    return lambda self, *_: self._upshot_doubt(name)
 
 
 def _compute(name: str) -> Any:
-    """An operator of an object the test made: another object comes of it, or data of objects alone."""
+    """An operator among objects that the test made."""
 
     def operate(self: Handle, *others: Any) -> Any:
-        found = self._look(name, *others)
         shown = any(type(other) is not Handle for other in others)
-        return found if type(found) is Handle or not shown else self._doubt(name)
+        return self._upshot_doubt(name) if shown else self._upshot_look(name, *others)
 
     return operate
 
@@ -194,5 +223,7 @@ for _name in (*_OTHERS, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name
     setattr(Handle, f"__{_name}__", _refuse(f"__{_name}__"))
 for _name in (*_BINARY[:-2], "neg", "abs"):
     setattr(Handle, f"__{_name}__", _compute(f"{_name}_" if _name in ("and", "or") else _name))
-for _name in ("contains", "getitem", "setitem", "delitem"):
-    setattr(Handle, f"__{_name}__", lambda self, *args, _name=_name: self._look(_name, *args))
+for _name in ("contains", "delattr", "mro_entries", "set_name", "get", "class_getitem"):
+    setattr(Handle, f"__{_name}__", _refuse(f"__{_name}__"))
+for _name in ("getitem", "setitem", "delitem"):
+    setattr(Handle, f"__{_name}__", lambda self, *args, _name=_name: self._upshot_look(_name, *args))

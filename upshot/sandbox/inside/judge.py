@@ -2,11 +2,15 @@
 
 Builtins, libraries and what the row itself brings along are its own, never the program's. What comes back is data,
 compared here, or a handle (`handle.py`). A test ends in one of three ways. All it asserted was seen as data, and held:
-it is passed. An assert failed on data: the program is not what it pretended to be when it passed plainly. Anything else
-is undecided, and so is everything that copies cannot tell: data is copied on its way, so a test that changes what went
-to the program or came from it, or that depends on a global the program changes, would see another world than the
+it is passed. An assert failed where nothing but plain data was exchanged (`simple`): the program is not what it
+pretended to be when it passed plainly. Anything else is undecided, a failure that our standing in for the program may
+have made among it, and so is everything that copies cannot tell: data is copied on its way, so a test that changes what
+went to the program or came from it, or that depends on a global the program changes, would see another world than the
 program does. Such changes are looked for before every question (`_check_copies`) and at the end of every test; changes
 that the program makes to what the test holds come with its answers, and are made here, too (`_renew`).
+
+What the program returned tells nothing any more once it is given back to it: `close(f(3), 28.27)` is its own word. The
+text shows that (`evidence.py`) where it is written so; for all other ways every result is remembered (`_check_fed`).
 """
 
 from __future__ import annotations
@@ -18,21 +22,29 @@ import importlib
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from upshot.sandbox.inside import cases, evidence, plain, program
-from upshot.sandbox.inside.handle import NAMED, PART, Handle, Undecided
+from upshot.sandbox.inside.handle import MADE, NAMED, PART, RETURNED, Handle, Method, Undecided
 from upshot.sandbox.inside.remote import Wire
 
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
 """Exceptions that steer loops and generators: one of the program's must not steer ours."""
 CHANGING = ("take", "setitem", "delitem", "enter", "exit")
 """Looks after which an object may look otherwise."""
+MOST_PARTS = 2000
+"""Of arguments, in which results are looked for."""
 STALE = object()
 """How a copy looks that the program has changed and that could not be changed here."""
 CONTAINERS = (list, dict, set, collections.deque)
 """What changes in place and can be made to look otherwise in place."""
+
+
+LITERALLY = "_upshot_literally"
+"""Stands around what a test calls with nothing but literals."""
+PLAIN_TAGS = frozenset("itsfdb")
+"""Of data that is the same wherever it is: numbers, texts and the plain containers."""
 
 
 class ProgramGone(BaseException):
@@ -55,7 +67,28 @@ class ProgramJudge:
         self.answers: dict[tuple[str, int, str], Any] = {}
         """What has been answered since anything could have changed: the same question has the same answer."""
         self.sizes: dict[int, int | None] = {}
+        self.simple = True
+        """Whether the running test has exchanged nothing but plain data with functions and methods."""
+        self.fed: dict[int, Any] = {}
+        """By their ids, numbers and texts that the program gave the running test, alone or in something."""
+        self.fed_values: dict[tuple[type, Any], set[tuple[int, str]]] = {}
+        """Those of which Python has one for several, and what was asked for them."""
+        self.returned: set[int] = set()
+        """Numbers of copies that are the program's, or that it has changed."""
+        self.empty = False
+        """Whether the program has given the running test something with nothing in it."""
+        self.literally = False
+        self.called: tuple[int, str] | None = None
+        self.building = False
+        """Whether an exception of the program's is made anew."""
         self.classes: dict[tuple[str, ...], type[BaseException]] = {}
+
+    def begin_test(self) -> None:
+        """Forget what belonged to the test before."""
+        self.undecided, self.simple, self.literally, self.empty = "", True, False, False
+        self.fed.clear()
+        self.fed_values.clear()
+        self.returned.clear()
 
     def doubt(self, why: str) -> NoReturn:
         """Leave the running test undecided; no `except` of the test's takes that back."""
@@ -65,6 +98,10 @@ class ProgramJudge:
     def ask(self, op: str, target: int, name: str, args: Sequence[Any] = (), kwargs: Any = None) -> dict[str, Any]:
         """Ask the program; its failure is raised here as the exception it was there."""
         self._check_copies()
+        if op == "call" and not self.literally:
+            self._check_fed((target, name), [*args, *(kwargs or {}).values()])
+        self.simple = self.simple and op in ("call", "get")
+        self.literally, self.called = False, (target, name)
         self.asked += 1
         changing = op in ("call", "set") or name in CHANGING
         if changing:
@@ -75,6 +112,7 @@ class ProgramJudge:
         message["kwargs"] = {key: self._give(item) for key, item in (kwargs or {}).items()}
         answer = self._exchange(message)
         if "error" in answer:
+            self.simple = False
             raise self._guard(self._rebuild, answer["error"])
         self.copied += plain.is_copied(answer.get("ok"))  # whatever comes of it here: the program has counted it
         if not changing and not args and self.answers.setdefault((op, target, name), answer) != answer:
@@ -87,6 +125,7 @@ class ProgramJudge:
         if "unreadable" in answer:
             self.doubt(f"what the program gave cannot be carried ({str(answer['unreadable'])[:200]})")
         for number, after in self._guard(lambda: dict(answer.pop("changed"))).items():
+            self.simple = False
             if number in self.copies:
                 self._renew(number, self._guard(self.decode, after, PART))
         return answer
@@ -104,12 +143,43 @@ class ProgramJudge:
     def read(self, answer: dict[str, Any], path: str, word: str = "", number: int = 0) -> Any:
         """The value of the answer just given, or of an earlier one whose copy has that number."""
         value = self._guard(lambda: self.decode(answer["ok"], path, word))
+        made = path == MADE and isinstance(answer["ok"], dict) and "o" in answer["ok"]
+        self.simple = self.simple and (made or (path == RETURNED and _is_plain(answer["ok"])))
         if plain.is_copied(answer["ok"]):
             self.copies[number or self.copied] = (value, self.lend(value))
+        self.empty = self.empty or _is_empty(answer["ok"])
+        if self.called is not None:
+            self._remember_fed(value, number or self.copied)
         return value
+
+    def _check_fed(self, called: tuple[int, str], given: Sequence[Any]) -> None:
+        """Doubt a test that gives the program back what it returned.
+
+        By the object itself; of small numbers and the like, which Python shares, by their value, unless it was the same
+        function that returned it.
+        """
+        own = {id(value) for number, (value, _) in self.copies.items() if number in self.returned}
+        for part in _list_parts(given):
+            if _is_shared(part):
+                fed = bool(self.fed_values.get((type(part), part), set()) - {called})
+            else:
+                fed = id(part) in self.fed or id(part) in own
+            if fed:
+                self.doubt("the program is given back what it returned")
+
+    def _remember_fed(self, value: Any, number: int) -> None:
+        """What came from the program; containers by the number of their copy, so that nobody seems to hold them."""
+        self.returned.add(number)
+        for part in _list_parts([value]):
+            if _is_shared(part):
+                self.fed_values.setdefault((type(part), part), set()).add(self.called or (0, ""))
+            elif type(part) in (int, float, str, bytes, complex):
+                self.fed[id(part)] = part
 
     def decode(self, data: Any, path: str, word: str = "") -> Any:
         """A value from the program: data, or a handle by this path; what is inside of data is a part."""
+        if _holds_type(data, path != RETURNED):
+            self.doubt("a type is among what the program gave, which the test might call")
         outermost = isinstance(data, dict) and "o" in data
         return plain.decode(data, lambda number, kind: Handle(self, number, kind, path if outermost else PART, word))
 
@@ -120,7 +190,7 @@ class ProgramJudge:
     def _lend_object(self, value: Any) -> dict[str, Any]:
         if type(value) is not Handle:
             self.doubt(f"the test gives the program a {type(value).__name__}, which is no data")
-        return {"o": [value._number, value._kind]}
+        return {"o": [value._upshot_number, value._upshot_kind]}
 
     def _give(self, value: Any) -> Any:
         """An argument; of one that is copied we remember how it looked."""
@@ -164,6 +234,7 @@ class ProgramJudge:
         mine.clear()
         (mine.update if isinstance(mine, dict | set) else mine.extend)(after)
         self.copies[number] = (mine, self.lend(mine))
+        self.returned.add(number)
 
     def agree_on_size(self, number: int, size: int | None) -> None:
         """An object has as many items for `len` as for a loop; an iterator (None) has no length."""
@@ -174,11 +245,14 @@ class ProgramJudge:
         """The program's exception: a builtin one, or a class made for it here, with its name and bases."""
         text, args, state = str(error["text"]), self.decode(error["args"], PART), self.decode(error["state"], PART)
         kind = self.class_of([str(base) for base in error["bases"][:20]])
+        self.building = True
         try:
             made = kind(*args)
             made = made if str(made) == text else kind(text)
         except TypeError:
             made = kind(text)
+        finally:
+            self.building = False
         made.__dict__.update({str(key): value for key, value in state.items()})
         made.__dict__["remote_tail"] = str(error["tail"])
         return made
@@ -189,11 +263,14 @@ class ProgramJudge:
         if isinstance(known, type) and issubclass(known, BaseException) and not issubclass(known, CONTROL):
             return known
         if tuple(bases) not in self.classes:
-            self.classes[tuple(bases)] = type(bases[0], (self.class_of(bases[1:]),), {"__module__": evidence.MAIN})
+            own = {"__module__": evidence.MAIN, "_upshot_judge": self}
+            made: Any = RemadeClass(bases[0], (self.class_of(bases[1:]),), own)
+            self.classes[tuple(bases)] = made
         return self.classes[tuple(bases)]
 
     def look_up(self, names: set[str]) -> list[list[Any]]:
         """Which of the names the program has: [name, value, bases of an exception, home, number of the copy]."""
+        self.called = None
         answer = self._exchange({"op": "names", "names": sorted(names), "held": list(self.copies)})
         rows = []
         for name, value, bases, home in self._guard(lambda: [(n, v, b, h) for n, v, b, h in answer["ok"]]):
@@ -201,6 +278,56 @@ class ProgramJudge:
             if name in names:
                 rows.append([name, value, bases, home, self.copied])
         return rows
+
+
+class RemadeClass(type):
+    """An exception class of the program's, by its name and bases alone."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Made for an exception that the program raised; not for a test."""
+        judge: ProgramJudge = cls._upshot_judge  # type: ignore[attr-defined]
+        return super().__call__(*args, **kwargs) if judge.building else judge.doubt("an exception class of the program")
+
+
+def _is_plain(data: Any) -> bool:
+    """Whether a JSON form is of data that is the same wherever it is; nan is not even itself."""
+    if isinstance(data, dict):
+        ((tag, body),) = data.items()
+        return tag in PLAIN_TAGS and _is_plain(body)
+    if isinstance(data, list):
+        return all(map(_is_plain, data))
+    return data == data
+
+
+def _is_shared(part: Any) -> bool:
+    """Whether Python has one object for all of this value."""
+    small = type(part) is int and -6 < part < 257
+    return small or part is None or type(part) is bool or (type(part) in (str, bytes) and len(part) < 2)
+
+
+def _is_empty(data: Any) -> bool:
+    """Whether a JSON form is of a list or an array of nothing."""
+    return data == [] or (isinstance(data, dict) and "a" in data and 0 in data["a"][1])
+
+
+def _holds_type(data: Any, outermost: bool) -> bool:
+    if isinstance(data, dict):
+        ((tag, body),) = data.items()
+        return outermost if tag == "p" else _holds_type(body, True)
+    return isinstance(data, list) and any(_holds_type(item, True) for item in data)
+
+
+def _list_parts(values: Iterable[Any]) -> list[Any]:
+    """Values and what plain containers among them hold."""
+    waiting, found = list(values), list[Any]()
+    while waiting and len(found) < MOST_PARTS:
+        value = waiting.pop()
+        found.append(value)
+        if type(value) in (list, tuple, set, frozenset):
+            waiting.extend(value)
+        elif type(value) is dict:
+            waiting.extend([*value, *value.values()])
+    return found
 
 
 # Who else holds a copy is asked of CPython's reference counts, compared with those of an object that nobody holds.
@@ -268,6 +395,9 @@ class Court:
         for name in modules:
             self.namespace[name] = importlib.import_module(evidence.ALIASES.get(name, name))
         names = {name for tree in trees for name in evidence.list_names(tree) | evidence.list_definitions(tree)}
+        self.namespace[LITERALLY] = self._call_literally
+        self.claimed: set[str] = set()
+        """Names of libraries that only the program says it has from there, and names of its exceptions."""
         self.data: dict[str, Any] = {}
         """Names of the program's that are data, as they came."""
         self.owned: set[str] = set()
@@ -283,6 +413,7 @@ class Court:
                 continue
             if home in evidence.PURE and hasattr(importlib.import_module(home), name):
                 self.namespace[name] = getattr(importlib.import_module(home), name)
+                self.claimed.add(name)
             elif name in self.namespace:
                 continue  # a module; its name may also be that of a class of its own, as datetime is
             elif bases is not None:
@@ -297,13 +428,17 @@ class Court:
         """What comes of one test: p(assed), w(rong), u(ndecided), n(othing was seen), x: none could see anything."""
         judge, names = self.judge, evidence.list_names(tree)
         shared = self.owned & (evidence.list_definitions(tree) | (names & set(dir(builtins))))
-        judge.undecided, before = "", judge.asked
+        judge.begin_test()
+        judge.simple = evidence.is_simple(tree) and not names & self.data.keys()
+        before = judge.asked
         checked = cases.CheckCounter(lambda function: type(function) is Handle)
         failure: BaseException | None = None
         try:
             if shared:  # plainly there is one of the name, and who came last has it
                 judge.doubt(f"both the test and the program have a {min(shared)}")
-            cases.run(tree, self.namespace, checked)
+            if claimed := names & self.claimed:
+                judge.doubt(f"only the program says where it has {min(claimed)} from")
+            cases.run(evidence.mark_literal_calls(tree, LITERALLY), self.namespace, checked)
         except BaseException as error:
             failure = error
         try:  # also of a test that failed: it may have failed because of that
@@ -315,8 +450,10 @@ class Court:
             raise ProgramGone(judge.gone)
         if judge.undecided:
             return {"u": judge.undecided}
+        if judge.empty and names & {"np", "numpy", "pytest"}:
+            return {"u": "nothing compares as equal to anything, item by item"}
         if failure is not None:
-            return _read_failure(failure)
+            return _read_failure(failure, judge.simple)
         if judge.asked == before and not names & self.data.keys():
             return {"n": "it asks the program nothing"} if checked.count else {"x": "none of its checks was executed"}
         return {"p": True} if checked.count else {"n": "none of its checks was reached"}
@@ -325,6 +462,17 @@ class Court:
         now = {name: value for name, value, *_ in self.judge.look_up(names)} if names else {}
         if now != {name: self.data[name] for name in names}:
             self.judge.doubt("a global of the program changes while the test runs")
+
+    def _call_literally(self, function: Any) -> Any:
+        """What a test calls with nothing but literals; of the program's, nothing is fed back by that."""
+        if type(function) not in (Handle, Method):
+            return function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.judge.literally = True
+            return function(*args, **kwargs)
+
+        return call
 
     # Three builtins that would answer for the handle instead of the object.
 
@@ -344,8 +492,8 @@ class Court:
         return hasattr(value, name)
 
 
-def _read_failure(error: BaseException) -> dict[str, Any]:
-    """An assert that failed on data is a failure; everything else that is raised here was not raised plainly."""
-    if isinstance(error, AssertionError) and "remote_tail" not in error.__dict__:
+def _read_failure(error: BaseException, simple: bool) -> dict[str, Any]:
+    """An assert that failed on plain data is a failure; everything else that is raised here was not raised plainly."""
+    if simple and isinstance(error, AssertionError) and "remote_tail" not in error.__dict__:
         return {"w": str(error)[-500:]}
     return {"u": f"raised only before the judge: {program.describe(error)[1]}"[-program.TAIL_CHARS :]}

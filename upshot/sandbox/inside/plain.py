@@ -1,11 +1,9 @@
 """Plain data across the wall: values as JSON with tags, so that nothing but data comes out of an untrusted process.
 
 A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Anything that is
-not data becomes opaque. Subclasses of data have two readings. For the supervisor, who only compares with literals, they
-are read through their base class's own methods, so that an object that claims to equal everything arrives as what it
-holds. For a judge, who runs whole tests with them, they are opaque (`exact`): a copy would lose the methods that a test
-may call. `decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own
-text: it imports nothing of this package.
+not data becomes opaque, and so does an object of a subclass of data: it may equal what its base does not, and a copy
+would lose its methods. `decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this
+file's own text: it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class TooDeep(ValueError):
 
 
 def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 0) -> Any:
-    """The JSON form of a value; `opaque` says what stands for an object that is not data, and makes it exact."""
+    """The JSON form of a value; `opaque` says what stands for an object that is not data."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
         return value
@@ -47,7 +45,7 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
     if depth > MAX_DEPTH:
         raise TooDeep(f"a value nested deeper than {MAX_DEPTH} levels")
     for base, encoder in _ENCODERS:
-        if kind is base or (issubclass(kind, base) and (opaque is None or _is_record(kind))):
+        if kind is base or (base is tuple and issubclass(kind, tuple) and _is_record(kind)):
             return encoder(value, opaque, depth + 1)
     named = [name for name, known in TYPES.items() if known is value] if kind is type else []
     if named:
@@ -119,6 +117,16 @@ def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
     return {"F": [encode(int(value.numerator), opaque, depth), encode(int(value.denominator), opaque, depth)]}
 
 
+def _encode_deque(value: Any, opaque: Any, depth: int) -> Any:
+    if value.maxlen is not None and opaque is not None:
+        return opaque(value)  # a copy would not forget its first items
+    return {"q": [encode(item, opaque, depth) for item in deque.__iter__(value)]}
+
+
+def _encode_defaultdict(value: Any, opaque: Any, depth: int) -> Any:
+    return opaque(value) if opaque is not None else _mapping("E")(value, opaque, depth)  # a copy would make no items
+
+
 def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
     return lambda value, opaque, depth: {
         tag: [encode(part, opaque, depth) for part in (value.start, value.stop, value.step)]
@@ -137,7 +145,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (tuple, _encode_tuple),
     (Counter, _mapping("C")),
     (OrderedDict, _mapping("M")),
-    (defaultdict, _mapping("E")),
+    (defaultdict, _encode_defaultdict),
     (dict, _mapping("d")),
     (str, _encode_text),
     (int, _encode_int),
@@ -148,7 +156,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),
-    (deque, _tag("q", deque)),
+    (deque, _encode_deque),
     (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
     (Fraction, _encode_fraction),
     (range, _bounds("r")),

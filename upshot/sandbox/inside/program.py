@@ -121,6 +121,7 @@ def answer_calls(payload: dict[str, Any], results: Results) -> None:
     started = _monotonic()
     try:
         namespace = load(payload["program"], "program")
+        namespace["__name__"] = evidence.MAIN  # as in the plain look, when its functions are called
     except BaseException as error:
         results.put({"load": describe(error), "t": _monotonic() - started})
         return

@@ -28,10 +28,12 @@ OWN_PID = 0x7FFFABCD
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
 # Without a PID namespace a file's owner (F_SETOWN, F_SETOWN_EX, F_SETSIG, FIOSETOWN, SIOCSPGRP) may be anybody's
-# process, and the kernel would send it any signal. So: copies, flags, locks and seals only, …
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1032, 1033, 1034)
+# process, and the kernel would send it any signal. So: copies, flags and seals only, …
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1033, 1034)
 # … and of ioctl: is it a terminal (two forms), its size, how much to read, close-on-exec, non-blocking.
 IOCTL_COMMANDS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_GETLK, F_SETLK, F_SETLKW, the same of open files, leases and notifications.
+LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1025, 1026)
 # Landlock watches over none of these (truncate from ABI 3 on): without mounts of its own a run could change rights and
 # times of, or empty, every file of its user.
 UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat", "truncate")
@@ -122,7 +124,8 @@ def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
     # Bytes on their way lie in the kernel's memory, which no rlimit counts: sockets and pipes stay as small as they are
     # made. A kernel gives a smaller buffer than asked for without a word, too.
     blocks["setsockopt"] = [(LOAD, 0, 0, OFFSET_ARG2), (JEQ, 0, 1, SO_SNDBUF), _ret(RET_ERRNO), allow]
-    blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
+    blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_pretend_locks(), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
+    blocks["flock"] = [_ret(RET_ERRNO)]
     blocks["setpgid"] = _no_joining(others=policy.processes)
     signal_block: list[Instruction] = [allow]
     if policy.alone:
@@ -134,8 +137,15 @@ def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
         blocks |= {name: [deny] for name in UNWATCHED}
         blocks |= {"open": _no_emptying(OFFSET_ARG1), "openat": _no_emptying(OFFSET_ARG2)}
-        blocks |= {"fcntl": _one_of(OFFSET_ARG1, FCNTL_COMMANDS), "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
+        known = _one_of(OFFSET_ARG1, FCNTL_COMMANDS)
+        blocks |= {"fcntl": [known[0], *_pretend_locks(), *known[1:]], "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
     return blocks
+
+
+def _pretend_locks() -> list[Instruction]:
+    """Locks and leases of files are granted and not made: all runs see the same libraries, and a lock on one of their
+    files would be seen by every other run. Its own files nobody else has."""
+    return [part for command in LOCKS for part in ((JEQ, 0, 1, command), _ret(RET_ERRNO))]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:

@@ -18,7 +18,7 @@ ALLOWED: frozenset[str] = words(
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise
     dup dup2 pause nanosleep getitimer alarm setitimer getpid sendfile sendto recvfrom sendmsg recvmsg shutdown
-    getsockname getpeername getsockopt exit wait4 uname flock fsync fdatasync truncate
+    getsockname getpeername getsockopt exit wait4 uname fsync fdatasync truncate
     ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink readlink chmod fchmod
     umask gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid getppid getpgrp
     setsid getgroups getresuid getresgid getpgid getsid capget rt_sigpending rt_sigtimedwait rt_sigqueueinfo
