@@ -29,11 +29,16 @@ class CaseError(Exception):
 
 
 class CheckCounter:
-    """Counts the checks that are executed; one that `foreign` says is the program's own does not count."""
+    """Counts the checks that are executed; one that `foreign` says is the program's own does not count.
 
-    def __init__(self, foreign: Callable[[Any], bool] = lambda function: False) -> None:
+    `begin` is called before every method of a case.
+    """
+
+    def __init__(
+        self, foreign: Callable[[Any], bool] = lambda function: False, begin: Callable[[], None] = lambda: None
+    ) -> None:
         self.count = 0
-        self.foreign = foreign
+        self.foreign, self.begin = foreign, begin
 
     def __call__(self, function: Any = None) -> Any:
         self.count += not self.foreign(function)
@@ -172,9 +177,9 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
     for name in classes:
         kind = namespace.get(name)
         if isinstance(kind, type) and "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
-            _run_case(kind)
+            _run_case(kind, checked.begin)
         elif isinstance(kind, type) and name.startswith("Test"):
-            _run_methods(kind)
+            _run_methods(kind, checked.begin)
 
 
 def _is_from_elsewhere(error: BaseException) -> bool:
@@ -248,17 +253,26 @@ def _call(function: Any) -> None:
         asyncio.run(found)
 
 
-def _run_methods(kind: type) -> None:
+def _run_methods(kind: type, begin: Callable[[], None]) -> None:
     for name in [name for name in vars(kind) if name.startswith("test")]:
+        begin()
         one = kind()
         getattr(one, "setup_method", lambda: None)()
         _call(getattr(one, name))
 
 
-def _run_case(kind: Any) -> None:
+def _run_case(kind: Any, begin: Callable[[], None]) -> None:
     import unittest  # the test has it; every fork would pay for it otherwise
 
-    result = unittest.TestResult()
+    class Result(unittest.TestResult):
+        """Says when a method begins."""
+
+        def startTest(self, test: Any) -> None:
+            """Before `setUp`."""
+            begin()
+            super().startTest(test)
+
+    result = Result()
     unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
     if result.errors:
         raise CaseError(result.errors[0][1])

@@ -100,34 +100,88 @@ def is_simple(tree: ast.Module) -> bool:
     return True
 
 
-class _LiteralCalls(ast.NodeTransformer):
-    """Puts a marker around what is called with nothing but literals."""
+class _ClosedCalls(ast.NodeTransformer):
+    """Puts a marker around what is called with nothing that could be the program's."""
 
-    def __init__(self, marker: str) -> None:
-        self.marker = marker
+    def __init__(self, marker: str, known: set[str]) -> None:
+        self.marker, self.known = marker, known
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """The call, marked where it is one."""
-        self.generic_visit(node)
         given = [*node.args, *(word.value for word in node.keywords)]
-        if all(_is_literal(part) for part in given) and not last_name(node.func).startswith(("assert", "fail")):
+        closed = all(_is_closed(part, self.known) for part in given)
+        self.generic_visit(node)
+        if closed and not last_name(node.func).startswith(("assert", "fail")):
             node.func = ast.Call(ast.Name(self.marker, ast.Load()), [node.func], [])
         return node
 
 
-def mark_literal_calls(tree: ast.Module, marker: str) -> ast.Module:
-    """The test with the marker around what it calls with nothing but literals."""
-    return ast.fix_missing_locations(_LiteralCalls(marker).visit(tree))
+def mark_closed_calls(tree: ast.Module, marker: str) -> ast.Module:
+    """The test with the marker around what it calls with arguments in which nothing is the program's."""
+    known = {*_OWN, *_list_imports(walk(tree))}
+    bindings = list(_list_stores(tree))
+    others = {node.arg for node in walk(tree) if isinstance(node, ast.arg)} - {"self"}
+    for _ in range(len(bindings) + 1):  # a name is known when all that it is ever bound to is
+        open_names = others.union(*(names for names, value in bindings if not _is_settled(value, known)))
+        more = {name for names, _ in bindings for name in names} - open_names - known
+        if not more:
+            break
+        known = known | more
+    return ast.fix_missing_locations(_ClosedCalls(marker, known).visit(tree))
 
 
-def _is_literal(node: ast.AST) -> bool:
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return all(map(_is_literal, node.elts))
-    if isinstance(node, ast.Dict):
-        return all(key is not None and _is_literal(key) for key in node.keys) and all(map(_is_literal, node.values))
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.operand, ast.Constant)
-    return isinstance(node, ast.Constant)
+def _list_stores(tree: ast.Module) -> Iterator[tuple[set[str], ast.expr | None]]:
+    """Names, and attributes of `self`, with what they are bound to; None: something else than an expression."""
+    for node in walk(tree):
+        if isinstance(node, _BINDING):
+            targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            items: Any = getattr(node, "iter", None)
+            value: Any = getattr(node, "value", None)
+            held = isinstance(value, ast.List | ast.Set)  # other things may be put into it later
+            places = (place for target in targets for part in ast.walk(target) if (place := _place(part)))
+            yield set(places), items or (None if held else value)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield {node.name}, None
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            named = (part for item in node.items if item.optional_vars for part in ast.walk(item.optional_vars))
+            yield {place for part in named if (place := _place(part))}, None
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield {node.name}, None
+
+
+def _is_settled(value: ast.expr | None, known: set[str]) -> bool:
+    """Whether a name bound to it, or to its items, holds nothing of the program's for good: nothing is put into it."""
+    if isinstance(value, ast.List | ast.Set):
+        return all(_is_settled(item, known) for item in value.elts)
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in ("range", "zip", "enumerate")
+    ):
+        return all(_is_settled(item, known) for item in value.args)
+    fixed = ast.Constant | ast.Tuple | ast.UnaryOp | ast.BinOp | ast.JoinedStr | ast.Name | ast.Subscript
+    return value is not None and isinstance(value, fixed) and _is_closed(value, known)
+
+
+def _place(node: ast.AST) -> str:
+    """A name, or `self.name`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return f"self.{node.attr}"
+    return node.id if isinstance(node, ast.Name) and node.id != "self" else ""
+
+
+def _is_closed(node: ast.AST, known: set[str]) -> bool:
+    """Whether an expression holds known names alone, its own variables among them."""
+    if isinstance(node, ast.Constant):
+        return True
+    parts = list(walk(node))
+    own = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    own |= {part.arg for part in parts if isinstance(part, ast.arg)}
+    bases = {id(part.value) for part in parts if isinstance(part, ast.Attribute) and _place(part).startswith("self.")}
+    places = [_place(part) for part in parts if id(part) not in bases]
+    if any(isinstance(part, ast.Name) and part.id == "self" and id(part) not in bases for part in parts):
+        return False
+    return all(place in known or place in own for place in places if place)
 
 
 def find_doubts(tests: Sequence[ast.Module | str], given: str = "") -> dict[int, str]:

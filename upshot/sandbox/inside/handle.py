@@ -178,7 +178,8 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._upshot_owner
-        asks = owner._upshot_path not in (NAMED, MADE) or self._upshot_name in PREDICATES
+        path = owner._upshot_path
+        asks = path not in (NAMED, MADE) or (path == MADE and self._upshot_name in PREDICATES)
         if (args or kwargs) and asks:
             owner._upshot_doubt(f".{self._upshot_name}() with arguments")
         judge: Questioner = owner._upshot_judge

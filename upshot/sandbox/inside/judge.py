@@ -41,8 +41,8 @@ CONTAINERS = (list, dict, set, collections.deque)
 """What changes in place and can be made to look otherwise in place."""
 
 
-LITERALLY = "_upshot_literally"
-"""Stands around what a test calls with nothing but literals."""
+CLOSED = "_upshot_closed"
+"""Stands around what a test calls with arguments in which nothing is the program's."""
 PLAIN_TAGS = frozenset("itsfdb")
 """Of data that is the same wherever it is: numbers, texts and the plain containers."""
 
@@ -77,7 +77,7 @@ class ProgramJudge:
         """Numbers of copies that are the program's, or that it has changed."""
         self.empty = False
         """Whether the program has given the running test something with nothing in it."""
-        self.literally = False
+        self.closed = False
         self.called: tuple[int, str] | None = None
         self.building = False
         """Whether an exception of the program's is made anew."""
@@ -85,7 +85,11 @@ class ProgramJudge:
 
     def begin_test(self) -> None:
         """Forget what belonged to the test before."""
-        self.undecided, self.simple, self.literally, self.empty = "", True, False, False
+        self.undecided, self.simple, self.closed, self.empty = "", True, False, False
+        self.forget_fed()
+
+    def forget_fed(self) -> None:
+        """A method of a case begins, which holds nothing of what others were given."""
         self.fed.clear()
         self.fed_values.clear()
         self.returned.clear()
@@ -98,10 +102,10 @@ class ProgramJudge:
     def ask(self, op: str, target: int, name: str, args: Sequence[Any] = (), kwargs: Any = None) -> dict[str, Any]:
         """Ask the program; its failure is raised here as the exception it was there."""
         self._check_copies()
-        if op == "call" and not self.literally:
+        if op == "call" and not self.closed:
             self._check_fed((target, name), [*args, *(kwargs or {}).values()])
         self.simple = self.simple and op in ("call", "get")
-        self.literally, self.called = False, (target, name)
+        self.closed, self.called = False, (target, name)
         self.asked += 1
         changing = op in ("call", "set") or name in CHANGING
         if changing:
@@ -395,7 +399,7 @@ class Court:
         for name in modules:
             self.namespace[name] = importlib.import_module(evidence.ALIASES.get(name, name))
         names = {name for tree in trees for name in evidence.list_names(tree) | evidence.list_definitions(tree)}
-        self.namespace[LITERALLY] = self._call_literally
+        self.namespace[CLOSED] = self._call_closed
         self.claimed: set[str] = set()
         """Names of libraries that only the program says it has from there, and names of its exceptions."""
         self.data: dict[str, Any] = {}
@@ -431,14 +435,14 @@ class Court:
         judge.begin_test()
         judge.simple = evidence.is_simple(tree) and not names & self.data.keys()
         before = judge.asked
-        checked = cases.CheckCounter(lambda function: type(function) is Handle)
+        checked = cases.CheckCounter(lambda function: type(function) is Handle, judge.forget_fed)
         failure: BaseException | None = None
         try:
             if shared:  # plainly there is one of the name, and who came last has it
                 judge.doubt(f"both the test and the program have a {min(shared)}")
             if claimed := names & self.claimed:
                 judge.doubt(f"only the program says where it has {min(claimed)} from")
-            cases.run(evidence.mark_literal_calls(tree, LITERALLY), self.namespace, checked)
+            cases.run(evidence.mark_closed_calls(tree, CLOSED), self.namespace, checked)
         except BaseException as error:
             failure = error
         try:  # also of a test that failed: it may have failed because of that
@@ -463,13 +467,13 @@ class Court:
         if now != {name: self.data[name] for name in names}:
             self.judge.doubt("a global of the program changes while the test runs")
 
-    def _call_literally(self, function: Any) -> Any:
-        """What a test calls with nothing but literals; of the program's, nothing is fed back by that."""
+    def _call_closed(self, function: Any) -> Any:
+        """What a test calls with nothing of the program's: nothing is fed back by that."""
         if type(function) not in (Handle, Method):
             return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.judge.literally = True
+            self.judge.closed = True
             return function(*args, **kwargs)
 
         return call
