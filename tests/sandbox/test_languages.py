@@ -15,7 +15,8 @@ from upshot.sandbox import Outcome, StdioTest
 from upshot.sandbox.local import languages
 from upshot.tasks.code import CodeStdio
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.code import language_of, program_in
+from upshot.tasks.verifiers.code import language_of
+from upshot.tasks.verifiers.programs import program_in
 
 ROOMY = replace(QUICK, cpu_seconds=2.0, wall_seconds=patience(10))
 PROGRAMS = {

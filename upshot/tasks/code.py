@@ -13,7 +13,8 @@ from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.records import row_of
 from upshot.tasks.verified import VerifiedTask
-from upshot.tasks.verifiers.code import language_of, program_in
+from upshot.tasks.verifiers.code import language_of
+from upshot.tasks.verifiers.programs import program_in
 
 
 class CodeTask(VerifiedTask):

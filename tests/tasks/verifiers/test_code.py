@@ -17,7 +17,8 @@ from upshot.core.score import Score
 from upshot.run.checks.data import tell_doubts
 from upshot.sandbox.inside.cases import standalone
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.code import program_in, share_passed, stdio_pairs
+from upshot.tasks.verifiers.code import share_passed, stdio_pairs
+from upshot.tasks.verifiers.programs import program_in
 
 ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
@@ -181,7 +182,7 @@ def test_the_real_sandbox_gives_the_same_verdicts() -> None:
 def test_the_block_that_defines_what_the_tests_name_is_the_program() -> None:
     usage = "```python\ndef add(a, b):\n    return a + b\n```\nUse it so:\n```python\nprint(add(1, 2))\n```"
     assert program_in(usage, {"add", "assert"}) == "def add(a, b):\n    return a + b\n"
-    assert program_in(usage) == "print(add(1, 2))\n"
+    assert program_in(usage) == "def add(a, b):\n    return a + b\n\nprint(add(1, 2))\n"  # the last, and what it needs
     mended = "```python\ndef add(a, b):\n    return a - b\n```\nNo:\n```python\ndef add(a, b):\n    return a + b\n```"
     assert program_in(mended, {"add"}) == "def add(a, b):\n    return a + b\n"
     assert check("code", usage, ["assert add(1, 2) == 3"]).value == 1

@@ -116,6 +116,16 @@ def as_json_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def decode_json(value: Any) -> Any:
+    """A value that may be JSON in a string."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
 def valid_pairs(predictions: Sequence[Score], truths: Sequence[Score]) -> list[tuple[float, float]]:
     """(prediction, truth) where both have a value."""
     if len(predictions) != len(truths):

@@ -7,17 +7,17 @@ tell nothing of any program does not count; without a valid one the score is mis
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upshot.config.bounds import Count, Positive
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.sandbox.local.languages import canonical
-from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, decode_json, verifiers
+from upshot.tasks.verifiers.function_rows import FunctionCall, function_calls, with_imports
+from upshot.tasks.verifiers.programs import READS, WRITES, names_needed, program_in
 
 MAX_TESTS = 200
 TEST_COLUMNS = (
@@ -25,37 +25,10 @@ TEST_COLUMNS = (
     *("public_tests", "private_tests", "generated_tests", "input_output", "inputs", "outputs", "test_cases"),
 )
 """Columns that tests are read from; the ground truth of a prepared row holds what they say."""
-_DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+(\w+)|^(\w+)[ \t]*=|\b(input|stdin)\b", re.MULTILINE)
-_LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 LANGUAGE_COLUMNS = ("language", "lang", "programming_language")
 _SPOKEN = frozenset(("", "en", "english", "zh", "chinese", "multilingual"))
 """What a column `language` says in sets that mean the language of the question."""
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_MAIN = re.compile(r"\bmain\b")
-_CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
-
-
-def program_in(text: str, names: Collection[str] = (), language: str = "python") -> str | None:
-    """The program of a response: the last block in the language (or unnamed) that defines most of the names.
-
-    Behind a solution often stands an example of its use. It defines nothing that the tests name; where there is no
-    name to go by (stdin and stdout), the last block that reads an input is the program, and in other languages than
-    Python the last that has a `main`. Without a block the whole response is the program where it looks like one.
-    """
-    text, is_python = text[-200_000:], language == "python"
-    blocks = list(_blocks(text))
-    for wanted in (language, ""):
-        named = [body for word, body in blocks if canonical(word) == wanted and body.strip()]
-        if named:
-            defined = [_list_defined(body) if is_python else set(_MAIN.findall(body)) for body in named]
-            scores = [len(found & set(names) if is_python else found) for found in defined]
-            return named[max(index for index, score in enumerate(scores) if score == max(scores))]
-    looks = _CODE.search(text) if is_python else _MAIN.search(text)
-    return text if not blocks and looks else None
-
-
-def _list_defined(body: str) -> set[str]:
-    return {word for found in _DEFINES.findall(body) for word in found}
 
 
 def language_of(reference: Any, extra: Extra) -> str:
@@ -65,19 +38,6 @@ def language_of(reference: Any, extra: Extra) -> str:
             if (name := canonical(str(row.get(column) or ""))) not in _SPOKEN:
                 return "python" if name.startswith("py") else name
     return "python"
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """(language, body) of every fenced block; the last one may be unclosed."""
-    start = text.find("```")
-    while start >= 0:
-        line = text.find("\n", start)
-        if line < 0:
-            return
-        end = text.find("```", line)
-        language = _LANGUAGE.match(text, start + 3, line)
-        yield language[1] if language else "", text[line + 1 :] if end < 0 else text[line + 1 : end]
-        start = text.find("```", end + 3) if end >= 0 else -1
 
 
 class CodeVerifier(Verifier):
@@ -124,8 +84,8 @@ class CodeVerifier(Verifier):
         return ""
 
     def names(self, tests: Sequence[Any]) -> set[str]:
-        """The names that tests use, by which the program is known among the blocks of a response."""
-        return {word for test in tests[:20] for word in _WORD.findall(str(test)[:20_000])}
+        """The names that tests need, by which the program is known among the blocks of a response."""
+        return {name for test in tests[:20] for name in names_needed(str(test))}
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The tests of a row."""
@@ -216,14 +176,18 @@ class StdioVerifier(CodeVerifier):
 
     def names(self, tests: Sequence[Any]) -> set[str]:
         """Of a program that reads its input, the words for that; of a function, its name."""
-        return {name for test in tests for name in (("input", "stdin") if _is_stdio(test) else (test.function,))}
+        return {name for test in tests for name in ((READS, WRITES) if _is_stdio(test) else (test.function,))}
 
     async def run(self, program: str, tests: Sequence[Any], given: str, language: str) -> list[Any]:
         """Results of stdin/stdout tests, or of the calls of a function."""
         if all(map(_is_stdio, tests)):
             return list(await self.sandbox.test_stdio(program, tests, self._limits(), language))
         texts = [test.as_assert(program) for test in tests if not _is_stdio(test)]
-        return list(await self.sandbox.test_program(program, texts, self._limits()))
+        return list(await self.sandbox.test_program(with_imports(program), texts, self._limits()))
+
+
+def _is_stdio(test: Any) -> bool:
+    return not isinstance(test, FunctionCall)
 
 
 @verifiers.register(
@@ -271,6 +235,10 @@ class HumanEvalVerifier(CodeVerifier):
         entry = str(extra.get("entry_point", ""))
         return stub.split(f"def {entry}")[0] if entry and stub else ""
 
+    def names(self, tests: Sequence[Any]) -> set[str]:
+        """What the check is called with: the function to complete, or its class."""
+        return {name for test in tests for name in _WORD.findall(test.rpartition("check(")[2])[:1]}
+
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """One test: the check function and its call."""
         test = str(extra.get("test") or reference or "")
@@ -296,64 +264,6 @@ class BigCodeVerifier(CodeVerifier):
 
         test = str(extra.get("test") or reference or "")
         return list(each_method(test)) if "TestCase" in test else []
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """A test of a function-style row (APPS and TACO `fn_name`, LiveCodeBench 'functional'): arguments and result."""
-
-    function: str
-    arguments: list[Any]
-    expected: Any
-
-    def as_assert(self, program: str) -> str:
-        """The test as text; JSON has no tuples, and these sets often put a lone result into a list."""
-        method = re.search(r"^class Solution\b", program, re.MULTILINE)
-        call = f"{'Solution().' if method else ''}{self.function}({', '.join(map(repr, self.arguments))})"
-        if not isinstance(self.expected, list):
-            return f"assert {call} == {self.expected!r}"
-        listed = "def listed(x): return [listed(y) for y in x] if isinstance(x, (list, tuple)) else x"
-        return f"{listed}\nresult = listed({call})\nassert result == {self.expected!r} or [result] == {self.expected!r}"
-
-
-def _is_stdio(test: Any) -> bool:
-    return not isinstance(test, FunctionCall)
-
-
-def function_calls(value: Any, row: Mapping[str, Any]) -> list[FunctionCall]:
-    """The calls of a row that names a function; none where its tests are for stdin and stdout."""
-    if isinstance(value, Mapping) and value.get("fn_name"):
-        pairs = zip(value.get("inputs") or (), value.get("outputs") or (), strict=False)
-        return [
-            FunctionCall(str(value["fn_name"]), list(given) if isinstance(given, list | tuple) else [given], wanted)
-            for given, wanted in ((decode_json(given), decode_json(wanted)) for given, wanted in pairs)
-        ]
-    cases = value if isinstance(value, list) else []
-    named = (decode_json(row.get("metadata")) or {}) if isinstance(decode_json(row.get("metadata")), Mapping) else {}
-    name = str(row.get("func_name") or row.get("fn_name") or named.get("func_name") or "")
-    if not name or not all(isinstance(case, Mapping) and case.get("testtype") == "functional" for case in cases):
-        return []
-    return [
-        FunctionCall(name, [_read_json(line) for line in str(case["input"]).splitlines()], _read_json(case["output"]))
-        for case in cases
-    ]
-
-
-def _read_json(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return text
-
-
-def decode_json(value: Any) -> Any:
-    """A value that may be JSON in a string."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError:
-            return value
-    return value
 
 
 def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
