@@ -57,8 +57,9 @@ def test_half_a_surrogate_pair_in_an_input_is_the_programs_to_deal_with(box: Any
     assert box(box.sandbox.test_stdio(program, [StdioTest("\ud800", "3")]))[0].passed
 
 
-def test_a_program_may_read_dev_stdin_as_contests_have_it(box: Any) -> None:
-    program = "print(sum(map(int, open('/dev/stdin').read().split())))"
+@pytest.mark.parametrize("path", ["'/dev/stdin'", "'/dev/' + 'stdin'", "'/'.join(['/dev', 'stdin'])"])
+def test_a_program_may_read_dev_stdin_as_contests_have_it(path: str, box: Any) -> None:
+    program = f"print(sum(map(int, open({path}).read().split())))"
     assert box(box.sandbox.test_stdio(program, [StdioTest("1 2\n3", "6")]))[0].passed
 
 

@@ -28,6 +28,8 @@ def holds(check: Check, data: Any) -> bool | None:
 
     Raises on malformed data.
     """
+    if check.relation in ("eq", "ne") and _has_other_shape(data, check.expected):
+        return check.relation == "ne"
     if is_beyond(data):
         return None
     if check.relation == "is":
@@ -35,6 +37,15 @@ def holds(check: Check, data: Any) -> bool | None:
     if check.relation in ("eq", "ne"):
         return matches(data, check.expected) is (check.relation == "eq")
     return truth(data) is (check.relation == "truthy")
+
+
+def _has_other_shape(data: Any, expected: Any) -> bool:
+    """Whether lists and tuples tell by their lengths that they differ: as quick as what is expected is short."""
+    if isinstance(expected, tuple):
+        data, expected = data.get("t") if isinstance(data, dict) else data, list(expected)
+    if not isinstance(data, list) or not isinstance(expected, list):
+        return False
+    return len(data) != len(expected) or any(map(_has_other_shape, data, expected))
 
 
 def is_beyond(data: Any) -> bool:

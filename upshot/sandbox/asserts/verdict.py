@@ -188,7 +188,8 @@ def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | No
     held = [holds(check, value) for check, value in zip(checks, values, strict=True)]
     if False in held:
         index = held.index(False)
-        shown = f"{checks[index].call[:300]} returned {json.dumps(values[index])[:200]}"
+        value = values[index][:200] if isinstance(values[index], list | str) else values[index]
+        shown = f"{checks[index].call[:300]} returned {json.dumps(value)[:200]}"
         return None if None in held else TestResult(Outcome.WRONG, seconds, shown)
     return None if None in held else TestResult(Outcome.PASSED, seconds)
 

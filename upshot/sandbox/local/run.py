@@ -37,8 +37,9 @@ PATIENCE = 10.0
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
 NOTES_BYTES = 1 << 20
-PROC_PATHS = ("/dev/stdin", "/dev/stdout", "/dev/fd")
-"""Links into /proc, which is mounted for programs that name one; it costs every run a mount otherwise."""
+DEVICES = "/dev"
+"""There /dev/stdin and its like are links into /proc, which is mounted for programs that name the folder; it costs
+every run a mount otherwise."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
 """A child's files, by the number of the descriptor it finds each on."""
 PLAIN = (*ALONE, "notes")
@@ -70,7 +71,7 @@ class RunRequest:
         tests = judge["tests"] if judge is not None else asked
         self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
         self.request_limits = limits.as_request()
-        if mode == "script" and any(path in payload["program"] for path in PROC_PATHS):
+        if mode == "script" and DEVICES in payload["program"]:
             self.request_limits["proc"] = True
         if native_wall is not None:
             self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
