@@ -102,6 +102,45 @@ def test_a_missing_part_leaves_only_the_spans_that_need_it() -> None:
     assert found[3] == []
 
 
+def parted(**parts: float | None) -> Credit:
+    """A reply of one token that earns all its parts."""
+    scores = {name: Score.missing("timeout") if value is None else Score(value) for name, value in parts.items()}
+    return Credit(scores, (Span(0, 1, tuple(scores)),))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in estimators.names()]
+    + [("grpo", {"scale": "step"}), ("grpo", {"scale": "none"}), ("reinforce++", {"baseline": "group"})]
+    + [("gdpo", {"step_norm": norm}) for norm in ("sums", "none")],
+)
+def test_a_part_that_one_reply_has_adds_nothing_and_takes_nothing_away(name: str, options: dict[str, str]) -> None:
+    mains = [8.0, 4.0, 6.0, 2.0]
+    group = [parted(main=8.0, classmate=5.0), *(parted(main=value) for value in mains[1:])]
+    found = estimator(name, options)([group])
+    plain = estimator(name, options)([[parted(main=value) for value in mains]])
+    assert [own for (own,) in found[0]] == pytest.approx([own for (own,) in plain[0]]) and plain[0][0] != [0.0]
+
+
+def test_where_one_reply_has_a_part_those_that_miss_it_stay_untrained() -> None:
+    group = [parted(main=8.0, classmate=5.0), parted(main=4.0, classmate=None), parted(main=6.0, classmate=None)]
+    for name in ("dr-grpo", "separated"):
+        assert estimator(name)([group]) == [[[2.0], [None], [None]]], "the main part is centred over all three"
+
+
+def test_of_parts_that_no_two_replies_share_the_rarest_is_left_out() -> None:
+    group = [parted(main=1.0, first=1.0, second=2.0), parted(main=0.0, first=0.0), parted(main=0.0, first=1.0)]
+    (found,) = estimator("dr-grpo")([[*group, parted(main=0.0)]])
+    assert found[0] == pytest.approx([2.0 - 1.0]), "2, 0 and 1 by main and first"
+
+
+def test_with_the_step_as_the_baseline_the_only_one_of_its_group_has_the_step_to_be_compared_with() -> None:
+    step = [[parted(main=1.0, classmate=3.0)], [parted(main=0.0, classmate=1.0)]]
+    found = [own for group in estimator("reinforce++")(step) for (own,) in group]
+    larger = 1.5 / (math.sqrt(4.5) + EPSILON)
+    assert found == pytest.approx([larger, -larger]), "4 and 1"
+
+
 def test_separated_parts_are_centred_apart_and_added_by_hand() -> None:
     both = (MAIN, "classmate")
     parts = [(8.0, 2.0), (4.0, 6.0), (6.0, 6.0), (2.0, 2.0)]

@@ -15,8 +15,8 @@ from tests.rollout.test_classmates import ROWS, Recites, context, play, thinks
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
-from upshot.rewards.advantages.base import Advantages, estimator
-from upshot.rewards.credit import check
+from upshot.rewards.advantages.base import Advantages, estimator, estimators
+from upshot.rewards.credit import check, credit_sampled
 from upshot.rollout.futures.classmates.futures import Classmates, asked_row
 from upshot.rollout.futures.classmates.parts import weighted_mean
 from upshot.rollout.rollout import Rollout
@@ -48,6 +48,21 @@ def test_where_all_tokens_earn_the_part_a_reply_without_a_thought_keeps_the_main
     assert by_text["1", 2] == [0.5] and by_text["0", 2] == [-0.5], "against those that have both parts"
     missing = [reply.credit.parts["classmate"] for reply in groups[0] if reply.credit is not None]
     assert {part.why for part in missing if part.is_missing} == {"the reply has no thought to hand on"}
+
+
+ALONE = ["<think>hm</think>1", "1", "0", "0"]
+"""Only the first reply has a thought; it is right, as the second is."""
+
+
+@pytest.mark.parametrize("tokens", ["kept", "all"])
+@pytest.mark.parametrize("name", estimators.names())
+def test_the_only_thought_of_a_group_adds_nothing_and_keeps_the_main_signal(name: str, tokens: str) -> None:
+    peer = Recites("peer", lambda text, seed: "1")
+    groups = play(context(says_in_turn(ALONE), {"peer": peer}, tokens=tokens)[0], group_size=4)
+    by_main = [[credit_sampled(reply.credit.parts["main"], [1]) for reply in groups[0] if reply.credit is not None]]
+    assert len(peer.asked) == 1
+    for own, (plain,) in zip(advantages(groups, name)[0], estimator(name)(by_main)[0], strict=True):
+        assert plain and own == [pytest.approx(plain)] * len(own), "what the main part alone is worth"
 
 
 @pytest.mark.parametrize("tokens", ["kept", "all"])

@@ -2,7 +2,8 @@
 
 A step is a list of groups, a group the replies to one prompt, a reply its `Credit` (None: nothing was sampled). What
 comes back has the same shape, with one number a span; None where a span has no advantage and must not be trained. A
-missing part leaves the statistics and costs only the spans that need it.
+missing part leaves the statistics and costs only the spans that need it. A part that only one reply has can be compared
+with nobody's: it adds nothing, and the other parts of its spans still count (`comparable`).
 
 Your own is a function, named by its path: `train.advantage: my_pkg.module:estimator`, or with its keyword arguments
 beside it: `{name: my_pkg.module:estimator, strength: 2}`.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,3 +60,36 @@ def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Va
 def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:
     """The combinations of parts that some span of the group is credited with, in a stable order."""
     return sorted({span.parts for credit in group if credit is not None for span in credit.spans if span.parts})
+
+
+def comparable(pool: Sequence[Credit | None]) -> list[Credit | None]:
+    """Replies that are compared with each other, their spans without the parts that too few of them share.
+
+    A span of such parts whose own sum is missing has none left: it stays untrained.
+    """
+    left = {parts: _shared(pool, parts) for parts in combinations(pool)}
+    return [None if credit is None else _with_shared(credit, left) for credit in pool]
+
+
+def _with_shared(credit: Credit, left: Mapping[tuple[str, ...], tuple[str, ...]]) -> Credit:
+    def kept(parts: tuple[str, ...]) -> tuple[str, ...]:
+        shared = left.get(parts, ())
+        return shared if shared == parts or part(credit, parts) is not None else ()
+
+    return replace(credit, spans=tuple(replace(span, parts=kept(span.parts)) for span in credit.spans))
+
+
+def _shared(pool: Sequence[Credit | None], parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts without the rarest ones (of equals, the last), until two replies have all that is left.
+
+    Where no two replies share any of them, all stay: there is nothing to compare.
+    """
+
+    def count(names: tuple[str, ...]) -> int:
+        return sum(part(credit, names) is not None for credit in pool)
+
+    left = parts
+    while left and count(left) < 2:
+        rarest = min(reversed(left), key=lambda name: count((name,)))
+        left = tuple(name for name in left if name != rarest)
+    return left or parts

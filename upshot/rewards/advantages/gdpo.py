@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, estimators, spread
+from upshot.rewards.advantages.base import Advantages, Step, Values, comparable, estimators, spread
 from upshot.rewards.advantages.grouped import EPSILON, normalised
 from upshot.rewards.advantages.separated import added
 
@@ -18,8 +18,10 @@ def gdpo(step: Step, step_norm: Literal["all", "sums", "none"] = "all") -> Advan
     step_norm: which of them are z-scored. sums: those of several parts alone, as the published classmate trainer does:
     tokens that earn the main part only (the answer) keep their group-normalised value. none: nothing is.
     """
-    groups = [added(group, normalised) for group in step]
-    return over_the_step(step, groups, {"all": 1, "sums": 2}.get(step_norm))
+    compared = [comparable(group) for group in step]
+    return over_the_step(
+        compared, [added(group, normalised) for group in compared], {"all": 1, "sums": 2}.get(step_norm)
+    )
 
 
 def over_the_step(

@@ -1,8 +1,9 @@
 """Compare within the group: every combination of parts on its own.
 
 In classmate training the kept thoughts compete by main + classmate, all other tokens by main alone. A reply takes part
-in a combination's statistics whether or not it has such a span itself. A group with fewer than two rewards says nothing
-about which reply was better: its advantages are zero.
+in a combination's statistics whether or not it has such a span itself. A combination that a single reply of the group
+has is compared without the parts that nobody else has. A group with fewer than two rewards says nothing about which
+reply was better: its advantages are zero.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, estimators, part, spread
+from upshot.rewards.advantages.base import (
+    Advantages,
+    Step,
+    Values,
+    combinations,
+    comparable,
+    estimators,
+    part,
+    spread,
+)
 from upshot.rewards.credit import Credit
 
 EPSILON = 1e-4
@@ -47,15 +57,19 @@ def left_out(rewards: Values) -> list[float | None]:
 
 
 def within_groups(
-    step: Step, compare: Callable[[Values], list[float | None]], scales: Mapping[tuple[str, ...], float] | None = None
+    step: Step,
+    compare: Callable[[Values], list[float | None]],
+    scale: Callable[[Step], Mapping[tuple[str, ...], float]] | None = None,
 ) -> Advantages:
     """Advantages of every span: its combination of parts, compared within the group, and divided by its scale."""
+    groups = [comparable(group) for group in step]
+    scales = scale(groups) if scale is not None else None
 
     def of(group: Sequence[Credit | None], parts: tuple[str, ...]) -> list[float | None]:
         by = scales[parts] if scales is not None else 1.0
         return [None if a is None else a / by for a in compare([part(credit, parts) for credit in group])]
 
-    return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in step]
+    return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in groups]
 
 
 def _deviations(step: Step) -> dict[tuple[str, ...], float]:
@@ -72,7 +86,7 @@ def _deviations(step: Step) -> dict[tuple[str, ...], float]:
 def grpo(step: Step, scale: Literal["group", "step", "none"] = "group") -> Advantages:
     """Centred by the group and divided by its standard deviation; `scale: step` divides by that of the whole step."""
     if scale == "step":
-        return within_groups(step, centred, _deviations(step))
+        return within_groups(step, centred, _deviations)
     return within_groups(step, normalised if scale == "group" else centred)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, combinations, estimators, part
+from upshot.rewards.advantages.base import Advantages, Step, combinations, comparable, estimators, part
 from upshot.rewards.advantages.gdpo import over_the_step
 from upshot.rewards.advantages.grouped import centred
 
@@ -12,8 +12,15 @@ from upshot.rewards.advantages.grouped import centred
 @estimators.register("reinforce++")
 def reinforce_plus_plus(step: Step, baseline: Literal["step", "group"] = "step") -> Advantages:
     """Rewards shifted and scaled over the step; `baseline: group` takes the mean of each group off before."""
-    compare = centred if baseline == "group" else list
+    grouped = baseline == "group"
+    compare = centred if grouped else list
+    groups = [comparable(group) for group in step] if grouped else _comparable_in_step(step)
     own = [
-        {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)} for group in step
+        {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)} for group in groups
     ]
-    return over_the_step(step, own)
+    return over_the_step(groups, own)
+
+
+def _comparable_in_step(step: Step) -> Step:
+    replies = iter(comparable([credit for group in step for credit in group]))
+    return [[next(replies) for _ in group] for group in step]

@@ -141,9 +141,13 @@ def _same_named(given: Value, wanted: Value) -> bool | None:
     factor = unit_factor(given.unit, wanted.unit)
     scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
     verdict = False if factor is None else same_value(scaled, wanted.text)
+    if verdict is None and (given.name == wanted.text or wanted.name == given.text):
+        return False  # a_n = xy is not a_n, though algebra may take either side
     for one, other in ((given, wanted), (wanted, given)):
         if worth := _WORTHS.get((one.unit, other.unit)):
             return verdict or same_value(f"({one.text}){worth}", other.text)
+    if verdict is False and given.name and wanted.name and not given.unit and not wanted.unit:
+        return bool(_same_zeros(given, wanted))  # x = 2y and y = x/2
     return verdict
 
 
@@ -187,6 +191,11 @@ def _same_equation(given: Kind, wanted: Kind) -> bool | None:
     """Equations are the same when one is the other times a number; `3x = 12` is no solution."""
     if isinstance(wanted, Value) and not (wanted.name and _letters(wanted.text)):
         return False
+    return _same_zeros(given, wanted)
+
+
+def _same_zeros(given: Kind, wanted: Kind) -> bool | None:
+    """Whether one difference of two sides is the other times a number."""
     first, second = _difference(given), _difference(wanted)
     if first is None or second is None:
         return False
@@ -225,7 +234,11 @@ def _as_fraction(kind: Kind) -> Kind:
 
 def _same_matrix(given: Kind, wanted: Kind) -> bool | None:
     """Cell by cell; a row or column is the vector in brackets."""
-    flat = isinstance(given, Collection) or isinstance(wanted, Collection)  # which has no direction
+    both = (given, wanted)
+    vector = any(isinstance(kind, Matrix) and kind.is_vector for kind in both)
+    flat = vector or any(isinstance(kind, Collection) for kind in both)
+    if vector and any(isinstance(kind, Collection) and kind.brackets != "()" for kind in both):
+        return False  # [2,4] is an interval
     one, two = _as_matrix(given, flat), _as_matrix(wanted, flat)
     if one is None or two is None:
         return False

@@ -55,6 +55,8 @@ class Matrix:
 
     rows: tuple[tuple[Kind, ...], ...]
     factor: str = ""
+    is_vector: bool = False
+    """Written as a tuple, which is neither a row nor a column."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from upshot.tasks.verifiers.math.kinds import (
     Words,
 )
 from upshot.tasks.verifiers.math.latex import NEW_ROW, canonical, closed_up, top_level
+from upshot.tasks.verifiers.math.names import NAME, letters, own_letters
 from upshot.tasks.verifiers.math.real_sets import ALL, EMPTY
 from upshot.tasks.verifiers.math.sets import LETTER, combine_sets, conditions, inequality
 from upshot.tasks.verifiers.math.units import split_unit
@@ -35,22 +36,16 @@ _RELATION = re.compile(
     r"\\(?:le|ge|ne|approx|in|equiv|sim|cong|subset|subseteq|perp|parallel|to|mapsto)(?![a-z])|[=<>]"
 )
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
-_MATRIX = re.compile(
-    r"(.*?)(?:\\(?:cdot|times) ?|\*)?"  # what it is times, if anything
-    r"[(\[]?\\begin\{(matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\2\}[)\]]?"
+_SCALED = re.compile(
+    r"(?P<before>.*?)(?:\\(?:cdot|times) ?|\*)?"  # what it is times, if anything
+    r"(?:[(\[]?\\begin\{(?P<form>matrix|array)\}(?:\{[^{}]*\})?(?P<cells>(?:(?!\\begin).)*)\\end\{(?P=form)\}[)\]]?"
+    r"|(?P<vector>\([^()]*,[^()]*\)))"
+    r"(?:/(?P<below>\d+(?:\.\d+)?|\\sqrt\{\d+\}))?"
 )
 _ROW_END = re.compile(rf"{NEW_ROW}(?:\[[\d.]+[a-z]{{2}}\])?")
 _COLON = re.compile(":|⟪to⟫")
 _ANGLES = re.compile(r"<([^<>=]*,[^<>=]*)>")
 _BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
-_SUBJECT = (
-    r"(?:\\overline\{[A-Z]{2}\}|\[[A-Z]{3,5}\]|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
-    r"|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
-)
-_NAME = re.compile(
-    rf"{_SUBJECT}|(?:{_SUBJECT}|\\(?:sin|cos|tan|log|ln)) ?\(?(?:{_SUBJECT}|-?\d+|[A-Z] ?\\(?:cup|cap) ?[A-Z])\)?"
-    r"|⟪[^⟪⟫]+⟫|[PE][(\[][^()\[\]]*[)\]]|\\frac\{d[a-z]?\}\{d[a-z]\}"
-)
 _BARE_JOIN = re.compile(r"⟪[^⟪⟫]*⟫|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
 _FRENCH = re.compile(r"([\]\[(])([^\[\]()]*,[^\[\]()]*)([\[\])])")
 _SIGNS = {"": "", "+": "", "-": "-1"}
@@ -128,10 +123,8 @@ def _single(text: str, depth: int) -> Kind:
         return Reals(ALL)
     if text in ("\\emptyset", "⦃⦄"):
         return Reals(EMPTY)
-    if (matrix := _MATRIX.fullmatch(text)) and (matrix[1] in _SIGNS or _is_plain(matrix[1])):
-        rows = [row for row in _ROW_END.split(matrix[3]) if row.strip()]
-        cells = tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows)
-        return Matrix(cells, _SIGNS.get(matrix[1], matrix[1]))
+    if scaled := _read_scaled(text, depth):
+        return scaled
     if base := _BASE.fullmatch(text):
         return Value(base[1], base=int(base[2] or base[3]))
     if french := _FRENCH.fullmatch(text):
@@ -143,6 +136,31 @@ def _single(text: str, depth: int) -> Kind:
         both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
         return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
     return Opaque(text) if "⟪" in text or text.count("|") % 2 or ":" in text else Value(text)
+
+
+def _read_scaled(text: str, depth: int) -> Matrix | None:
+    """A matrix, or a vector in brackets with a number before it or below it."""
+    found = _SCALED.fullmatch(text)
+    if not found or not _is_factor(found["before"]):
+        return None
+    factor = _SIGNS.get(found["before"], found["before"])
+    if found["below"]:
+        if not re.search("[1-9]", found["below"]):
+            return None
+        factor = f"({factor or 1})/{found['below']}"
+    if found["vector"] is None:
+        rows = [row for row in _ROW_END.split(found["cells"]) if row.strip()]
+        return Matrix(tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows), factor)
+    vector = _read_enclosed(found["vector"], depth) if factor else None
+    number = evaluate_at(factor)
+    if not isinstance(vector, Collection) or not isinstance(number, PointValue) or number.letters:  # f(1,2)
+        return None
+    return Matrix((vector.items,), factor, is_vector=True)
+
+
+def _is_factor(text: str) -> bool:
+    """Whether a text before a matrix is all times it: a sign or a product, but not the sum `3-1`."""
+    return text in _SIGNS or (_is_plain(text) and len(top_level(text[1:], re.compile("[-+]"))) == 1)
 
 
 def _encloses(text: str) -> bool:
@@ -188,7 +206,7 @@ def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
 
 def _assigned_name(piece: str) -> str | None:
     left, equals, right = piece.partition("=")
-    return next((side for side in (left, right) if equals and _NAME.fullmatch(side)), None)
+    return next((side for side in (left, right) if equals and NAME.fullmatch(side)), None)
 
 
 def _read_relation(sides: list[str], relations: list[str], depth: int) -> Kind:
@@ -209,22 +227,24 @@ def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
     if "\\approx" in relations:
         at = relations.index("\\approx")
         exact = sides[: at + 1]
-        named = len(exact) == 1 and (not exact[0] or _NAME.fullmatch(exact[0]))
+        named = len(exact) == 1 and (not exact[0] or NAME.fullmatch(exact[0]))
         if named:
             exact, at = [exact[0] or "x", *sides[1:2]], at + 1
         if not all(relation == "\\approx" for relation in relations[at:]) or len(exact) == 1:
             return _read(exact[0], depth + 1) if len(exact) == 1 else None
         sides = exact
-    if len(sides) == 2 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
+    if len(sides) == 2 and not NAME.fullmatch(sides[0]) and NAME.fullmatch(sides[1]):
         sides = sides[::-1]  # 3 = x
     name, *values = sides
     tuple_name = re.fullmatch(r"\([a-zA-Z](?:,[a-zA-Z])+\)", name)
-    if not (_NAME.fullmatch(name) or tuple_name):
+    if not (NAME.fullmatch(name) or tuple_name):
         return Equation(*sides) if len(sides) == 2 else None
     read = [_read(value, depth + 1) for value in values]
     last = read[-1]
     if len(read) > 1:
         return Chain(tuple(read))
     if not tuple_name and isinstance(last, Value) and not last.base:
+        if own_letters(name) & letters(last.text):  # x = 2x, which is not solved
+            return Equation(*sides)
         return Value(last.text, last.unit, name=name)
     return None if isinstance(last, Opaque) else last
