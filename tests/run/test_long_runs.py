@@ -210,6 +210,7 @@ def test_a_best_that_no_evaluation_has_is_refused_by_the_first_and_awaited_where
     ):
         tracker.check_known({"eval/reward/mean": 1.0})
     tracker.check_known({"eval/reward/mean": 1.0, "eval/missing/timeout": 2.0})
+    tracker.check_known({"eval/reward/missing": 2.0})
 
 
 def test_several_samples_a_row_give_pass_at_k_on_any_split(tmp_path: Path) -> None:

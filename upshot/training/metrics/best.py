@@ -62,7 +62,7 @@ class BestTracker:
 
     def check_known(self, logs: Mapping[str, Any]) -> None:
         """Refuse a metric that an evaluation has not got, where nothing of it is missing: it would never come."""
-        lost = any(key.startswith("eval/missing/") for key in logs)
+        lost = any(value for key, value in logs.items() if "missing" in key.split("/"))
         if self.metric not in logs and not lost and not self.values:
             raise UserError(
                 f"train.save.best: the evaluation has no '{self.metric}'; {did_you_mean(self.metric, logs)}"
