@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.option_types import option_types
+from upshot.config.bools import is_misplaced_bool
 from upshot.config.load import load_recipe
 from upshot.config.reference import sections
 from upshot.config.registry import Registry, check_options
+from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
 from upshot.models.tool_calls.base import parsers
 from upshot.rewards.advantages.base import estimators
@@ -67,10 +69,89 @@ def refused(recipe: str, *overrides: str) -> str:
         ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, and of train.minibatches=2 all but"),
         ("train={loss: reinforce, async_steps: 1}", "'reinforce' has no ratio, and with train.async_steps=1"),
         ("seed=-1", "seed = -1: input should be greater than or equal to 0"),
+        ("train.importance={rule: mask, high: 0.5}", "high is 0.5, and the rule 'mask' .*set low <= 1 <= high"),
+        ("train.importance={rule: mask, low: 1.5}", "low is 1.5 and high is 2, and the rule 'mask'"),
+        (
+            "train={group_size: 1, prompts_per_step: 1, advantage: reinforce++} credit=reply",
+            "train.group_size and train.prompts_per_step are 1, but 'reinforce\\+\\+' compares the replies of a step",
+        ),
+        ("credit.tokens=thought episode.think=null", "credit.tokens is thought, .*set episode.think, or credit.tokens"),
+        (
+            "reward.metrics=[{name: verifier, tokens: thought}] episode.think=null",
+            "reward.metrics.0.tokens is thought, and there are no markers",
+        ),
+        ("task.vague=1", "vague = 1: input should be less than or equal to 0.99"),
+        ("model.lora={targets: []}", "model.lora.targets = \\[\\]: list should have at least 1 item"),
+        ("model.lora={targets: ['']}", "model.lora.targets.0 = '': it must not be blank"),
+        ("model.chat_template=''", "model.chat_template = '': it must not be blank"),
+        ("name=''", "name = '': it names a folder: it must not be blank"),
+        ("name=a/b", "name = 'a/b': it names a folder: .*`run_dir` takes a path"),
+        ("name=..", "name = '..': it names a folder"),
+        ("code=[/no/such/folder]", "code: there is no folder '/no/such/folder'"),
+        ("task={name: remote, url: nowhere}", "url = 'nowhere': it should be an address, such as http://host:8000"),
     ],
 )
 def test_a_value_that_would_train_on_nothing_or_fall_over_is_refused(override: str, message: str) -> None:
-    assert re.search(message, refused("quickstart", override)), refused("quickstart", override)
+    said = refused("quickstart", *re.split(r" (?=[\w.]+=)", override))
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("train.lr", "train.kl", "train.clip", "train.steps", "train.epochs", "train.async_steps", "seed"),
+        *("train.dynamic_sampling", "call_seconds", "keep_rollouts", "episode.temperature", "futures.rounds"),
+        *("model.tiny.layers", "reward.max_missing", "eval.every", "budget.max_calls", "train.save.keep"),
+        *("models.judge={model: policy, max_tokens: BOOL}", "model.lora={r: BOOL}", "task.vague"),
+        *("reward.metrics=[{name: verifier, weight: BOOL}]", "reward.metrics=[{name: verifier, clamp: [-1, BOOL]}]"),
+        *("reward.manager={name: pool, workers: BOOL}", "train.optimizer.betas=[BOOL, 0.9]"),
+        "futures={name: classmates, classmates: [{name: peer, weight: BOOL}]}",
+        "futures={name: classmates, classmates: [peer], weight: BOOL}",
+    ],
+)
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_true_and_false_are_no_numbers(key: str, value: str) -> None:
+    override = key.replace("BOOL", value) if "BOOL" in key else f"{key}={value}"
+    assert "give a number, not true or false" in refused("quickstart", override)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "misplaced"),
+    [
+        (True, int, True),
+        (True, int | None, True),
+        (True, bool | int, False),
+        (True, Any, False),
+        (True, str, False),
+        (1, int, False),
+        ([1, True], list[int], True),
+        ([True], bool | list[int], True),
+        ({"a": True}, dict[str, float], True),
+        ({"a": True}, dict[str, Any], False),
+        ([0.5, False], tuple[float, float], True),
+        ([0.5, False], tuple[float, bool], False),
+        ((1.0, True), tuple[float, ...], True),
+        ({"top_k": True}, Sampling, True),
+        ({"seed": 3}, Sampling, False),
+    ],
+)
+def test_a_bool_is_misplaced_where_only_a_number_fits(value: Any, kind: Any, misplaced: bool) -> None:
+    assert is_misplaced_bool(value, kind) is misplaced
+
+
+@pytest.mark.parametrize("when", ["x", "0", "-3", "1.5", "", "²", "start2"])
+def test_a_copy_of_the_policy_of_no_step_is_refused_when_the_recipe_is_loaded(when: str) -> None:
+    with pytest.raises(UserError, match=r"should read 'policy@start', or 'policy@N'"):
+        load_recipe("quickstart", [f"models.judge='policy@{when}'"])
+    with pytest.raises(UserError, match=r"should read 'policy@start', or 'policy@N'"):
+        check_names(load_recipe("classmate-mini", [f"futures.classmates=['policy@{when}']"]).recipe)
+
+
+def test_bounds_around_one_and_steps_of_two_are_ways_out() -> None:
+    load_recipe("quickstart", ["train.importance={rule: mask, low: 0.5, high: 1}"])
+    two = ["train={group_size: 1, prompts_per_step: 2, advantage: reinforce++}", "credit=reply"]
+    check_names(load_recipe("quickstart", two).recipe)
+    check_names(load_recipe("quickstart", ["credit.tokens=answer", "episode.think=null"]).recipe)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +299,13 @@ def test_an_odd_value_anywhere_is_planned_or_refused_and_never_a_traceback(
         dry_run(base, *pair, tmp_path_factory.getbasetemp())
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_no_number_among_all_keys_takes_a_bool(tmp_path: Path) -> None:
+    numbers = [key for key, kind in KEYS.items() if is_misplaced_bool(True, kind)]
+    assert len(numbers) > 100
+    for key in numbers:
+        assert dry_run("thoughts", key, True, tmp_path) == "", key
 
 
 def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.tiny import tiny_parts, tiny_policy
 from upshot.config.recipe import Named
 from upshot.core.conversation import Conversation, Message, Row
-from upshot.core.errors import BudgetExceeded, user_error_in
+from upshot.core.errors import BudgetExceeded, UserError, user_error_in
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
 from upshot.rewards.advantages.grouped import centred as dr_grpo
@@ -173,6 +173,19 @@ def test_a_step_in_which_too_much_is_missing_stops_with_the_reasons() -> None:
     made, rows = scene(metric)
     with pytest.raises(Exception, match=r"16 of 16 replies have no reward \(16 x rate_limited: m: rate_limited\)"):
         stop_if_missing(step(made, rows), 0.5)
+
+
+def test_a_step_of_which_nothing_is_trained_says_so_instead_of_an_empty_reason() -> None:
+    made, rows = scene(lambda talk: 1.0)
+    groups = step(made, rows)
+    for reply in (reply for group in groups for reply in group):
+        reply.credit = dataclasses.replace(
+            reply.credit, spans=tuple(dataclasses.replace(span, parts=()) for span in reply.credit.spans)
+        )
+    with pytest.raises(
+        UserError, match=r"16 of 16 replies have no reward \(their scores are there, .*episode\.think\)"
+    ):
+        stop_if_missing(groups, 0.5)
 
 
 def test_an_empty_budget_stops_everything_at_once() -> None:

@@ -120,10 +120,25 @@ def test_offline_a_missing_key_is_still_told(tmp_path: Path, monkeypatch: pytest
         ({"train": {"method": "sft", "data": "absent.parquet"}}, "there is no file 'absent.parquet'"),
         ({"train": {"method": "dpo"}}, "needs train.data"),
         ({"model": {"device": "tpu"}}, "cannot use the device 'tpu'"),
+        ({"episode": {"temperature": 0}}, "episode.temperature is 0: all replies to a row would be the same"),
+        ({"episode": {"top_k": 1}}, "episode.top_k is 1: all replies to a row would be the same"),
+        ({"train": {"method": "ppo"}, "episode": {"temperature": 0}}, "set it above 0"),
+        ({"train": {"method": "online-dpo"}, "episode": {"top_k": 1}}, "set it to 2 or more, or to 0"),
+        ({"credit": {"tokens": "thought"}}, "credit.tokens is thought, and the model has no token for '</think>'"),
+        ({"train": {"data": "absent.jsonl"}}, "train.data: there is no file 'absent.jsonl'"),
+        ({"eval": {"data": "absent.jsonl"}}, "eval.data: there is no file 'absent.jsonl'"),
+        ({"model": {"chat_template": "/no/such.jinja"}}, "model.chat_template '/no/such.jinja': there is no such file"),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_is_a_finding(more: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert any(says in found for found in wrong(recipe(tmp_path / "run", more=more)))
+
+
+def test_a_method_that_samples_nothing_may_be_greedy_and_thoughts_of_known_markers_are_trained(tmp_path: Path) -> None:
+    greedy = {"train": {"method": "sft", "steps": 1}, "episode": {"temperature": 0}}
+    assert wrong(recipe(tmp_path / "run", more=greedy)) == []
+    thoughtful = {"task": {"name": "ciphers", "limit": 8}, "credit": {"tokens": "thought"}, "futures": {"rounds": 0}}
+    assert wrong(recipe(tmp_path / "run", more=thoughtful)) == []
 
 
 def test_a_data_file_without_its_columns_is_a_finding(tmp_path: Path) -> None:

@@ -191,6 +191,8 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
     [
         ({"save": {"best": "reward/mean"}, **EVALUATED}, "name a metric of the evaluations"),
         ({"save": {"best": "eval/reward/mean"}}, "set eval.every"),
+        ({"save": {"best": "eval/nosuch"}, **EVALUATED}, "no evaluation of rl has it; the names begin with eval/rewa"),
+        ({"save": {"best": "eval/metric/verifer"}, **EVALUATED}, "which is none of reward.metrics; known: eval/metr"),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
         ({"method": "dpo", **EVALUATED}, "set eval.data"),
         ({"more": {"eval": {"every": 1, "samples": 4}}}, "all replies are the same"),
@@ -199,6 +201,16 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
 def test_evaluations_that_can_tell_nothing_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         train(made(tmp_path / "run", **change))
+
+
+def test_a_best_that_no_evaluation_has_is_refused_by_the_first_and_awaited_where_scores_are_missing() -> None:
+    tracker = BestTracker("eval/metric/nosuch")
+    with pytest.raises(
+        UserError, match=r"train\.save\.best: the evaluation has no 'eval/metric/nosuch'; known: eval/re"
+    ):
+        tracker.check_known({"eval/reward/mean": 1.0})
+    tracker.check_known({"eval/reward/mean": 1.0, "eval/missing/timeout": 2.0})
+    tracker.check_known({"eval/reward/missing": 2.0})
 
 
 def test_several_samples_a_row_give_pass_at_k_on_any_split(tmp_path: Path) -> None:

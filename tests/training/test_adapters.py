@@ -11,12 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.run.test_interrupted import Broken, fails_at
+from tests.tiny import tiny_parts
 from tests.training.workshop import metrics, recipe
-from upshot.config.recipe import LoraConfig
+from upshot.config.recipe import LoraConfig, PolicyConfig
+from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.run import TrainingRun, train
-from upshot.training.adapters import same_shape
+from upshot.training.adapters import add_lora, same_shape
 from upshot.training.learner.learner import Learner
 
 SHAPE = {"r": 4, "alpha": 8, "dropout": 0.0}
@@ -149,3 +151,15 @@ def test_an_adapter_is_of_the_shape_that_the_recipe_asks_for_or_not() -> None:
     assert not same_shape(LoraConfig(r=8, alpha=8), found)
     assert not same_shape(LoraConfig(r=4, alpha=8), {**found, "rank_pattern": {"q_proj": 2}})
     assert not same_shape(LoraConfig(r=4, alpha=8), {**found, "peft_type": "LOHA"})
+
+
+@pytest.mark.parametrize("target", ["nosuch", "norm", "proj", "mlp"])
+def test_a_target_that_the_model_has_no_layer_for_is_refused_with_those_it_has(target: str) -> None:
+    lora = LoraConfig(r=2, targets=["q_proj", target])
+    with pytest.raises(UserError, match=f"the model has no layer '{target}'; (did you mean|known: .*q_proj)"):
+        add_lora(tiny_parts(0)[0], PolicyConfig(lora=lora))
+
+
+def test_targets_may_be_layers_of_one_block_and_the_head() -> None:
+    lora = LoraConfig(r=2, targets=["self_attn.q_proj", "embed_tokens", "down_proj"])
+    assert add_lora(tiny_parts(0)[0], PolicyConfig(lora=lora)).peft_config

@@ -109,6 +109,26 @@ def test_what_only_a_run_has_a_use_for_is_refused(key: str) -> None:
         made(**{key: value})
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"loss": "reinforce", "minibatches": 2}, "'reinforce' has no ratio, and of train.minibatches=2"),
+        ({"max_tokens": 0}, "max_tokens = 0: input should be greater"),
+        ({"temperature": -1}, "temperature = -1: input should be greater"),
+        ({"temperature": float("nan")}, "temperature = nan: input should be"),
+        ({"max_context": -5}, "max_context = -5: input should be greater"),
+        ({"lrr": 1}, "Trainer: unknown key 'lrr'; did you mean 'lr'?"),
+        ({"lr": -1}, "Trainer: lr = -1: input should be greater than 0"),
+        ({"lr": True}, "Trainer: lr = True: give a number, not true or false"),
+        ({"shape": {"layerz": 1}}, "Trainer: unknown key 'layerz'; did you mean 'layers'?"),
+    ],
+)
+def test_a_setting_that_is_wrong_in_a_recipe_is_wrong_here(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as told:
+        Trainer.tiny(WORDS, **settings)
+    assert says in str(told.value) and "\n" not in str(told.value)
+
+
 def test_methods_that_learn_from_files_are_refused() -> None:
     with pytest.raises(UserError, match="no method 'dpo'"):
         made(method="dpo")

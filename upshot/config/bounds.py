@@ -20,6 +20,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 """From nothing to everything."""
 Positive = Annotated[float, Gt(0)]
 """Seconds, and whatever else must be more than nothing."""
+Often = Annotated[float, Ge(0), Le(0.99)]
+"""How often something is done again that must come to an end."""
 NonNegative = Annotated[float, Ge(0)]
 """Temperatures, costs."""
 
@@ -34,7 +36,14 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://")) and bool(text.partition("://")[2].strip("/"))
 
 
+def is_folder_name(text: str) -> bool:
+    """It names a folder: it must not be blank or dots, and has no / or \\ (`run_dir` takes a path)."""
+    return bool(text.strip(" .")) and not {"/", "\\"} & {*text}
+
+
 Words = Annotated[str, Predicate(is_said)]
 """A text that says something."""
 Address = Annotated[str, Predicate(is_address)]
 """Of an HTTP server."""
+FolderName = Annotated[str, Predicate(is_folder_name)]
+"""Of a single folder."""

@@ -12,6 +12,7 @@ policy@start, policy@20                 a copy of it: as it was when training be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,7 @@ class ModelSpec(ShortForm):
             single = isinstance(self.url, str) and self.url.startswith(HTTP)
             return "endpoint" if single else "replicas"
         if self.model == "policy" or self.model.startswith("policy@"):
+            check_copy(self.model)
             return "policy"
         if self.model.startswith("scripted:"):
             return "scripted"
@@ -215,6 +217,13 @@ class ModelSpec(ShortForm):
         """What a role asks for, with the spec's own settings put over it."""
         own = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
         return replace(asked, **own) if own else asked
+
+
+def check_copy(model: str) -> None:
+    """Refuse a copy of the policy that is of no step; `ValueError`, as pydantic wants it."""
+    when = model.partition("@")[2]
+    if model.startswith("policy@") and when != "start" and not re.fullmatch("0*[1-9][0-9]*", when):
+        raise ValueError(f"'{model}' should read 'policy@start', or 'policy@N' for a copy renewed every N steps")
 
 
 def _addresses(given: Sequence[Any]) -> Any:

@@ -9,8 +9,10 @@ from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from upshot.config.bools import PlainNumbers
 
-class ShortForm(BaseModel):
+
+class ShortForm(PlainNumbers):
     """A mapping that may be given as one value alone."""
 
     short_key: ClassVar[str] = ""

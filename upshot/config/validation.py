@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic_core import ErrorDetails
 
 from upshot.config import bounds
+from upshot.config.bools import NO_BOOL, is_misplaced_bool
 from upshot.config.foreign import translate_key, translate_value
 from upshot.core.errors import UserError, did_you_mean, near
 
@@ -23,6 +24,8 @@ SHOWN = 80
 
 def check_value(name: str, value: Any, kind: Any) -> Any:
     """A value of the kind that an argument wants; `UserError` for any other."""
+    if is_misplaced_bool(value, kind):
+        raise UserError(f"{name} = {_shown(value)}: {NO_BOOL}")
     try:
         return _adapter(kind).validate_python(value)
     except PydanticSchemaGenerationError:  # a kind of somebody's own that pydantic knows nothing of
@@ -63,7 +66,7 @@ def _message(error: ErrorDetails) -> str:
     """What pydantic says of an error; of a predicate of ours, what its docstring says."""
     text = error["msg"].removeprefix("Value error, ")
     if error["type"] == "predicate_failed":
-        found = getattr(bounds, text.split()[1].rpartition(".")[2], None)
+        found = getattr(bounds, text.split()[1].strip("'").rpartition(".")[2], None)
         text = (found.__doc__ or text).rstrip(".") if found is not None else text
     return text
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import Named, Recipe
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
-from upshot.rewards.advantages.base import estimator, estimators
+from upshot.rewards.advantages.base import Estimator, estimator, estimators
 from upshot.rewards.build import check_metric
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.monitor import METRIC
@@ -25,6 +26,7 @@ from upshot.tasks.participants.base import users
 
 def check_names(recipe: Recipe) -> None:
     """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
+    _check_code(recipe)
     given = dict.fromkeys(NAMES)
     tasks.check(recipe.task.name, recipe.task.options, "task")
     for metric in recipe.reward.metrics:
@@ -48,22 +50,40 @@ def check_names(recipe: Recipe) -> None:
     check_served(recipe.serve, recipe.models)
 
 
+def _check_code(recipe: Recipe) -> None:
+    """Refuse folders of the user's own code that are not there."""
+    for folder in recipe.code:
+        if not Path(folder).is_dir():
+            raise UserError(f"code: there is no folder '{folder}'; name one that is there, or leave it out")
+
+
 def _check_named(registry: Registry[Any], named: Named, where: str) -> None:
     registry.check(named.name, named.options, where, **dict.fromkeys(NAMES))
 
 
 def _check_groups(recipe: Recipe) -> None:
-    """Refuse groups of one where replies are compared with each other: every advantage would be zero."""
+    """Refuse groups or steps of one where replies are compared with each other: every advantage would be zero."""
     config = recipe.train
     estimate = estimator(config.advantage.name, config.advantage.options)
     if config.method != "rl" or config.group_size > 1 or config.advantage.name not in estimators:
         return
-    alone = [[Credit({MAIN: Score(float(value))}, (Span(0, 1),))] for value in range(4)]
-    if not any(advantage for group in estimate(alone) for reply in group for advantage in reply):
+    name = config.advantage.name
+    if not _compares(estimate, prompts=4):
         raise UserError(
-            f"train.group_size is 1, but '{config.advantage.name}' compares the replies to a prompt with each other: "
+            f"train.group_size is 1, but '{name}' compares the replies to a prompt with each other: "
             "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
         )
+    if recipe.credit.by == "reply" and config.prompts_per_step == 1 and not _compares(estimate, prompts=1):
+        raise UserError(
+            f"train.group_size and train.prompts_per_step are 1, but '{name}' compares the replies of a step with each "
+            "other: every advantage would be 0; set one of the two to 2 or more, or train.method=ppo"
+        )
+
+
+def _compares(estimate: Estimator, prompts: int) -> bool:
+    """Whether single replies to so many prompts, each of another reward, have advantages."""
+    alone = [[Credit({MAIN: Score(1.0 + value)}, (Span(0, 1),))] for value in range(prompts)]
+    return any(advantage for group in estimate(alone) for reply in group for advantage in reply)
 
 
 def _check_reward(recipe: Recipe) -> None:
@@ -79,13 +99,21 @@ def _check_reward(recipe: Recipe) -> None:
 
 
 def _check_thoughts(recipe: Recipe) -> None:
-    """Refuse classmates that wait for thoughts which nothing marks."""
+    """Refuse classmates and credit that wait for thoughts which nothing marks."""
+    if recipe.episode.think is None and (key := thought_key(recipe)):
+        raise UserError(f"{key} is thought, and there are no markers of thoughts: set episode.think, or {key}=all")
     waits = recipe.futures.name == "classmates" and recipe.futures.options.get("thought", "marked") == "marked"
     if waits and recipe.episode.think is None:
         raise UserError(
             "futures 'classmates' get the thought between the markers of episode.think, and there are none; "
             "set episode.think, or futures.thought=reply to hand on the whole reply"
         )
+
+
+def thought_key(recipe: Recipe) -> str:
+    """The key by which tokens of the thought are trained; empty where none is."""
+    apart = (f"reward.metrics.{n}.tokens" for n, one in enumerate(recipe.reward.metrics) if one.tokens == "thought")
+    return "credit.tokens" if recipe.credit.tokens == "thought" else next(apart, "")
 
 
 def _check_evaluation(recipe: Recipe) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from upshot.config.bounds import Made, Share, Whole
+from upshot.config.bounds import Made, Often, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -82,7 +82,7 @@ class SlotsTask(Task):
         ambiguous: Share = 0.7,
         midway: Share = 0.4,
         guessing: Share = 0.8,
-        vague: Share = 0.15,
+        vague: Often = 0.15,
         seed: Whole = 0,
     ) -> None:
         self.size = rows_per_split

@@ -8,13 +8,13 @@ adapters are trained on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import LoraConfig, PolicyConfig
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import fill_folder, place_folder
 from upshot.models.local import adapter_config, describe_choice, load_whole
 
@@ -79,6 +79,7 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
         settings.lora_dropout = lora.dropout
         return peft.PeftModel.from_pretrained(module, adapter, is_trainable=True, config=settings)
     names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
+    _check_targets(module, lora.targets or ())
     targets: Any = lora.targets or ([p for p in PROJECTIONS if p in names] or "all-linear")
     return peft.get_peft_model(
         module,
@@ -92,6 +93,15 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
             task_type="CAUSAL_LM",
         ),
     )
+
+
+def _check_targets(module: Any, targets: Sequence[str]) -> None:
+    """Refuse targets that adapt nothing: peft looks for modules whose name is, or ends with, the target."""
+    weighted = [name for name, part in module.named_modules() if hasattr(part, "weight") and part.weight.dim() > 1]
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in weighted):
+            known = {name.rpartition(".")[2] for name in weighted}
+            raise UserError(f"model.lora.targets: the model has no layer '{target}'; {did_you_mean(target, known)}")
 
 
 def _merge(config: PolicyConfig, folder: Path) -> None:

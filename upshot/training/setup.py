@@ -84,10 +84,16 @@ def _new_tokenizer(task: Task) -> Any:
 def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
     """The tokenizer with the recipe's own chat template, where it has one."""
     if config.chat_template:
-        file = Path(config.chat_template)
-        is_file = len(config.chat_template) < 256 and file.is_file()
-        tokenizer.chat_template = read_text(file, "chat template") if is_file else config.chat_template
+        is_text = "{" in config.chat_template  # what no message is put into is no template
+        given = config.chat_template if is_text else _read_template(Path(config.chat_template).expanduser())
+        tokenizer.chat_template = given
     return tokenizer
+
+
+def _read_template(file: Path) -> str:
+    if not file.is_file():
+        raise UserError(f"model.chat_template '{file}': there is no such file; give its path, or the template as text")
+    return read_text(file, "chat template")
 
 
 def seed_torch(seed: int) -> None:

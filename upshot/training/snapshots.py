@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.files import fill_folder, place_folder
 from upshot.engine.engine import Engine
@@ -174,8 +175,7 @@ class PolicyModel(EngineModel):
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when == "start":
             return self.copies.get(when) or self._copy(when)
-        if not (when.isdigit() and int(when)):
-            raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
+        ModelSpec.parse(f"policy@{when}")  # refuses what is no number of steps
         every = int(when)
         if every not in self.renewed:
             more = states_at_once(every, len(self.ahead)) - 1

@@ -14,10 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from upshot.config.recipe import TinyConfig, TrainConfig
+from pydantic import ValidationError
+
+from upshot.config.bounds import Count, NonNegative, Whole
+from upshot.config.recipe import Section, TinyConfig, TrainConfig
 from upshot.config.sampling import Sampling
+from upshot.config.validation import check_value, explain_error
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
@@ -42,6 +46,7 @@ from upshot.training.objectives.mismatch import logged_drift
 from upshot.training.objectives.objectives import Sft
 from upshot.training.snapshots import PolicyModel
 
+S = TypeVar("S", bound=Section)
 Groups = Sequence[Sequence[Rollout]]
 OF_RUNS = {
     "data": "imitate(dialogues) learns from them", "epochs": "go over your rows as often as you like",
@@ -73,12 +78,15 @@ class Trainer:
         importance, minibatches …), but for those that only a whole run has a use for. With a KL penalty and with
         `method="online-dpo"` the weights as they are now are kept as the reference.
         """
+        check_value("max_tokens", max_tokens, Count)
+        check_value("temperature", temperature, NonNegative)
+        check_value("max_context", max_context, Whole)
         limit = max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
         for key in train.keys() & OF_RUNS.keys():
             raise UserError(
                 f"Trainer takes no '{key}': that is for a whole run (upshot.train); {OF_RUNS[key]}".rstrip("; ")
             )
-        self.config = TrainConfig.model_validate(train)
+        self.config = _read_section(TrainConfig, train)
         if self.config.method == "dpo":
             raise UserError("Trainer has no method 'dpo', which learns pairs of a file; upshot.train does")
         self.renderer = Renderer(tokenizer)
@@ -111,7 +119,7 @@ class Trainer:
         from upshot.models.tiny import tiny_model, tiny_tokenizer
 
         tokenizer = tiny_tokenizer(sorted(set(words)))
-        return cls(tiny_model(TinyConfig.model_validate(shape or {}), tokenizer, seed), tokenizer, **options)
+        return cls(tiny_model(_read_section(TinyConfig, shape or {}), tokenizer, seed), tokenizer, **options)
 
     async def sample(
         self,
@@ -209,6 +217,14 @@ class Trainer:
     async def aclose(self) -> None:
         """Let go of the engine's memory."""
         await self.model.aclose()
+
+
+def _read_section(kind: type[S], given: Mapping[str, Any]) -> S:
+    """A section of a recipe from keyword arguments."""
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        raise UserError(f"Trainer: {explain_error(error, kind)}") from None
 
 
 def talk(

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from upshot.config.bounds import Words
 from upshot.config.recipe.base import Section, Text
 
 
@@ -21,7 +22,7 @@ class LoraConfig(Section):
     """Scale: the update is multiplied by alpha / r (rslora: alpha / sqrt(r))."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the adapter's input."""
-    targets: list[str] | None = None
+    targets: list[Words] | None = Field(None, min_length=1)
     """Module names, embed_tokens and lm_head among them; None: those of the adapter that `model.path` holds, else the
     seven projections of Llama-like models, or all linear layers where those are absent."""
 
@@ -109,7 +110,7 @@ class PolicyConfig(Section):
     """auto: bfloat16 on a GPU, float32 on the CPU."""
     device: str = "auto"
     """auto: the first GPU, else the CPU."""
-    chat_template: str | None = None
+    chat_template: Words | None = None
     """A Jinja chat template (text, or a path to one) instead of the tokenizer's own."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Options passed to the chat template, such as {enable_thinking: false}."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from upshot.config.bounds import FolderName
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe.base import Named, Section
 from upshot.config.recipe.policy import PolicyConfig
@@ -74,7 +75,7 @@ class BudgetConfig(Section):
 class Recipe(Section):
     """One training setting: a task, an episode, futures, a reward and a learner."""
 
-    name: str = "run"
+    name: FolderName = "run"
     """Names the run folder."""
     seed: int = Field(0, ge=0, lt=2**63)
     """One seed, one run: on the CPU, with as many threads on the same kind of processor."""
@@ -146,20 +147,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _stay_on_policy(self) -> Recipe:
-        """Refuse a loss without a ratio on replies of other weights: its gradient would be another one's."""
+        """Refuse a loss without a ratio on replies that were sampled steps ago."""
         train = self.train
-        if train.loss.name != "reinforce":
-            return self
-        way_out = "take train.loss 'clipped' or 'cispo'"
-        if train.minibatches > 1:
-            raise ValueError(
-                f"train.loss 'reinforce' has no ratio, and of train.minibatches={train.minibatches} all but the first "
-                f"are off-policy; {way_out}, or train.minibatches=1"
-            )
-        if train.async_steps and train.importance.rule == "none":
+        if train.loss.name == "reinforce" and train.async_steps and train.importance.rule == "none":
             raise ValueError(
                 f"train.loss 'reinforce' has no ratio, and with train.async_steps={train.async_steps} every reply is "
-                f"off-policy; {way_out}, or train.importance=truncate, or train.async_steps=0"
+                "off-policy; take train.loss 'clipped' or 'cispo', or train.importance=truncate, or train.async_steps=0"
             )
         return self
 

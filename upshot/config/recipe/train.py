@@ -99,14 +99,19 @@ class ImportanceConfig(Section):
     level: Literal["token", "sequence"] = "token"
     """One weight a token, or one a sequence."""
     high: float = Field(2.0, gt=0)
-    """Upper bound."""
+    """Upper bound; of mask at least 1, the weight of a token where learner and sampler agree."""
     low: float = Field(0.0, ge=0)
-    """Lower bound."""
+    """Lower bound; of mask at most 1."""
 
     @model_validator(mode="after")
     def _in_order(self) -> ImportanceConfig:
         if self.low >= self.high:
             raise ValueError(f"train.importance.low is {self.low:g} and high is {self.high:g}; low must be below high")
+        if self.rule == "mask" and not self.low <= 1 <= self.high:
+            raise ValueError(
+                f"train.importance.low is {self.low:g} and high is {self.high:g}, and the rule 'mask' trains what lies "
+                "between them: where learner and sampler agree a token weighs 1, and none would; set low <= 1 <= high"
+            )
         return self
 
 
@@ -158,7 +163,8 @@ class TrainConfig(Section):
     data: str | None = None
     """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
     steps: int = Field(100, ge=0)
-    """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make."""
+    """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make, and
+    without: none, so that the run is its warm start."""
     epochs: float | None = Field(None, gt=0, le=1e6)
     """Passes over the rows or examples. With `steps` as well the shorter one ends the training; None: `steps` alone."""
     prompts_per_step: int = Field(16, ge=1)
@@ -221,6 +227,16 @@ class TrainConfig(Section):
     def _pairs_need_two(self) -> TrainConfig:
         if self.method == "online-dpo" and self.group_size < 2:
             raise ValueError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_in_minibatches(self) -> TrainConfig:
+        """Refuse a loss without a ratio on replies of other weights: its gradient would be another one's."""
+        if self.loss.name == "reinforce" and self.minibatches > 1:
+            raise ValueError(
+                f"train.loss 'reinforce' has no ratio, and of train.minibatches={self.minibatches} all but the first "
+                f"are off-policy; take train.loss 'clipped' or 'cispo', or train.minibatches=1"
+            )
         return self
 
     @model_validator(mode="before")

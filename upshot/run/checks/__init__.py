@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.check_names import check_names
-from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
+from upshot.run.checks import data, helpers, learning, memory, output, policy, prompts, trackers, vllm
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations
 from upshot.training.objectives.surrogates.base import surrogate
 
 CHECKS: Sequence[Check] = (
-    output.check, trackers.check, data.check, policy.check, prompts.check, helpers.check, vllm.check, memory.check
+    output.check, trackers.check, data.check, policy.check, learning.check, prompts.check, helpers.check, vllm.check,
+    memory.check,
 )  # fmt: skip
 """In this order; each goes its own way, so that one dry run tells everything that is wrong."""
 

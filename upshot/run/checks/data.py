@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
@@ -28,6 +29,9 @@ def check(context: CheckContext) -> Iterator[Finding]:
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
     if not count_examples(recipe, task):
         yield Finding(_nothing(recipe, task))
+    for key, path in (("train.data", recipe.train.data), ("eval.data", recipe.eval.data)):
+        if path is not None and not Path(path).is_file():
+            yield Finding(f"{key}: there is no file '{path}'; name one that is there, or leave it out")
     split = recipe.eval.split
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")

@@ -15,8 +15,9 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from upshot.config.bools import PlainNumbers
 from upshot.config.load import read_yaml
 from upshot.config.recipe import Text
 from upshot.config.validation import explain_error
@@ -40,7 +41,7 @@ OWN = {
 """Arguments of the engines that have a key of their own here."""
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(PlainNumbers):
     """One model server."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -117,7 +118,7 @@ class ServerConfig(BaseModel):
         return out
 
 
-class ServersConfig(BaseModel):
+class ServersConfig(PlainNumbers):
     """A set of model servers."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

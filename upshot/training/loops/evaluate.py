@@ -25,14 +25,11 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.metrics.best import BestTracker, best_metric, is_evaluation
+from upshot.training.metrics.best import HELD_OUT, BestTracker, best_metric, is_evaluation
 from upshot.training.metrics.step import by_group, every_score, summarise
 from upshot.training.metrics.task import task_metrics
 from upshot.training.objectives import losses
 
-LOGGED: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
-LOGGED += ("rollout/reply_tokens", "rollout/turns", "rollout/future_turns", "task/pass@")
-"""What is logged of held-out replies, by how the names begin."""
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
 
@@ -78,6 +75,7 @@ class Evaluator:
     async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
+        self.tracker.check_known(logs)
         best = self.tracker.add(step, logs)
         if best is not None and best_metric(self.run.recipe):
             self.run.checkpoint(best)
@@ -105,7 +103,7 @@ def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutCont
     found = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
         found |= task_metrics(groups, task.groups)
-    logs = {key: value for key, value in found.items() if key.startswith(LOGGED)}
+    logs = {key: value for key, value in found.items() if key.startswith(HELD_OUT)}
     return logs | by_group(replies, lambda reply: groups_of(task, reply.conversation.row), every_score)
 
 

@@ -39,6 +39,11 @@ Learn = Callable[[Learner, Sequence[Sequence[Rollout]], int], Logs]
 """One round of updates on a step's groups, with a seed for the order of minibatches; what to log."""
 OWN_DOING = (Reason.NO_THOUGHT,)
 """Reasons for a missing part that are the policy's own doing, not a failure to measure."""
+NOTHING_TRAINED = (
+    "their scores are there, but none of their tokens earns one: with credit.tokens or a metric's tokens=thought, no "
+    "reply has a thought between the markers of episode.think"
+)
+"""Why replies are lost whose scores are not."""
 
 
 async def train(run: LoopRun, config: TrainConfig) -> None:
@@ -161,7 +166,7 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
                 lost[name] = lost.get(name, 0) + 1
     for name, count in lost.items():
         if count > limit * len(replies):
-            reasons = ", ".join(tell_missing(missing_scores(replies)))
+            reasons = ", ".join(tell_missing(missing_scores(replies))) or NOTHING_TRAINED
             raise UserError(
                 f"{count} of {len(replies)} replies have no {name} ({reasons}); "
                 f"mend the cause, or raise reward.max_missing ({limit:g})"

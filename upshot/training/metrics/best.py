@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from upshot.config.recipe import Recipe
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, did_you_mean
 
 ONLY = ("eval/", "time/eval")
 """What a line of nothing but an evaluation has."""
 DEFAULTS = {"sft": "eval/loss/nll", "dpo": "eval/loss/dpo"}
+HELD_OUT: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
+HELD_OUT += ("rollout/reply_tokens", "rollout/turns", "rollout/future_turns", "task/pass@")
+"""What is logged of held-out replies, by how the names begin."""
+KINDS = {"sft": ("loss/nll",), "dpo": ("loss/dpo", "dpo/margin", "dpo/accuracy")}
+"""What is logged of held-out examples."""
 
 
 def best_metric(recipe: Recipe) -> str | None:
@@ -55,6 +60,14 @@ class BestTracker:
         new = not before or (value < min(before) if self.smallest else value > max(before))
         return BestMark(self.metric, value) if new else None
 
+    def check_known(self, logs: Mapping[str, Any]) -> None:
+        """Refuse a metric that an evaluation has not got, where nothing of it is missing: it would never come."""
+        lost = any(value for key, value in logs.items() if "missing" in key.split("/"))
+        if self.metric not in logs and not lost and not self.values:
+            raise UserError(
+                f"train.save.best: the evaluation has no '{self.metric}'; {did_you_mean(self.metric, logs)}"
+            )
+
     def since_best(self) -> int:
         """Evaluations since the best one (the first of equal ones)."""
         ordered = [self.values[step] for step in sorted(self.values)]
@@ -80,6 +93,7 @@ def check_evaluations(recipe: Recipe) -> None:
             raise UserError(
                 f"train.save.best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
             )
+        _check_kind(words[-1], recipe)
     if config.samples > 1 and not config.temperature:
         raise UserError(
             f"eval.samples is {config.samples}, but at temperature 0 all replies are the same; set eval.temperature"
@@ -89,6 +103,23 @@ def check_evaluations(recipe: Recipe) -> None:
     for key, value in (("train.save.best", metric), ("eval.stop_after", config.stop_after)):
         if value and not config.every:
             raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")
+
+
+def _check_kind(metric: str, recipe: Recipe) -> None:
+    """Refuse a metric of a kind that the method's evaluations do not have."""
+    kinds = KINDS.get(recipe.train.method, (*HELD_OUT, "by/", "monitor/"))
+    name = metric.removeprefix("eval/")
+    if not name.startswith(kinds):
+        raise UserError(
+            f"train.save.best is '{metric}', and no evaluation of {recipe.train.method} has it; the names begin with "
+            f"{', '.join(f'eval/{kind}' for kind in kinds)}"
+        )
+    own = [f"metric/{one.name}" for one in recipe.reward.metrics]
+    if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in own:
+        raise UserError(
+            f"train.save.best is '{metric}', which is none of reward.metrics; "
+            f"{did_you_mean(metric, [f'eval/{one}' for one in own])}"
+        )
 
 
 def evaluated_step(line: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
-from upshot.run.checks import data, helpers, output, prompts, refuse
+from upshot.run.checks import data, helpers, learning, output, prompts, refuse
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
@@ -27,7 +27,7 @@ from upshot.verl.table import CRITIC, MODEL
 
 __all__ = ["find", "refuse", "requirements_of"]
 
-SAME: Sequence[Check] = (output.check, data.check, prompts.check, helpers.check)
+SAME: Sequence[Check] = (output.check, data.check, learning.check, prompts.check, helpers.check)
 """Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 VERL = "0.9."

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from upshot.config.bools import PlainNumbers
 from upshot.config.bounds import NonNegative
 from upshot.config.load import read_yaml
 from upshot.config.model_spec import ModelSpec
@@ -25,7 +26,7 @@ from upshot.rollout.futures.classmates.options import ClassmateConfig
 UP = ("", "running", "ready", "up", "ok", "healthy", "serving")
 
 
-class MapEntry(BaseModel):
+class MapEntry(PlainNumbers):
     """One entry of the map."""
 
     model_config = ConfigDict(extra="ignore")  # other tools may keep more in it

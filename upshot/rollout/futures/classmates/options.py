@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
+from upshot.config.model_spec import check_copy
 from upshot.config.recipe import Section
 from upshot.core.thought import MARKERS
 from upshot.rollout.futures.classmates.thought_cut import WHOLE_THOUGHT, ThoughtCut
@@ -41,6 +42,12 @@ class ClassmateConfig(Section):
     """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
     system: str = ""
     """A system prompt of its own, put before the row's messages."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_copy(cls, name: str) -> str:
+        check_copy(name)
+        return name
 
 
 class ClassmatesOptions(Section):
