@@ -103,85 +103,135 @@ def is_simple(tree: ast.Module) -> bool:
 class _ClosedCalls(ast.NodeTransformer):
     """Puts a marker around what is called with nothing that could be the program's."""
 
-    def __init__(self, marker: str, known: set[str]) -> None:
-        self.marker, self.known = marker, known
+    def __init__(self, marker: str, taint: _Taint) -> None:
+        self.marker, self.taint = marker, taint
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """The call, marked where it is one."""
         given = [*node.args, *(word.value for word in node.keywords)]
-        closed = all(_is_closed(part, self.known) for part in given)
+        closed = not any(map(self.taint.holds, given))
         self.generic_visit(node)
-        if closed and not last_name(node.func).startswith(("assert", "fail")):
-            node.func = ast.Call(ast.Name(self.marker, ast.Load()), [node.func], [])
+        name = last_name(node.func)
+        checks = name.startswith(("assert", "fail")) and (
+            isinstance(node.func, ast.Attribute) or name in self.taint.made
+        )
+        if closed and not checks:
+            literal = ast.Constant(all(map(_is_literal, given)))
+            node.func = ast.Call(ast.Name(self.marker, ast.Load()), [node.func, literal], [])
         return node
 
 
-def mark_closed_calls(tree: ast.Module, marker: str) -> ast.Module:
-    """The test with the marker around what it calls with arguments in which nothing is the program's."""
-    known = {*_OWN, *_list_imports(walk(tree))}
-    bindings = list(_list_stores(tree))
-    others = {node.arg for node in walk(tree) if isinstance(node, ast.arg)} - {"self"}
-    for _ in range(len(bindings) + 1):  # a name is known when all that it is ever bound to is
-        open_names = others.union(*(names for names, value in bindings if not _is_settled(value, known)))
-        more = {name for names, _ in bindings for name in names} - open_names - known
-        if not more:
-            break
-        known = known | more
-    return ast.fix_missing_locations(_ClosedCalls(marker, known).visit(tree))
+def mark_closed_calls(tree: ast.Module, marker: str, own: set[str]) -> ast.Module:
+    """The test with the marker around what it calls with arguments in which nothing can be the program's.
+
+    `own`: names that mean nothing of the program's (what the judge itself holds).
+    """
+    return ast.fix_missing_locations(_ClosedCalls(marker, _Taint(tree, own)).visit(tree))
 
 
-def _list_stores(tree: ast.Module) -> Iterator[tuple[set[str], ast.expr | None]]:
-    """Names, and attributes of `self`, with what they are bound to; None: something else than an expression."""
-    for node in walk(tree):
-        if isinstance(node, _BINDING):
-            targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
-            items: Any = getattr(node, "iter", None)
-            value: Any = getattr(node, "value", None)
-            held = isinstance(value, ast.List | ast.Set)  # other things may be put into it later
-            places = (place for target in targets for part in ast.walk(target) if (place := _place(part)))
-            yield set(places), items or (None if held else value)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield {node.name}, None
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            named = (part for item in node.items if item.optional_vars for part in ast.walk(item.optional_vars))
-            yield {place for part in named if (place := _place(part))}, None
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield {node.name}, None
+class _Taint:
+    """Which names of a test can hold something that the program gave, as far as its text tells; in doubt they can."""
 
+    def __init__(self, tree: ast.Module, own: set[str]) -> None:
+        nodes = list(walk(tree))
+        self.nodes = nodes
+        self.made = {
+            node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+        self.stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        self.pure = (_OWN | own | _list_imports(nodes).keys()) - self.made - self.stored
+        """Functions and modules that give nothing but what they are given."""
+        self.names = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"self", "cls"}
+        self.names |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+        self.objects = {
+            place
+            for places, value in self._list_flows()
+            if any(self._makes(node) for node in walk(value))
+            for place in places
+        }
+        """Names of objects that the test makes: what their methods return is the program's."""
+        size = -1
+        while size != len(self.names):
+            size = len(self.names)
+            for places, value in self._list_flows():
+                if self.holds(value):
+                    self.names |= places
 
-def _is_settled(value: ast.expr | None, known: set[str]) -> bool:
-    """Whether a name bound to it, or to its items, holds nothing of the program's for good: nothing is put into it."""
-    if isinstance(value, ast.List | ast.Set):
-        return all(_is_settled(item, known) for item in value.elts)
-    if (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Name)
-        and value.func.id in ("range", "zip", "enumerate")
-    ):
-        return all(_is_settled(item, known) for item in value.args)
-    fixed = ast.Constant | ast.Tuple | ast.UnaryOp | ast.BinOp | ast.JoinedStr | ast.Name | ast.Subscript
-    return value is not None and isinstance(value, fixed) and _is_closed(value, known)
+    def holds(self, value: ast.AST) -> bool:
+        """Whether an expression can hold something that the program gave."""
+        for node in walk(value):
+            if isinstance(node, ast.Call) and not self._makes(node) and not self._is_of_data(node.func):
+                return True
+            place = _place(node)
+            if place and place in self.names:
+                return True
+            own = self.pure | self.stored | self.made
+            if isinstance(node, ast.Name) and place and place not in own and not place[:1].isupper():
+                return True  # a name of the program's
+        return False
+
+    @staticmethod
+    def _makes(node: ast.AST) -> bool:
+        """Whether a call makes an object of a class, which is no answer: `Item('a')`."""
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
+
+    def _is_of_data(self, function: ast.expr) -> bool:
+        """Whether a function of Python's or of a library's is called, or a method of data: `'a b'.split()`."""
+        root = _root(function)
+        if root in self.pure or not isinstance(function, ast.Attribute):
+            return root in self.pure
+        return not self.holds(function.value) and (not root or root in self.stored - self.names - self.objects)
+
+    def _list_flows(self) -> Iterator[tuple[set[str], ast.AST]]:
+        """What is put where: by a binding, into a part of something, or by a method of something."""
+        for node in self.nodes:
+            if isinstance(node, _BINDING):
+                targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
+                value: Any = getattr(node, "value", None) or getattr(node, "iter", None)
+                if value is not None:
+                    found = {place for target in targets for part in ast.walk(target) if (place := _place(part))}
+                    yield found | {f"self.{place}" for place in found}, value  # of a class, it may be
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                yield {place for part in ast.walk(node.optional_vars) if (place := _place(part))}, node.context_expr
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                places = {place for part in ast.walk(node.func.value) if (place := _place(part))}
+                for part in (*node.args, *(word.value for word in node.keywords)):
+                    yield places - self.pure, part
 
 
 def _place(node: ast.AST) -> str:
     """A name, or `self.name`."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
         return f"self.{node.attr}"
-    return node.id if isinstance(node, ast.Name) and node.id != "self" else ""
+    return node.id if isinstance(node, ast.Name) and node.id not in ("self", "cls") else ""
 
 
-def _is_closed(node: ast.AST, known: set[str]) -> bool:
-    """Whether an expression holds known names alone, its own variables among them."""
-    if isinstance(node, ast.Constant):
-        return True
-    parts = list(walk(node))
-    own = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    own |= {part.arg for part in parts if isinstance(part, ast.arg)}
-    bases = {id(part.value) for part in parts if isinstance(part, ast.Attribute) and _place(part).startswith("self.")}
-    places = [_place(part) for part in parts if id(part) not in bases]
-    if any(isinstance(part, ast.Name) and part.id == "self" and id(part) not in bases for part in parts):
-        return False
-    return all(place in known or place in own for place in places if place)
+def _is_literal(node: ast.AST) -> bool:
+    if isinstance(node, ast.List | ast.Tuple):
+        return all(map(_is_literal, node.elts))
+    if isinstance(node, ast.Dict):
+        return all(key is not None and _is_literal(key) for key in node.keys) and all(map(_is_literal, node.values))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.operand, ast.Constant)
+    return isinstance(node, ast.Constant)
+
+
+def list_libraries(tree: ast.Module) -> set[str]:
+    """The first words of the modules that a text imports or names."""
+    return {path.partition(".")[0] for path in _list_imports(walk(tree)).values()} | list_names(tree)
+
+
+def shares_results(tree: ast.Module) -> bool:
+    """Whether methods of the cases in a text can hold something together: by their class, a global, the text itself."""
+    for node in walk(tree):
+        if isinstance(node, ast.Global) or last_name(getattr(node, "func", ast.Name(""))) == "setattr":
+            return True
+        if isinstance(node, ast.FunctionDef) and node.name in ("setUpClass", "setUpModule", "setup_class"):
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not _place(node).startswith("self."):
+            return True
+    own = (part for node in tree.body if isinstance(node, ast.ClassDef) for part in node.body)
+    return any(isinstance(part, ast.Assign | ast.AnnAssign) for part in (*tree.body, *own))
 
 
 def find_doubts(tests: Sequence[ast.Module | str], given: str = "") -> dict[int, str]:

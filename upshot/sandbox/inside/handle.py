@@ -21,6 +21,7 @@ every answer makes handles of its own. So identity means nothing here; tests tha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -58,6 +59,9 @@ class Questioner(Protocol):
 
     def agree_on_size(self, number: int, size: int | None) -> None:
         """Doubt an object with another length than items."""
+
+    def agree_on_truth(self, number: int, truth: bool) -> None:
+        """Doubt an object that is true without items, or not with some."""
 
     def doubt(self, why: str) -> NoReturn:
         """Leave the test undecided."""
@@ -108,6 +112,10 @@ class Handle:
 
     def __len__(self) -> int:
         size = self._upshot_look("len")
+        if self._upshot_path in (RETURNED, PART):  # where a list may be meant, it has as many items as it says
+            with contextlib.suppress(Exception):
+                items = self._upshot_look("items")
+                self._upshot_judge.agree_on_size(self._upshot_number, None if items is None else len(items))
         self._upshot_judge.agree_on_size(self._upshot_number, size)
         return size
 
@@ -131,7 +139,9 @@ class Handle:
         return items[0] if items else self._upshot_doubt("the end of an iterator, by next()")
 
     def __bool__(self) -> bool:
-        return self._upshot_look("bool")
+        truth = self._upshot_look("bool")
+        self._upshot_judge.agree_on_truth(self._upshot_number, truth)
+        return truth
 
     def __str__(self) -> str:
         return self._upshot_look("str")
@@ -179,7 +189,7 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._upshot_owner
         path = owner._upshot_path
-        asks = path not in (NAMED, MADE) or (path == MADE and self._upshot_name in PREDICATES)
+        asks = path not in (NAMED, MADE) or self._upshot_name in PREDICATES
         if (args or kwargs) and asks:
             owner._upshot_doubt(f".{self._upshot_name}() with arguments")
         judge: Questioner = owner._upshot_judge
@@ -209,7 +219,7 @@ def _compute(name: str) -> Any:
     """An operator among objects that the test made."""
 
     def operate(self: Handle, *others: Any) -> Any:
-        shown = any(type(other) is not Handle for other in others)
+        shown = any(type(one) is not Handle or one._upshot_path != MADE for one in (self, *others))
         return self._upshot_doubt(name) if shown else self._upshot_look(name, *others)
 
     return operate

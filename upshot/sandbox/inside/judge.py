@@ -10,7 +10,8 @@ program does. Such changes are looked for before every question (`_check_copies`
 that the program makes to what the test holds come with its answers, and are made here, too (`_renew`).
 
 What the program returned tells nothing any more once it is given back to it: `close(f(3), 28.27)` is its own word. The
-text shows that (`evidence.py`) where it is written so; for all other ways every result is remembered (`_check_fed`).
+text of a test tells which calls are given nothing that could be the program's (`evidence.mark_closed_calls`); others
+leave the test undecided once the program has given something (`_check_fed`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from upshot.sandbox.inside import cases, evidence, plain, program
-from upshot.sandbox.inside.handle import MADE, NAMED, PART, RETURNED, Handle, Method, Undecided
+from upshot.sandbox.inside.handle import NAMED, PART, RETURNED, Handle, Method, Undecided
 from upshot.sandbox.inside.remote import Wire
 
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
@@ -43,8 +44,8 @@ CONTAINERS = (list, dict, set, collections.deque)
 
 CLOSED = "_upshot_closed"
 """Stands around what a test calls with arguments in which nothing is the program's."""
-PLAIN_TAGS = frozenset("itsfdb")
-"""Of data that is the same wherever it is: numbers, texts and the plain containers."""
+PLAIN_TAGS = frozenset("itdb")
+"""Of data that is the same wherever it is: numbers, texts, lists, tuples, dictionaries; a set has its own order."""
 
 
 class ProgramGone(BaseException):
@@ -67,32 +68,36 @@ class ProgramJudge:
         self.answers: dict[tuple[str, int, str], Any] = {}
         """What has been answered since anything could have changed: the same question has the same answer."""
         self.sizes: dict[int, int | None] = {}
+        self.truths: dict[int, bool] = {}
         self.simple = True
         """Whether the running test has exchanged nothing but plain data with functions and methods."""
-        self.fed: dict[int, Any] = {}
-        """By their ids, numbers and texts that the program gave the running test, alone or in something."""
-        self.fed_values: dict[tuple[type, Any], set[tuple[int, str]]] = {}
-        """Those of which Python has one for several, and what was asked for them."""
-        self.returned: set[int] = set()
-        """Numbers of copies that are the program's, or that it has changed."""
+        self.heard = False
+        """Whether the program has given the running test something."""
+        self.shares = False
+        """Whether methods of a case can hold what others were given."""
+        self.changed: set[int] = set()
+        """Numbers of copies that the program has changed."""
         self.empty = False
         """Whether the program has given the running test something with nothing in it."""
         self.closed = False
-        self.called: tuple[int, str] | None = None
+        """Whether the call under way is marked as one that is given nothing of the program's,"""
+        self.literal = False
+        """or nothing but literals."""
         self.building = False
         """Whether an exception of the program's is made anew."""
         self.classes: dict[tuple[str, ...], type[BaseException]] = {}
 
     def begin_test(self) -> None:
         """Forget what belonged to the test before."""
-        self.undecided, self.simple, self.closed, self.empty = "", True, False, False
-        self.forget_fed()
+        self.undecided, self.simple, self.closed, self.literal, self.empty = "", True, False, False, False
+        self.truths.clear()
 
     def forget_fed(self) -> None:
-        """A method of a case begins, which holds nothing of what others were given."""
-        self.fed.clear()
-        self.fed_values.clear()
-        self.returned.clear()
+        """A method of a case begins, which holds nothing of what others were given, unless they share something."""
+        if self.shares:
+            return
+        self.heard = False
+        self.changed.clear()
 
     def doubt(self, why: str) -> NoReturn:
         """Leave the running test undecided; no `except` of the test's takes that back."""
@@ -102,21 +107,24 @@ class ProgramJudge:
     def ask(self, op: str, target: int, name: str, args: Sequence[Any] = (), kwargs: Any = None) -> dict[str, Any]:
         """Ask the program; its failure is raised here as the exception it was there."""
         self._check_copies()
-        if op == "call" and not self.closed:
-            self._check_fed((target, name), [*args, *(kwargs or {}).values()])
-        self.simple = self.simple and op in ("call", "get")
-        self.closed, self.called = False, (target, name)
+        if op == "call" and (args or kwargs):
+            self._check_fed([*args, *(kwargs or {}).values()])
+        self.simple = self.simple and op == "call" and not name and self.literal
+        self.closed = self.literal = False
         self.asked += 1
         changing = op in ("call", "set") or name in CHANGING
         if changing:
             self.answers.clear()
-            self.sizes.clear()
+            touched = {target, *(one._upshot_number for one in args if type(one) is Handle)}
+            for number in touched:
+                self.sizes.pop(number, None)
+                self.truths.pop(number, None)
         message = {"op": op, "target": target, "name": name, "held": list(self.copies)}
         message["args"] = [self._give(item) for item in args]
         message["kwargs"] = {key: self._give(item) for key, item in (kwargs or {}).items()}
         answer = self._exchange(message)
         if "error" in answer:
-            self.simple = False
+            self.simple, self.heard = False, True
             raise self._guard(self._rebuild, answer["error"])
         self.copied += plain.is_copied(answer.get("ok"))  # whatever comes of it here: the program has counted it
         if not changing and not args and self.answers.setdefault((op, target, name), answer) != answer:
@@ -147,38 +155,18 @@ class ProgramJudge:
     def read(self, answer: dict[str, Any], path: str, word: str = "", number: int = 0) -> Any:
         """The value of the answer just given, or of an earlier one whose copy has that number."""
         value = self._guard(lambda: self.decode(answer["ok"], path, word))
-        made = path == MADE and isinstance(answer["ok"], dict) and "o" in answer["ok"]
-        self.simple = self.simple and (made or (path == RETURNED and _is_plain(answer["ok"])))
+        self.simple = self.simple and path == RETURNED and _is_plain(answer["ok"])
         if plain.is_copied(answer["ok"]):
             self.copies[number or self.copied] = (value, self.lend(value))
         self.empty = self.empty or _is_empty(answer["ok"])
-        if self.called is not None:
-            self._remember_fed(value, number or self.copied)
+        self.heard = self.heard or (path != NAMED and type(value) is not Handle) or path in (RETURNED, PART)
         return value
 
-    def _check_fed(self, called: tuple[int, str], given: Sequence[Any]) -> None:
-        """Doubt a test that gives the program back what it returned.
-
-        By the object itself; of small numbers and the like, which Python shares, by their value, unless it was the same
-        function that returned it.
-        """
-        own = {id(value) for number, (value, _) in self.copies.items() if number in self.returned}
-        for part in _list_parts(given):
-            if _is_shared(part):
-                fed = bool(self.fed_values.get((type(part), part), set()) - {called})
-            else:
-                fed = id(part) in self.fed or id(part) in own
-            if fed:
-                self.doubt("the program is given back what it returned")
-
-    def _remember_fed(self, value: Any, number: int) -> None:
-        """What came from the program; containers by the number of their copy, so that nobody seems to hold them."""
-        self.returned.add(number)
-        for part in _list_parts([value]):
-            if _is_shared(part):
-                self.fed_values.setdefault((type(part), part), set()).add(self.called or (0, ""))
-            elif type(part) in (int, float, str, bytes, complex):
-                self.fed[id(part)] = part
+    def _check_fed(self, given: Sequence[Any]) -> None:
+        """Doubt a test that gives the program what may be of its own making, once it has given something."""
+        changed = {id(value) for number, (value, _) in self.copies.items() if number in self.changed}
+        if (self.heard and not self.closed) or any(id(part) in changed for part in _list_parts(given)):
+            self.doubt("the program may be given back what it gave")
 
     def decode(self, data: Any, path: str, word: str = "") -> Any:
         """A value from the program: data, or a handle by this path; what is inside of data is a part."""
@@ -221,6 +209,9 @@ class ProgramJudge:
     def check_rest(self) -> None:
         """At the end of a test: a change of the only copy that it holds was seen by all that could see it."""
         before = self.undecided
+        self.simple = self.simple and all(
+            mark is not STALE and self.lend(v) == mark for v, mark in self.copies.values()
+        )
         try:
             self._check_copies()
         except Undecided:
@@ -238,12 +229,19 @@ class ProgramJudge:
         mine.clear()
         (mine.update if isinstance(mine, dict | set) else mine.extend)(after)
         self.copies[number] = (mine, self.lend(mine))
-        self.returned.add(number)
+        self.changed.add(number)
 
     def agree_on_size(self, number: int, size: int | None) -> None:
         """An object has as many items for `len` as for a loop; an iterator (None) has no length."""
-        if self.sizes.setdefault(number, size) != size:
+        known = self.truths.get(number)
+        if self.sizes.setdefault(number, size) != size or (size is not None and known not in (None, bool(size))):
             self.doubt("an object of the program's has another length than items")
+
+    def agree_on_truth(self, number: int, truth: bool) -> None:
+        """An object with items is true, and one without is not."""
+        size = self.sizes.get(number)
+        if self.truths.setdefault(number, truth) != truth or (size is not None and bool(size) != truth):
+            self.doubt("an object of the program's is true and has nothing in it, or the other way round")
 
     def _rebuild(self, error: dict[str, Any]) -> BaseException:
         """The program's exception: a builtin one, or a class made for it here, with its name and bases."""
@@ -272,9 +270,12 @@ class ProgramJudge:
             self.classes[tuple(bases)] = made
         return self.classes[tuple(bases)]
 
+    def kind_of(self, encoded: Any) -> str:
+        """What a value from the program says it is; nothing of data."""
+        return str(encoded["o"][1]) if isinstance(encoded, dict) and "o" in encoded else ""
+
     def look_up(self, names: set[str]) -> list[list[Any]]:
         """Which of the names the program has: [name, value, bases of an exception, home, number of the copy]."""
-        self.called = None
         answer = self._exchange({"op": "names", "names": sorted(names), "held": list(self.copies)})
         rows = []
         for name, value, bases, home in self._guard(lambda: [(n, v, b, h) for n, v, b, h in answer["ok"]]):
@@ -303,15 +304,12 @@ def _is_plain(data: Any) -> bool:
     return data == data
 
 
-def _is_shared(part: Any) -> bool:
-    """Whether Python has one object for all of this value."""
-    small = type(part) is int and -6 < part < 257
-    return small or part is None or type(part) is bool or (type(part) in (str, bytes) and len(part) < 2)
-
-
 def _is_empty(data: Any) -> bool:
-    """Whether a JSON form is of a list or an array of nothing."""
-    return data == [] or (isinstance(data, dict) and "a" in data and 0 in data["a"][1])
+    """Whether there is nothing in some list, array or the like of a JSON form."""
+    if isinstance(data, dict):
+        ((tag, body),) = data.items()
+        return 0 in body[1] if tag == "a" else _is_empty(body)
+    return isinstance(data, list) and (not data or any(map(_is_empty, data)))
 
 
 def _holds_type(data: Any, outermost: bool) -> bool:
@@ -395,7 +393,10 @@ class Court:
         self.namespace = module.__dict__
         self.namespace |= {"type": self._ask_type, "callable": self._ask_callable, "hasattr": self._ask_attribute}
         exec(compile(evidence.hold_given(given), "given.py", "exec", dont_inherit=True), self.namespace)
+        self.held = {*self.namespace}
+        """What the row brings along, and our own."""
         modules = evidence.find_modules(trees) - self.namespace.keys()
+        self.held |= modules
         for name in modules:
             self.namespace[name] = importlib.import_module(evidence.ALIASES.get(name, name))
         names = {name for tree in trees for name in evidence.list_names(tree) | evidence.list_definitions(tree)}
@@ -419,7 +420,9 @@ class Court:
                 self.namespace[name] = getattr(importlib.import_module(home), name)
                 self.claimed.add(name)
             elif name in self.namespace:
-                continue  # a module; its name may also be that of a class of its own, as datetime is
+                # A module; its name may also be that of a class of its own, as datetime is.
+                if home not in evidence.PURE and judge.kind_of(encoded) != "module":
+                    self.claimed.add(name)
             elif bases is not None:
                 self.namespace[name] = judge._guard(lambda bases=bases: judge.class_of([str(b) for b in bases[:20]]))
                 self.data[name] = encoded
@@ -434,6 +437,7 @@ class Court:
         shared = self.owned & (evidence.list_definitions(tree) | (names & set(dir(builtins))))
         judge.begin_test()
         judge.simple = evidence.is_simple(tree) and not names & self.data.keys()
+        judge.shares = judge.heard or evidence.shares_results(tree)  # tests share what they define
         before = judge.asked
         checked = cases.CheckCounter(lambda function: type(function) is Handle, judge.forget_fed)
         failure: BaseException | None = None
@@ -442,7 +446,7 @@ class Court:
                 judge.doubt(f"both the test and the program have a {min(shared)}")
             if claimed := names & self.claimed:
                 judge.doubt(f"only the program says where it has {min(claimed)} from")
-            cases.run(evidence.mark_closed_calls(tree, CLOSED), self.namespace, checked)
+            cases.run(evidence.mark_closed_calls(tree, CLOSED, self.held), self.namespace, checked)
         except BaseException as error:
             failure = error
         try:  # also of a test that failed: it may have failed because of that
@@ -454,7 +458,7 @@ class Court:
             raise ProgramGone(judge.gone)
         if judge.undecided:
             return {"u": judge.undecided}
-        if judge.empty and names & {"np", "numpy", "pytest"}:
+        if judge.empty and evidence.list_libraries(tree) & {"np", "numpy", "pytest"}:
             return {"u": "nothing compares as equal to anything, item by item"}
         if failure is not None:
             return _read_failure(failure, judge.simple)
@@ -467,13 +471,13 @@ class Court:
         if now != {name: self.data[name] for name in names}:
             self.judge.doubt("a global of the program changes while the test runs")
 
-    def _call_closed(self, function: Any) -> Any:
+    def _call_closed(self, function: Any, literal: bool) -> Any:
         """What a test calls with nothing of the program's: nothing is fed back by that."""
         if type(function) not in (Handle, Method):
             return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.judge.closed = True
+            self.judge.closed, self.judge.literal = True, literal
             return function(*args, **kwargs)
 
         return call

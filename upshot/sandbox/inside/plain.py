@@ -28,6 +28,7 @@ TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes,
 """Types that cross by name: a function may return `int`."""
 _RECORD = frozenset(vars(namedtuple("_RECORD", "x")))
 _COPIED = frozenset("tNsfkqdCMEaB")
+_HALVES = re.compile("[\ud800-\udfff]")
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
 
 
@@ -38,6 +39,8 @@ class TooDeep(ValueError):
 def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 0) -> Any:
     """The JSON form of a value; `opaque` says what stands for an object that is not data."""
     kind = type(value)
+    if kind is str and not value.isascii() and _HALVES.search(value):
+        return opaque(value) if opaque else {"o": [0, "str"]}  # JSON would put halves of a letter together
     if value is None or kind is bool or kind is str or kind is float:
         return value
     if kind is int:

@@ -22,6 +22,8 @@ from upshot.sandbox.inside import cases, evidence, plain
 FILENAME = "program.py"
 TAIL_CHARS = 2000
 RESERVE = 4096
+OUR_FRAMES = 100
+"""That many calls deeper than a program of its own may one go here: some are ours."""
 STARTED = b"\n"
 """A child's first word among its results: its walls are up, and what comes now is the program's own doing."""
 _make_encoder: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
@@ -103,6 +105,7 @@ def _own_frames(error: BaseException) -> types.TracebackType | None:
 def load(source: str, name: str) -> dict[str, Any]:
     """Run the program's top level and return its namespace."""
     namespace = fresh_namespace(source, name)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + OUR_FRAMES))
     exec(compile(source, FILENAME, "exec", dont_inherit=True), namespace)
     return namespace
 

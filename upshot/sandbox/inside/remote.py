@@ -144,8 +144,7 @@ class JudgedProgram:
     def _take(self, data: Any) -> Any:
         """An argument; of one that is a copy we remember how it looks."""
         value = plain.decode(data, lambda number, _: self.exports[number])
-        if type(value) is str:
-            value = sys.intern(value)  # as a literal of the test's would be: some programs ask `word is "add"`
+        value = _intern(value)
         self._remember(value, self.encode(value))
         return value
 
@@ -181,6 +180,17 @@ class JudgedProgram:
             return {**described, "text": str(error)[:500], "args": self.encode(error.args), "state": self.encode(state)}
         except BaseException:
             return {**described, "text": name, "args": {"t": []}, "state": {"d": []}}
+
+
+def _intern(value: Any) -> Any:
+    """Texts as literals of the test's would be: some programs ask `word is "add"`."""
+    if type(value) is str:
+        return sys.intern(value)
+    if type(value) is list:
+        value[:] = map(_intern, value)
+    elif type(value) is dict:
+        value.update({key: _intern(item) for key, item in value.items()})
+    return value
 
 
 def _name_bases(value: Any) -> list[str] | None:
