@@ -433,6 +433,8 @@ def test_what_lies_between_two_products_rounds_as_in_pytorch(form: int, dtype: t
     x, residual = (torch.randn(5, 48, device=DEVICE).to(dtype) for _ in range(2))
     weight, after = (torch.randn(48, device=DEVICE).to(dtype) for _ in range(2))
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2e-3}
+    if DEVICE.type == "cuda" and dtype == torch.float16:
+        near["atol"] = 1e-3  # a root that is off by its last bit may round a summand up, and sums may cancel
     for options in ((weight, 1e-5, form), (weight, 1e-5, form, after, 0.3), (None, 1e-5, form, after)):
         for got, expected in zip(add_norm(x, residual, *options), plain.add_norm(x, residual, *options), strict=True):
             torch.testing.assert_close(got, expected, **near)

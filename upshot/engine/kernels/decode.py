@@ -30,6 +30,24 @@ MOST_TILE_BYTES = 1 << 16
 
 
 @triton.jit
+def find_pages(table_row, start, within, stop, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The page of each of BLOCK_N positions from `start` on, and where in it; none behind `stop` is looked up.
+
+    Blocks begin where pages begin, unless pages are the larger ones: the compiler is told, and loads what lies side by
+    side at once.
+    """
+    offs = start + within
+    if BLOCK_N % PAGE == 0:
+        page = tl.load(table_row + offs // PAGE, mask=start + within // PAGE * PAGE < stop, other=0).to(tl.int64)
+        page = tl.max_constancy(page, PAGE)
+        inside = within % PAGE
+    else:
+        page = tl.load(table_row + offs // PAGE, mask=offs < stop, other=0).to(tl.int64)
+        inside = offs % PAGE
+    return page, inside
+
+
+@triton.jit
 def attend(
     q,
     real,
@@ -70,10 +88,10 @@ def attend(
         live = (offs < hi) & (offs >= first)
         if BLOCK_N == PAGE:
             page = tl.load(table_row + start // PAGE).to(tl.int64)
-            cell = (page * KV_HEADS + head) * (PAGE * D) + within * D
+            inside = within
         else:
-            page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
-            cell = ((page * KV_HEADS + head) * PAGE + offs % PAGE) * D
+            page, inside = find_pages(table_row, start, within, hi, PAGE, BLOCK_N)
+        cell = (page * KV_HEADS + head) * (PAGE * D) + inside * D
         there = live[:, None]
         if WIDTH > D:
             there = there & (dims < D)[None, :]
@@ -81,7 +99,7 @@ def attend(
         k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         if EIGHT:
             # The whole page, in loads of 16 bytes: ids behind the end have weight 0, and every cell holds a number.
-            at = value_place(page, head, offs % PAGE, dims[:, None], KV_HEADS, D, PAGE)
+            at = value_place(page, head, inside, dims[:, None], KV_HEADS, D, PAGE)
             if WIDTH > D:
                 v = tl.load(v_ptr + at, mask=(dims < D)[:, None], other=0.0)
             else:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from upshot.engine.kernels.decode import add_sinks
+from upshot.engine.kernels.decode import add_sinks, find_pages
 from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 
 
@@ -54,8 +54,8 @@ def _sweep(
     for first in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         offs = first + tl.arange(0, BLOCK_N)
         live = offs < stop
-        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
-        cell = ((page * KV_HEADS + kv_head) * PAGE + offs % PAGE) * D
+        page, inside = find_pages(table_row, first, tl.arange(0, BLOCK_N), stop, PAGE, BLOCK_N)
+        cell = (page * KV_HEADS + kv_head) * (PAGE * D) + inside * D
         there = live[:, None]
         if WIDTH > D:
             there = there & (dims < D)[None, :]
@@ -79,7 +79,7 @@ def _sweep(
         alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
         if EIGHT:  # see decode.attend
-            place = value_place(page, kv_head, offs % PAGE, dims[:, None], KV_HEADS, D, PAGE)
+            place = value_place(page, kv_head, inside, dims[:, None], KV_HEADS, D, PAGE)
             if WIDTH > D:
                 v = tl.load(v_ptr + place, mask=(dims < D)[:, None], other=0.0)
             else:

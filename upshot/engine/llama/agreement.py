@@ -21,8 +21,8 @@ FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError
 
 
 def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype, rough: bool = False) -> str | None:
-    """None if logits of a model in `dtype` (`rough`: of one block in 8 bits) agree with its own; else how far they are
-    off."""
+    """None if logits of a model in `dtype` (`rough`: of one block, in 8 bits or of experts) agree with its own; else
+    how far they are off."""
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half. Each product in 8
     # bits is off by 4 %, and a block by little more.

@@ -28,14 +28,17 @@ class BlockDriver(Driver):
     def __init__(
         self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False, rough: bool = False
     ) -> None:
-        self.shape, self.rough = shape, narrow or rough
-        """rough: projections (`narrow`) or keys and values are in 8 bits, so logits are not quite the model's."""
+        self.shape = shape
         # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
         self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
         self.lm, self.quiet = causal_lm(model), quiet_modules(model)
         self.core, self.options = self.lm.model, options_of(self.lm)
         self._originals: dict[int, Tensor] = {}
         self._look_up()
+        routed = shape.dtype != torch.float32 and any(layer.experts is not None for layer in self.layers)
+        self.rough = narrow or rough or routed
+        """Logits are not quite the model's: projections (`narrow`) or keys and values are in 8 bits, or a rounding may
+        choose another expert."""
 
     def _look_up(self) -> None:
         """Every module's weight, merged as `merge` says."""

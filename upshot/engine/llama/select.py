@@ -118,8 +118,9 @@ def _gap_of_blocks(
 ) -> str | None:
     """None if every block by itself, between embedding and head, agrees with the model's own; else what differs.
 
-    In 8 bits each product is off by some hundredths. Through a deep model of random weights such noise grows until
-    nothing is left of the logits: the whole says nothing about whether a driver does what the model does.
+    In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert. Through a
+    deep model of random weights such noise grows until nothing is left of the logits: the whole says nothing about
+    whether a driver does what the model does.
     """
     blocks, own = driver.core.layers, driver.layers
     try:
