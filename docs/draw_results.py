@@ -44,6 +44,7 @@ OTHER_WORLDS = {
 OTHER_WAYS = {
     "tree2": "all weights, bf16, Dr.GRPO (the first table, cut here)",
     "fp8": "sampled in 8 bits (`model.engine.weights=fp8`)",
+    "kv8": "keys and values, too (`model.engine.kv=fp8` with it)",
     "exact": "exact mode (`model.exact=true`; seed 1)",
     "lora": "LoRA (seed 1)",
     "ppo": "PPO (seed 1)",
