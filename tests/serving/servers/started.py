@@ -28,8 +28,9 @@ class Started:
         self.file, self.folder = file, folder_of(file)
         command = [sys.executable, "-m", "upshot.cli", "serve", str(file), *words]
         self.process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup ignore it
+        )  # fmt: skip
 
     def ready(self) -> dict[str, Any]:
         """Its state, once all servers run."""
