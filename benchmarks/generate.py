@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "1.1b": {"layers": 16, "hidden": 2048, "heads": 32, "kv": 8, "mlp": 8192, "vocab": 49152},
     "8b": {"layers": 32, "hidden": 4096, "heads": 32, "kv": 8, "mlp": 14336, "vocab": 128256, "tied": 0},
 }
+COLLAB = {"prompts": 16, "prompt": 512, "replies": 8, "reply": 256, "futures": 3, "rounds": 2, "given": 32, "new": 128}
+"""CollabLLM's shape: what `collab_work` is given."""
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS = ("without", "merged", "called")
 Work = Callable[[Engine, random.Random], list[Sequence]]
@@ -309,13 +311,7 @@ def run_engine(
     first = time.perf_counter() - began
     refresh = refresh_seconds(engine)
     SHAPES_OF[id(engine)] = SHAPES[name]
-    collab = {
-        "prompts": max(1, 16 // scale),
-        "prompt": 512,
-        "replies": 8,
-        "reply": 256,
-    }
-    collab |= {"futures": 3, "rounds": 2, "given": 32, "new": 128}
+    collab = COLLAB | {"prompts": max(1, COLLAB["prompts"] // scale)}
     rows: list[tuple[str, Work]] = [
         ("256 prompts", batch_work(256 // scale, 256, 256)),
         ("1024 prompts", batch_work(1024 // scale, 256, 256)),

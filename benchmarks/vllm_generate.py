@@ -1,25 +1,103 @@
-"""vLLM's tokens per second on the shapes of generate.py: the peer of its 'N prompts × M' rows, in bf16 and in fp8.
+"""vLLM's tokens per second on the work of generate.py: the peer of its '256 prompts' and 'CollabLLM' rows.
 
     python benchmarks/vllm_generate.py --shape 8b --weights bf16
-    python benchmarks/vllm_generate.py --shape 8b --weights fp8
+    python benchmarks/vllm_generate.py --shape 8b --weights fp8 --kv fp8
 
-Random weights, random prompts that share nothing, every reply of full length with the log-probability of every id.
+Random weights, random prompts, every reply of full length with the log-probability of every id, prefixes cached as
+vLLM does by itself. In CollabLLM's shape a reply's futures begin as soon as it has ended, as in generate.py. vLLM is
+given no seeds, which would slow it down; ours has one for each request.
+
 Prints the seconds until vLLM was up and tokens/s of each round; the first is a warm-up. It needs vLLM and a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.generate import SHAPES
+from benchmarks.generate import COLLAB, SHAPES, ids_of
+
+Ended = Callable[[list[int]], None]
+
+
+class Requests:
+    """Requests to vLLM's engine; what comes after one of them is asked when it has ended."""
+
+    def __init__(self, llm: Any) -> None:
+        self.engine = llm.llm_engine
+        self.numbers = itertools.count()
+        self.open: dict[str, tuple[list[int], Ended]] = {}
+        self.made = 0
+
+    def submit(self, ids: list[int], new: int, ended: Ended = lambda _: None) -> None:
+        """Ask for `new` ids behind these; `ended` is called with all of them."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        name = str(next(self.numbers))
+        self.open[name] = ids, ended
+        rules = SamplingParams(
+            max_tokens=new,
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self.engine.add_request(name, {"prompt_token_ids": ids}, rules)
+
+    def run_until_done(self) -> None:
+        """Step until nothing is open."""
+        while self.open:
+            for output in self.engine.step():
+                if output.finished:
+                    ids, ended = self.open.pop(output.request_id)
+                    reply = list(output.outputs[0].token_ids)
+                    self.made += len(reply)
+                    ended([*ids, *reply])
+
+
+def batch_rows(requests: Requests, rng: random.Random, vocab: int) -> float:
+    """256 prompts of 256 ids, 256 new ones each; when the clock started."""
+    rows = [ids_of(rng, vocab, 256) for _ in range(256)]
+    began = time.perf_counter()
+    for ids in rows:
+        requests.submit(ids, 256)
+    return began
+
+
+def collab_rows(requests: Requests, rng: random.Random, vocab: int) -> float:
+    """Replies to each prompt, each forked into futures of rounds; when the clock started."""
+    size = COLLAB
+    futures = size["prompts"] * size["replies"] * size["futures"]
+    rows = [ids_of(rng, vocab, size["prompt"]) for _ in range(size["prompts"])]
+    said = [ids_of(rng, vocab, size["given"]) for _ in range(futures * size["rounds"])]
+
+    def go_on(ids: list[int], left: int) -> None:
+        if left:
+            requests.submit([*ids, *said.pop()], size["new"], lambda after: go_on(after, left - 1))
+
+    def replied(ids: list[int]) -> None:
+        for _ in range(size["futures"]):
+            go_on(ids, size["rounds"])
+
+    began = time.perf_counter()
+    for ids in rows:
+        for _ in range(size["replies"]):
+            requests.submit(ids, size["reply"], replied)
+    return began
+
+
+WORK = {"256 prompts": batch_rows, "CollabLLM": collab_rows}
 
 
 def write_config(folder: Path, name: str) -> None:
@@ -47,13 +125,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--weights", choices=["bf16", "fp8"], default="bf16")
-    parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=256, help="ids of a prompt")
-    parser.add_argument("--new", type=int, default=256, help="ids of a reply")
+    parser.add_argument("--kv", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--rows", nargs="*", choices=list(WORK), default=list(WORK))
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
+    way = f"{options.shape}, weights {options.weights}, keys and values {options.kv}"
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), options.shape)
         began = time.perf_counter()
@@ -64,20 +142,18 @@ def main() -> int:
             max_model_len=2048,
             max_num_seqs=1024,
             quantization="fp8" if options.weights == "fp8" else None,
+            kv_cache_dtype=options.kv,
             gpu_memory_utilization=0.85,
         )
-        print(f"vLLM, {options.shape}, {options.weights}: up after {time.perf_counter() - began:.0f} s", flush=True)
-    rules = SamplingParams(max_tokens=options.new, ignore_eos=True, logprobs=0, detokenize=False)
-    draw = random.Random(0)
-    for _ in range(options.repeats):
-        ids = [
-            [draw.randrange(5, SHAPES[options.shape]["vocab"]) for _ in range(options.prompt)]
-            for _ in range(options.prompts)
-        ]
-        began = time.perf_counter()
-        done = llm.generate([{"prompt_token_ids": own} for own in ids], rules, use_tqdm=False)
-        took = time.perf_counter() - began
-        print(f"{sum(len(one.outputs[0].token_ids) for one in done) / took:,.0f} tokens/s ({took:.2f} s)", flush=True)
+        print(f"vLLM, {way}: up after {time.perf_counter() - began:.0f} s", flush=True)
+    vocab = SHAPES[options.shape]["vocab"]
+    for row in options.rows:
+        for number in range(options.repeats + 1):
+            requests = Requests(llm)
+            began = WORK[row](requests, random.Random(number), vocab)
+            requests.run_until_done()
+            took = time.perf_counter() - began
+            print(f"{row}: {requests.made / took:,.0f} tokens/s ({requests.made} in {took:.2f} s)", flush=True)
     return 0
 
 

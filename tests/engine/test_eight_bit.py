@@ -19,7 +19,13 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.agreement import logits_gap, plain_logits
 from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import shape_of
-from upshot.engine.llama.eight_bit import Linear8, check_eight_bits, check_projections, narrow_projections
+from upshot.engine.llama.eight_bit import (
+    Linear8,
+    check_eight_bit_cache,
+    check_eight_bits,
+    check_projections,
+    narrow_projections,
+)
 from upshot.engine.llama.linear import neighbours
 from upshot.engine.llama.select import disagreement, drive_on_cpu
 
@@ -113,6 +119,25 @@ def test_a_driver_in_8_bits_is_compared_block_by_block_as_noise_grows_with_depth
 def test_keys_and_values_in_8_bits_are_refused_where_nothing_stores_them_so(make_llama: Make) -> None:
     with pytest.raises(UserError, match=r"kv: fp8 .*needs a GPU and a family that the fused block serves"):
         Engine(make_llama(), eos_ids=set(), settings=EngineSettings(kv_bytes=1 << 20, kv="fp8"))
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_them(
+    make_llama: Make, adapted: bool
+) -> None:
+    model: Any = make_llama(attention_bias=True)
+    bias = model.model.layers[1].self_attn.k_proj.bias
+    if adapted:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["k_proj"]))
+    settings = EngineSettings(kv_bytes=1 << 20, kv="fp8", kernels=True)
+    with torch.no_grad():
+        bias[3] = -5.0
+    check_eight_bit_cache(model, shape_of(model), settings, fused=True)
+    with torch.no_grad():
+        bias[3] = -60.0
+    with pytest.raises(UserError, match=r"kv: fp8 .* its keys have biases of up to 60 \(at most 10\); kv: model"):
+        check_eight_bit_cache(model, shape_of(model), settings, fused=True)
 
 
 def test_a_row_of_zeros_stays_zeros() -> None:

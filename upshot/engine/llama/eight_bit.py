@@ -25,6 +25,10 @@ FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 WAY_OUT = "leave it out, and the weights are sampled as they are"
 LARGEST, LEAST = 448.0, 1e-12
 """The largest number of E4M3; a row of zeros has a scale, too."""
+MOST_KEY_BIAS = 10.0
+"""In 8 bits a number is off by up to a sixteenth of itself. Around a large bias (Qwen2.5 is known for them) it is more
+than what tells one key from another: with 60 log-probabilities were off by 0.55 on average instead of 0.08
+(benchmarks/key_biases.py)."""
 
 
 class Linear8(torch.nn.Module):
@@ -137,7 +141,7 @@ def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> Non
         raise UserError(f"{asked} was tested with {', '.join(FAMILIES8)} and the fused block, not {family}; {WAY_OUT}")
 
 
-def check_eight_bit_cache(shape: Any, settings: Any, fused: bool) -> None:
+def check_eight_bit_cache(model: torch.nn.Module, shape: Any, settings: Any, fused: bool) -> None:
     """`UserError` where keys and values cannot be kept in 8 bits; `fused`: whether there are the block's kernels."""
     asked = "kv: fp8 (model.engine.kv, models.NAME.kv)"
     if settings.exact:
@@ -146,6 +150,13 @@ def check_eight_bit_cache(shape: Any, settings: Any, fused: bool) -> None:
         raise UserError(f"{asked} needs a GPU that knows 8-bit numbers (compute capability 8.9 or later); kv: model")
     if not fused:
         raise UserError(f"{asked} needs a GPU and a family that the fused block serves (docs/engine.md); kv: model")
+    names = ("k_proj.bias", "k_proj.base_layer.bias")
+    biases = [float(bias.detach().abs().max()) for name, bias in model.named_parameters() if name.endswith(names)]
+    if max(biases, default=0.0) > MOST_KEY_BIAS:
+        raise UserError(
+            f"{asked} rounds away what tells one key of this model from another: its keys have biases of up to "
+            f"{max(biases):.0f} (at most {MOST_KEY_BIAS:.0f}); kv: model"
+        )
 
 
 def check_projections(modules: Sequence[Any]) -> None:

@@ -41,7 +41,7 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     if narrow:
         check_eight_bits(family_of(model), shape, settings, lean and kernels)
     if settings.kv == "fp8":
-        check_eight_bit_cache(shape, settings, lean and kernels)
+        check_eight_bit_cache(model, shape, settings, lean and kernels)
     if settings.exact:
         return [lambda: ExactDriver(model, shape, kernels)]
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
