@@ -21,7 +21,9 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
-from upshot.training.learner.forward.lora_linear import Product
+from upshot.training.learner.forward.block import Block
+from upshot.training.learner.forward.lean import LeanForward
+from upshot.training.learner.forward.lora_linear import Gradients, Product
 from upshot.training.learner.forward.packed import PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
 from upshot.training.learner.forward.select import forward_of, gradient_gap
@@ -207,6 +209,50 @@ def test_one_weight_in_hundreds_may_round_badly_and_a_kind_of_weight_may_not() -
     assert "layers.7.q_proj" in str(gradient_gap(unlucky, own, 0.2, 0.2))
     wrong = {name: value * (1.21 if "q_proj" in name else 1.0) for name, value in own.items()}
     assert "layers.*.q_proj.weight differs from the model's own by 0.21" in str(gradient_gap(wrong, own, 0.2, 0.5))
+
+
+def roughen(monkeypatch: pytest.MonkeyPatch, wrong: Any = None) -> None:
+    """Let lean blocks hand their gradient on with noise, and the block that has the weight `wrong` double its own."""
+    backward, draws = Block.backward, torch.Generator().manual_seed(0)
+
+    def rough(self: Block, *args: Any) -> tuple[Tensor | None, Gradients]:
+        d, grads = backward(self, *args)
+        if d is not None:
+            noise = torch.randn(d.shape, generator=draws) * d.float().norm() / d.numel() ** 0.5
+            d = d + 0.1 * noise.to(d.dtype)
+        factor = 2.0 if any(parameter is wrong for parameter, _ in grads) else 1.0
+        return d, [(parameter, factor * grad) for parameter, grad in grads]
+
+    monkeypatch.setattr(Block, "backward", rough)
+
+
+def deep(dtype: torch.dtype) -> Any:
+    """Many blocks, all trained; what the first of them hands on is nobody's gradient."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 12, "initializer_range": 0.1})
+    module = transformers.LlamaForCausalLM(config).to(dtype)
+    module.model.embed_tokens.requires_grad_(False)
+    return module
+
+
+def test_in_16_bits_noise_that_grows_with_depth_is_no_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    roughen(monkeypatch)
+    module = deep(torch.bfloat16)
+    blocks = module.model.layers
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the learner falls back")
+        forward = forward_of(module)
+    assert isinstance(forward, PackedForward) and isinstance(forward.states, LeanForward)
+    assert module.model.layers is blocks and len(forward.states.layers) == 12
+    with pytest.warns(UserWarning, match="slower forward: lean: the gradient of"):
+        forward_of(deep(torch.float32))
+
+
+def test_one_block_with_a_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = deep(torch.bfloat16)
+    roughen(monkeypatch, wrong=module.model.layers[5].self_attn.o_proj.weight)
+    with pytest.warns(UserWarning, match=r"slower forward: lean: block 5: the gradient of model\.layers"):
+        forward_of(module)
 
 
 def test_a_forward_that_breaks_on_the_way_back_is_found_before_the_first_update(

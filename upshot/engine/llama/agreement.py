@@ -64,6 +64,34 @@ def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 
 @contextmanager
+def block_alone(core: Any, index: int) -> Iterator[None]:
+    """Inside: one of a model's blocks is between embedding and head, and the others pass on what they are given.
+
+    Rounding grows through a deep model until nothing is left of what is compared: the whole then says nothing about
+    whether a forward does what the model does, each block does.
+    """
+    blocks = core.layers
+    others = [block if at == index else SkippedBlock(block) for at, block in enumerate(blocks)]
+    core.layers = torch.nn.ModuleList(others)
+    try:
+        yield
+    finally:
+        core.layers = blocks
+
+
+class SkippedBlock(torch.nn.Module):
+    """A block's place, where nothing is computed."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.attention_type = getattr(block, "attention_type", None)  # some families' forwards ask their blocks for it
+
+    def forward(self, hidden: Tensor, *given: Any, **more: Any) -> Tensor:
+        """What came."""
+        return hidden
+
+
+@contextmanager
 def busy_adapters(model: torch.nn.Module) -> Iterator[None]:
     """Inside: adapters have values that change the logits.
 

@@ -23,7 +23,14 @@ from upshot.engine.cpu.runner import DecodeStep, PrefillStep
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
-from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, other_mixing, plain_logits
+from upshot.engine.llama.agreement import (
+    FAILURES,
+    block_alone,
+    busy_adapters,
+    logits_gap,
+    other_mixing,
+    plain_logits,
+)
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import family_of, is_block_family
 from upshot.engine.llama.block_driver import BlockDriver
@@ -118,36 +125,23 @@ def _gap_of_blocks(
 ) -> str | None:
     """None if every block by itself, between embedding and head, agrees with the model's own; else what differs.
 
-    In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert. Through a
-    deep model of random weights such noise grows until nothing is left of the logits: the whole says nothing about
-    whether a driver does what the model does.
+    In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert.
     """
-    blocks, own = driver.core.layers, driver.layers
+    own = driver.layers
     try:
         with busy_adapters(model):
             driver.refresh()
             own = driver.layers
             for index, layer in enumerate(own):
-                others = [block if at == index else SkippedBlock(block) for at, block in enumerate(blocks)]
-                driver.core.layers, driver.layers = torch.nn.ModuleList(others), [layer]
-                if reason := _gap(drive(), plain_logits(model, torch.tensor(ids)), driver):
+                driver.layers = [layer]
+                with block_alone(driver.core, index):
+                    reason = _gap(drive(), plain_logits(model, torch.tensor(ids)), driver)
+                if reason:
                     return f"block {index}: {reason}"
     finally:
-        driver.core.layers, driver.layers = blocks, own
+        driver.layers = own
         driver.refresh()
     return None
-
-
-class SkippedBlock(torch.nn.Module):
-    """A block's place, where nothing is computed."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.attention_type = getattr(block, "attention_type", None)  # some families' forwards ask their blocks for it
-
-    def forward(self, hidden: Tensor, *given: Any, **more: Any) -> Tensor:
-        """What came."""
-        return hidden
 
 
 def _both(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor], ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from upshot.engine.kernels import kernels_for
+from upshot.engine.llama.agreement import SkippedBlock
 from upshot.engine.llama.block import Layer, no_rotation, options_of, rotation_at
 from upshot.engine.llama.driver import causal_lm, shape_of
 from upshot.engine.llama.linear import embed
@@ -43,7 +44,8 @@ class LeanForward:
         """`checkpoint`: which blocks are computed again in the backward: none, each, or every k-th."""
         self.core = causal_lm(module).model
         self.shape, self.options = shape_of(module), options_of(causal_lm(module))
-        self.layers = [Layer(layer, form=self.options.form) for layer in self.core.layers]
+        blocks = [block for block in self.core.layers if not isinstance(block, SkippedBlock)]
+        self.layers = [Layer(block, form=self.options.form) for block in blocks]
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
