@@ -88,15 +88,15 @@ def test_a_frozen_model_keeps_half_the_bytes_and_nearly_the_same_logits(make_lla
     assert [first + f"{name}_proj.weight" for name in "qkv"] in groups
 
 
-def noisy_driver(model: LlamaForCausalLM, noise: float) -> BlockDriver:
+def noisy_driver(model: LlamaForCausalLM, noise: float, narrow: bool = True) -> BlockDriver:
     """A driver whose products are off by so much, as they are in 8 bits."""
     driver = BlockDriver(model, shape_of(model))
-    driver.narrow = driver.rough = True
+    driver.narrow = driver.rough = narrow
     product, draw = driver._back, torch.Generator().manual_seed(0)
 
     def back(module: Any, x: Any) -> torch.Tensor:
         y = product(module, x)
-        return y + noise * y.abs().mean() * torch.randn(y.shape, generator=draw)
+        return y + noise * y.abs().mean() * torch.randn(y.shape, generator=draw).to(y.dtype)
 
     driver._back = back  # type: ignore[method-assign]
     return driver
@@ -114,6 +114,17 @@ def test_a_driver_in_8_bits_is_compared_block_by_block_as_noise_grows_with_depth
     driver.layers[5].down = driver.layers[6].down
     assert "block 5: logits differ" in (disagreement(model, driver) or "")
     assert model.model.layers is blocks and len(driver.layers) == 24
+
+
+def test_in_16_bits_each_block_decides_where_rounding_makes_the_whole_another(make_llama: Make) -> None:
+    for dtype, agrees in ((torch.bfloat16, True), (torch.float32, False)):
+        model = make_llama(num_hidden_layers=24, initializer_range=1.0).to(dtype)
+        driver = noisy_driver(model, 0.05, narrow=False)
+        assert (disagreement(model, driver) is None) is agrees
+    model = make_llama(num_hidden_layers=24, initializer_range=1.0).to(torch.bfloat16)
+    driver = noisy_driver(model, 0.05, narrow=False)
+    driver.layers[5].down = driver.layers[6].down
+    assert "block 5: logits differ" in (disagreement(model, driver) or "")
 
 
 def test_keys_and_values_in_8_bits_are_refused_where_nothing_stores_them_so(make_llama: Make) -> None:

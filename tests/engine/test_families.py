@@ -14,7 +14,8 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama import block
 from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import ModuleDriver
+from upshot.engine.llama.driver import ModuleDriver, shape_of
+from upshot.engine.llama.select import disagreement
 from upshot.engine.sequence import Rules
 
 SMALL: dict[str, Any] = {
@@ -108,6 +109,15 @@ def test_given_and_sampled_ids_have_the_models_own_log_probabilities(family: str
 @pytest.mark.parametrize(("family", "over"), BLOCK, ids=[f for f, _ in BLOCK])
 def test_the_block_serves_the_family(family: str, over: dict[str, Any]) -> None:
     assert type(Engine(build(family, over)).runner.driver) is BlockDriver
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_experts_in_16_bits_are_compared_block_by_block_and_a_wrong_block_is_named(family: str) -> None:
+    model = build(family, dict(BLOCK)[family]).to(torch.bfloat16)
+    driver = BlockDriver(model, shape_of(model))
+    assert driver.rough and disagreement(model, driver) is None
+    driver.layers[1].experts = driver.layers[0].experts
+    assert "block 1: logits differ" in (disagreement(model, driver) or "")
 
 
 @pytest.mark.parametrize("wrong", [{"form": block.EARLY}, {"capped": False}])

@@ -100,15 +100,20 @@ def disagreement(
             if isinstance(driver, ModuleDriver) and (reason := other_mixing(model)):
                 return reason
             compute = partial(drive or drive_on_cpu, driver, ids)
-            if isinstance(driver, BlockDriver) and driver.rough and (driver.narrow or not driver.weights.layers):
-                return _gap_of_blocks(model, driver, compute, ids)
+            block = driver if isinstance(driver, BlockDriver) and (driver.narrow or not driver.weights.layers) else None
+            if block and block.rough:
+                return _gap_of_blocks(model, block, compute, ids)
             expected, got = _both(model, driver, compute, ids)
+            if isinstance(driver, ExactDriver):
+                wrong = int((got != expected).sum())
+                return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
+            reason = _gap(got, expected, driver)
+            # In 16 bits large numbers (biases of keys) may round the whole to something else; then each block decides.
+            if reason and block and block.shape.dtype != torch.float32:
+                return _gap_of_blocks(model, block, compute, ids)
+            return reason
         except FAILURES as error:
             return f"{type(error).__name__}: {error}"
-    if isinstance(driver, ExactDriver):
-        wrong = int((got != expected).sum())
-        return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
-    return _gap(got, expected, driver)
 
 
 def _gap(got: Tensor, expected: Tensor, driver: Driver) -> str | None:
