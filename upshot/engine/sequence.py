@@ -90,7 +90,7 @@ class Sequence:
     """While the prompt is read: ids whose keys and values are in the pages (or will be, by work already queued)."""
     pending: int = 0
     due: int = -1
-    """The decode step in which it needs a look (rows.py)."""
+    """The decode step in which it needs a look (decode_rows.py)."""
     check: int = 0
     """Its next id needs more than appending once there are this many."""
     published: int = 0
