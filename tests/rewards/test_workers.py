@@ -36,6 +36,7 @@ from upshot.rewards.workers.scorer import scorer_app
 from upshot.rollout.dependencies import Dependencies
 from upshot.rollout.services import Services
 from upshot.tasks.verifiers.base import Claim
+from upshot.tasks.verifiers.workers import ForkServer
 
 sys.path.insert(
     0, str(Path(__file__).parents[1] / "tasks" / "verifiers")
@@ -158,6 +159,29 @@ def test_a_cancelled_item_leaves_no_stale_answer_behind() -> None:
         return score
 
     assert asyncio.run(run()).value == 1
+
+
+def test_a_claim_cancelled_while_its_worker_starts_leaves_no_stale_answer_behind() -> None:
+    async def run() -> list[Score]:
+        manager, claim = PoolManager(workers=1, seconds=30), Claim("hostile:Hostile", "a", "a")
+        for _ in range(3):
+            task = asyncio.create_task(manager.verify(claim))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return await verify_all(manager, [claim] * 2)
+
+    assert [score.value for score in asyncio.run(run())] == [1, 1]
+
+
+def test_a_fork_server_reads_options_of_any_length() -> None:
+    server = ForkServer()
+    try:
+        with pytest.raises(UserError, match="verifier 'gsm8k' cannot start in a worker process: .*mode"):
+            server.warm("gsm8k", json.dumps({"mode": "x" * 300_000}))
+        server.warm("gsm8k", "{}")
+    finally:
+        server.close()
 
 
 def test_workers_are_recycled_and_none_stays_behind() -> None:

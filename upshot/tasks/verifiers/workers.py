@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -176,6 +177,8 @@ class ForkServer:
             command = [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._control = ours
+        self._turn = threading.Lock()
+        """Who was cancelled has left a thread behind that still waits: its answer must not become the next one's."""
 
     @property
     def alive(self) -> bool:
@@ -210,16 +213,15 @@ class ForkServer:
             self._process.wait()
 
     def _ask(self, request: Mapping[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        # One request is under way at a time (`VerifierWorkers._control`), so what comes back is its answer.
-        socket.send_fds(self._control, [_line(request)], fds or [])
-        data = b""
-        while not data.endswith(b"\n"):
-            part = self._control.recv(1 << 16)
-            if not part:
-                raise ConnectionError("the fork server of the verifiers is gone")
-            data += part
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+        line = _line(request)
+        with self._turn:
+            sent = socket.send_fds(self._control, [line], fds or [])
+            self._control.sendall(line[sent:])
+            answer = _read_line(self._control, b"")
+        if not answer:
+            raise ConnectionError("the fork server of the verifiers is gone")
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
 
 def serve_forks(fd: int) -> None:
@@ -229,9 +231,10 @@ def serve_forks(fd: int) -> None:
     control = socket.socket(fileno=fd)
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not data:
+        line = data and _read_line(control, data)
+        if not line:
             return
-        request = json.loads(data)
+        request = json.loads(line)
         if request["op"] == "fork":
             answer: dict[str, Any] = {"pid": _fork(control, fds[0], request["memory_mb"])}
         elif request["op"] == "reap":
@@ -300,6 +303,16 @@ def check_claim(claim: Claim) -> Score:
 @cache
 def _verifier(source: str, options: str) -> Verifier:
     return verifiers.create(source, json.loads(options))
+
+
+def _read_line(connection: socket.socket, begun: bytes) -> bytes:
+    """The rest of a line that has begun, with its beginning; empty where the connection ends before it does."""
+    while not begun.endswith(b"\n"):
+        part = connection.recv(1 << 16)
+        if not part:
+            return b""
+        begun += part
+    return begun
 
 
 def _line(message: Mapping[str, Any]) -> bytes:
