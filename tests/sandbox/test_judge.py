@@ -153,6 +153,10 @@ def drop(queue): queue.popleft()
 def point(): return collections.namedtuple('Point', 'x y')(1, 2)
 def counted(text): return collections.Counter(text)
 def keys(d): return d.keys()
+def moved(*keys):
+    d = collections.OrderedDict.fromkeys(keys, 0)
+    d.move_to_end(keys[0])
+    return d
 def apply(f, *a): return f(*a)
 class Node:
     def __init__(self, val, next=None): self.val, self.next = val, next
@@ -184,6 +188,9 @@ def patch(x): return x + 1
         "p = point()\nassert p == (1, 2) and p.x == 1 and p._asdict() == {'x': 1, 'y': 2}",
         "assert counted('aab').most_common(1) == [('a', 2)]",
         "assert keys({'b': 1, 'a': 2}) == {'a', 'b'} and list(keys({'b': 1, 'a': 2})) == ['b', 'a']",
+        "assert list(moved('a', 'b', 'c')) == ['b', 'c', 'a']",
+        "import collections\nassert moved('a', 'b') == collections.OrderedDict([('b', 0), ('a', 0)])",
+        "assert list(moved('a', 'b').items())[0] == ('b', 0) and moved('a', 'b').popitem() == ('a', 0)",
         "node, found = linked([1, 2, 3]), []\nwhile node != None:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2, 3]",
         "node, found = linked([1, 2]), []\nwhile node:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2]",
         "try:\n    fail()\nexcept Empty as e:\n    assert e.code == 5 and str(e) == 'empty: 5' and isinstance(e, LookupError)",

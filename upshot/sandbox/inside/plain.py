@@ -80,9 +80,10 @@ def _tag(tag: str, base: type) -> Callable[[Any, Any, int], Any]:
     return lambda value, opaque, depth: {tag: items(value, opaque, depth)}
 
 
-def _mapping(tag: str) -> Callable[[Any, Any, int], Any]:
+def _mapping(tag: str, base: Any = dict) -> Callable[[Any, Any, int], Any]:
+    pairs = base.items  # an OrderedDict has an order of its own, which `dict.items` does not know (`move_to_end`)
     return lambda value, opaque, depth: {
-        tag: [[encode(k, opaque, depth), encode(v, opaque, depth)] for k, v in dict.items(value)]
+        tag: [[encode(k, opaque, depth), encode(v, opaque, depth)] for k, v in pairs(value)]
     }
 
 
@@ -147,7 +148,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (list, _items(list)),
     (tuple, _encode_tuple),
     (Counter, _mapping("C")),
-    (OrderedDict, _mapping("M")),
+    (OrderedDict, _mapping("M", OrderedDict)),
     (defaultdict, _encode_defaultdict),
     (dict, _mapping("d")),
     (str, _encode_text),
