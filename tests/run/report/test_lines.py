@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from hypothesis import given
@@ -78,15 +79,8 @@ def test_a_log_that_was_rewritten_is_read_from_its_beginning(tmp_path: Path) -> 
 
 
 def test_numbers_that_are_not_finite_are_missing() -> None:
-    assert [number(value) for value in (1, 2.5, True, float("nan"), float("inf"), None, "3")] == [
-        1.0,
-        2.5,
-        1.0,
-        None,
-        None,
-        None,
-        None,
-    ]
+    assert [number(value) for value in (1, 2.5, True)] == [1.0, 2.5, 1.0]
+    assert not any(number(value) for value in (math.nan, math.inf, 10**400, None, "3"))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e200, max_value=1e200))

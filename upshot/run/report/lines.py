@@ -79,12 +79,12 @@ class LogTail:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None; JSON as Python writes it may hold NaN and Infinity."""
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    """A finite number, or None; JSON as Python writes it may hold NaN and Infinity, and integers beyond any float."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def shorten(value: float) -> float | int:
