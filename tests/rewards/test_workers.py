@@ -177,7 +177,7 @@ def test_a_claim_cancelled_while_its_worker_starts_leaves_no_stale_answer_behind
 def test_a_fork_server_reads_options_of_any_length() -> None:
     server = ForkServer()
     try:
-        with pytest.raises(UserError, match="verifier 'gsm8k' cannot start in a worker process: .*mode"):
+        with pytest.raises(UserError, match=r"verifier 'gsm8k' cannot start in a worker process: .*mode"):
             server.warm("gsm8k", json.dumps({"mode": "x" * 300_000}))
         server.warm("gsm8k", "{}")
     finally:
