@@ -203,3 +203,21 @@ def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():
     assert len(most) == 38
     assert 2 < max(inside for inside, _ in most) <= 5
     assert most[-1] == (1, 1)
+
+
+def test_a_process_has_its_share_of_the_slots_whatever_the_bound_becomes():
+    async def run():
+        slots = CallSlots(8)
+        slots.share(4)
+        for bound, share in ((8, 2), (24, 6), (3, 1)):  # one replica, three, and a breaker that leaves little
+            slots.resize(bound)
+            calls = [asyncio.create_task(slots.acquire()) for _ in range(10)]
+            await asyncio.sleep(0)
+            assert slots.held == share
+            for _ in calls:
+                await asyncio.sleep(0)
+                slots.release()
+            await asyncio.gather(*calls)
+            assert slots.held == 0
+
+    asyncio.run(run())

@@ -134,8 +134,7 @@ def share_endpoints(models: Iterable[Model], workers: int) -> None:
     """Let a worker's models have their share of what each endpoint takes: one call at a time at the least."""
     for model in dict.fromkeys(models):
         if isinstance(model, GuardedModel) and model.spec.kind in SHARED:
-            model.limits.slots.lend(max(1, model.limits.concurrency // workers))
-            model.limits.share(1 / workers)
+            model.limits.share(workers)
 
 
 def describe_loss(error: BaseException) -> str:

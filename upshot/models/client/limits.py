@@ -51,14 +51,14 @@ class CallSlots:
     def __init__(self, bound: int) -> None:
         self.bound = bound
         """What the endpoint takes, from all processes together."""
-        self.cap: int | None = None
-        """What this process may have of it; None: everything."""
+        self.processes = 1
+        """How many have a share of it, this one counted; one call at a time at the least."""
         self.held = 0
         self._line: deque[asyncio.Future[None]] = deque()
 
-    def lend(self, cap: int) -> None:
-        """Let at most so many in from now on, whatever the bound; those inside stay."""
-        self.cap = cap
+    def share(self, processes: int) -> None:
+        """Let in a share of the bound from now on, whatever it will be; those inside stay."""
+        self.processes = processes
         self._admit()
 
     def resize(self, bound: int) -> None:
@@ -85,7 +85,7 @@ class CallSlots:
         self._admit()
 
     def _admit(self) -> None:
-        bound = self.bound if self.cap is None else min(self.bound, self.cap)
+        bound = max(1, self.bound // self.processes)
         while self._line and self.held < bound:
             turn = self._line.popleft()
             if not turn.done():
@@ -110,11 +110,12 @@ class EndpointLimits:
         """The limits a spec asks for."""
         return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
 
-    def share(self, part: float) -> None:
-        """Go at a part of the endpoint's pace: other processes have the rest."""
+    def share(self, processes: int) -> None:
+        """Take one share of what so many processes may ask of the endpoint together."""
+        self.slots.share(processes)
         for pace in (self._requests, self.tokens):
             if pace is not None:
-                pace.share(part)
+                pace.share(1 / processes)
 
     async def pace(self, tokens: float) -> None:
         """Wait until one more request with about so many tokens may be sent."""
