@@ -8,6 +8,8 @@ import re
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -193,3 +195,20 @@ def test_a_stop_while_they_start_leaves_nothing(serve_file: Write, tmp_path: Pat
     pid = wait_until(lambda: (tmp_path / "b.child").exists() and child_of(tmp_path, "b"))
     said = started.end(number)
     assert started.process.returncode == 0 and said.endswith("all stopped\n") and not alive(pid)
+
+
+def test_a_signal_is_heard_before_the_first_server_starts(serve_file: Write) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from upshot.cli import main\n"
+        "from upshot.serving.servers.server import ModelServer\n"
+        "start = ModelServer.start\n"
+        "async def signalled(self, within_s):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    await start(self, within_s)\n"
+        "ModelServer.start = signalled\n"
+        "sys.exit(main(['serve', sys.argv[1]]))\n"
+    )
+    file = serve_file("servers: {a: {model: org/a, engine: vllm}}")
+    ran = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and ran.stdout.endswith("all stopped\n"), ran

@@ -71,9 +71,10 @@ class Supervisor:
         except OSError as error:
             self.reaper.close()
             raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
+        stopped = self._catch_signals()  # before anything runs that a signal must end
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
         told = asyncio.create_task(self._wait_until_ready(on_ready))
-        ends = [asyncio.create_task(self._wait_for_signal())]
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(stopped.wait())]
         if while_used:
             ends.append(asyncio.create_task(self._wait_until_unused()))
         try:
@@ -160,8 +161,8 @@ class Supervisor:
             await asyncio.sleep(0.05)
         on_ready()
 
-    async def _wait_for_signal(self) -> None:
-        """Until SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
+    def _catch_signals(self) -> asyncio.Event:
+        """Set by SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
         loop, first = asyncio.get_running_loop(), asyncio.Event()
 
         def on_signal() -> None:
@@ -171,7 +172,7 @@ class Supervisor:
         wanted += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
         for number in wanted:
             loop.add_signal_handler(number, on_signal)
-        await first.wait()
+        return first
 
     async def _wait_until_unused(self) -> None:
         """Until no run holds the users' lock; it is kept then, so that the next run waits until these are gone."""
