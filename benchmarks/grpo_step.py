@@ -35,7 +35,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.learn import SHAPES, build
-from upshot.config.recipe import ImportanceConfig, Named, TrainConfig
+from upshot.config.recipe import CreditConfig, ImportanceConfig, Named, TrainConfig
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
@@ -46,7 +46,6 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
-from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -151,7 +150,7 @@ async def ours(
     speaker = SlowUser if options.user_ms else ScriptedUser
     SlowUser.delay = options.user_ms / 1000
     user = speaker(lines, leave_when_answered=False) if options.rounds else None
-    credit = CreditRule("tree", forks=forks) if forks else None
+    credit = CreditConfig(by="tree", forks=forks) if forks else None
     futures = Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds, credit)
     context = RolloutContext(policy, futures)
     rule = "truncate" if weights == "fp8" else "none"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from upshot.cli import main
-from upshot.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES
 from upshot.config.load import load_recipe
+from upshot.config.other_names import FOREIGN_KEYS, FOREIGN_VALUES
 from upshot.config.recipe import Recipe
 from upshot.config.validation import keys_of
 from upshot.core.errors import UserError

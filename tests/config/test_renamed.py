@@ -10,8 +10,8 @@ from upshot.api.reward import check_options
 from upshot.cli import make_parser
 from upshot.config.layers import flatten
 from upshot.config.load import find_recipe, load_recipe
+from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe import Recipe
-from upshot.config.renamed import RENAMED_KEYS
 from upshot.core.errors import UserError
 
 KEYS = {key for key, _ in flatten(Recipe(task={"name": "slots"}).model_dump())}

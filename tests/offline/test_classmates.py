@@ -16,7 +16,6 @@ from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.offline.demo import classmates
 from upshot.offline.demo.classmates import Readability
 from upshot.rewards.monitor import MonitorCase, MonitorPrediction
-from upshot.run.console import make_reporter
 from upshot.run.run import train
 from upshot.tasks.ciphers import Ciphers
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
@@ -95,7 +94,7 @@ def test_replies_without_a_thought_are_missing_and_counted_not_zero() -> None:
 @pytest.mark.slow
 def test_with_a_classmate_thoughts_become_readable_and_answers_stay_right(tmp_path: Path) -> None:
     overrides = [f"run_dir={tmp_path / 'demo'}"]
-    assert classmates.demo(overrides, lambda: make_reporter(True), quiet=True) == 0
+    assert classmates.demo(overrides, quiet=True) == 0
     table = json.loads((tmp_path / "demo" / "table.json").read_text())
     alone = table["classmate"]
     assert alone["no thought"] < 0.3 and alone["a coded one"] < 0.3 and alone["a plain one"] > 0.85

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.rollout.test_play import By, Chatty
 from tests.tiny import tiny_policy
+from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import check, credit_turns
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
-from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
@@ -57,7 +57,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
             spoken = sum(1 for _ in conversation.samples())
             return Observation((Message("user", "not sure yet"),), score=Score(-0.1 * spoken))
 
-    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, credit=CreditRule("turns", gamma=0.5))
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, credit=CreditConfig(by="turns", gamma=0.5))
     reply = played(futures, Strict())
     assert reply.credit is not None and reply.reward.total.value == 1.0
     last = -0.3 + 1.0
@@ -68,7 +68,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
 
 def test_every_turn_may_have_futures_of_its_own() -> None:
     said = By(lambda talk: float(sum(1 for _ in talk.samples())))
-    rule = CreditRule("turns", gamma=0.0)
+    rule = CreditConfig(by="turns", gamma=0.0)
     futures = Talk({"m": said}, {"m": MetricWeight()}, Chatty(), samples=2, rounds=1, credit=rule)
     reply = played(futures, Chatty())
     assert [future.turn for future in reply.futures] == [0, 0, 1, 1, 2, 2]
@@ -83,7 +83,7 @@ def test_a_longer_conversation_with_the_same_end_earns_nothing_by_it() -> None:
     for by, rounds in (("turns", 1), ("turns", 0), ("tree", 1), ("reply", 1)):
         earned = set()
         for turns in (1, 2, 4):
-            rule = CreditRule(by)
+            rule = CreditConfig(by=by)
             futures = Talk({"m": By(lambda talk: 0.5)}, {"m": MetricWeight()}, Chatty(), 2, rounds, rule)
             reply = played(futures, Chatty(), turns)
             assert reply.credit is not None
@@ -97,7 +97,7 @@ def test_what_the_environment_gives_for_turns_adds_up_beside_their_futures() -> 
         async def observe(self, conversation: Conversation) -> Observation:
             return Observation((Message("user", "go on"),), score=Score(0.1))
 
-    rule = CreditRule("turns", gamma=0.5)
+    rule = CreditConfig(by="turns", gamma=0.5)
     futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, Chatty(), 1, 1, rule)
     reply = played(futures, Fair())
     assert reply.credit is not None
@@ -115,7 +115,7 @@ def test_futures_fork_again_at_their_next_round_and_every_way_counts_alike() -> 
             return Observation((Message("user", "hm"),), done=gone, reason="user")
 
     worth = By(lambda talk: float(len(talk.turns) > 3))
-    futures = Talk({"m": worth}, {"m": MetricWeight()}, Leaves(), [2, 2], 2, CreditRule("tree"))
+    futures = Talk({"m": worth}, {"m": MetricWeight()}, Leaves(), [2, 2], 2, CreditConfig(by="tree"))
     reply = played(futures, Chatty(), 1)
     assert [future.path for future in reply.futures] == [(0,), (1, 0), (1, 1)]
     assert reply.reward.total.value == 0.5

@@ -17,7 +17,7 @@ from upshot.cli import main
 from upshot.config.load import dump_recipe
 from upshot.core.errors import UserError
 from upshot.run.run import train
-from upshot.tasks.remote import RemoteTask
+from upshot.tasks.environments.remote import RemoteTask
 
 
 class Chat(BaseHTTPRequestHandler):

@@ -55,7 +55,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     ids=str,
 )
 def test_in_pieces_and_as_a_round_the_weights_are_those_of_a_run(train: dict[str, Any]) -> None:
-    learn = {"ppo": ppo.learn, "online-dpo": online_dpo.learn}.get(train.get("method", "rl"), rl.learn)
+    prepare = {"ppo": ppo.prepare, "online-dpo": online_dpo.prepare}.get(train.get("method", "rl"), rl.prepare)
     found = []
     for way in ("pieces", "round", "run"):
         trainer = made(**train)
@@ -66,7 +66,7 @@ def test_in_pieces_and_as_a_round_the_weights_are_those_of_a_run(train: dict[str
             elif way == "round":
                 logs = trainer.learn(played, seed=step)
             else:
-                logs = learn(trainer.learner, played, step)
+                logs = rl.learn(trainer.learner, played, step, prepare)
         found.append((weights(trainer), {k: v for k, v in logs.items() if not k.startswith("policy/drift")}))
     assert torch.equal(found[0][0], found[2][0]) and torch.equal(found[1][0], found[2][0])
     assert found[0][1] == found[1][1] == found[2][1]

@@ -26,11 +26,11 @@ from pydantic import Field
 
 from upshot.api.settings import FACTS, OVERLONG_RULES, RewardOptions, Setting
 from upshot.config.model_spec import ModelSpec
+from upshot.config.other_names import RENAMED_ARGUMENTS
 from upshot.config.recipe import Named
-from upshot.config.renamed import RENAMED_ARGUMENTS
 from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value
-from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
+from upshot.core.conversation import Conversation, Message, Row, messages_from
 from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.core.event_loop import run_anywhere
 from upshot.models.base import Model
@@ -44,6 +44,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble
 from upshot.tasks.base import Task, tasks
+from upshot.tasks.datasets.records import RecordedReplies
 from upshot.tasks.participants.base import Participant
 
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]
@@ -85,7 +86,8 @@ async def _reward(messages: Messages, replies: str | Replies, options: RewardOpt
     chosen = check_options(options)
     row = Row("row", read_messages(messages), chosen["goal"], chosen["reference"], "api", chosen["meta"] or {})
     async with open_scorer(**{name: value for name, value in options.items() if name not in FACTS}) as scorer:
-        scored = await scorer.score(row, many, chosen["seed"])
+        replied = RecordedReplies(row, tuple(many)).conversations(chosen["seed"]) if many else []
+        scored = await scorer.score_all(replied)
     return scored[0] if isinstance(replies, str) else scored
 
 
@@ -156,17 +158,8 @@ class Scorer:
     max_tokens: int = 0
     """A reply of more tokens counts as over-long; 0: none does."""
 
-    async def score(self, row: Row, replies: Sequence[str], seed: int = 0) -> list[Rollout]:
-        """Play and score the futures of all replies to one row, at once."""
-        conversations = []
-        for index, text in enumerate(replies):
-            conversation = Conversation(row, derive_seed(seed, row.id, index), key=f"{row.id}#{index}")
-            conversation.say(Message("assistant", text))
-            conversations.append(conversation)
-        return await self.score_all(conversations)
-
     async def score_all(self, conversations: Sequence[Conversation]) -> list[Rollout]:
-        """The same for conversations whose last turn is the reply."""
+        """Play and score the futures of conversations whose last turn is the reply, all at once."""
         for conversation in conversations:
             self._mark_overlong(conversation)
         replies = [Rollout(conversation) for conversation in conversations]

@@ -72,10 +72,13 @@ def _candidates(before: Sequence[str], word: str) -> list[str]:
         return _values(before[-2])
     if word == "=":
         return []
+    parser = make_parser(before[:1])
+    for name in before:
+        parser = _subparsers(parser).get(name, parser)
     if word.startswith("-"):
-        return _options(make_parser(before[:1]), before)
-    inner = _verbs_inside(make_parser(before[:1]), before)
-    if inner:
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        return [flag for action in shown for flag in action.option_strings]
+    if inner := list(_subparsers(parser)):
         return inner
     named = next((place for place, part in enumerate(before) if part in WITH_RECIPE), None)
     if named is None:
@@ -83,20 +86,14 @@ def _candidates(before: Sequence[str], word: str) -> list[str]:
     if "=" in word:
         key = word.partition("=")[0]
         return [f"{key}={value}" for value in _values(key)]
-    return _recipes() if len(before) == named + 1 else [f"{key}=" for key in _keys()]
+    if len(before) == named + 1:
+        from upshot.config.load import list_recipes
 
-
-def _recipes() -> list[str]:
-    from upshot.config.load import list_recipes
-
-    return list_recipes()
-
-
-def _keys() -> list[str]:
+        return list_recipes()
     from upshot.config.recipe import Recipe
     from upshot.config.validation import keys_of
 
-    return list(keys_of(Recipe))
+    return [f"{key}=" for key in keys_of(Recipe)]
 
 
 def _values(key: str) -> list[str]:
@@ -119,18 +116,3 @@ def _values(key: str) -> list[str]:
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(found[0].choices) if found else {}
-
-
-def _deepest(parser: argparse.ArgumentParser, before: Sequence[str]) -> argparse.ArgumentParser:
-    for word in before:
-        parser = _subparsers(parser).get(word, parser)
-    return parser
-
-
-def _verbs_inside(parser: argparse.ArgumentParser, before: Sequence[str]) -> list[str]:
-    return list(_subparsers(_deepest(parser, before)))
-
-
-def _options(parser: argparse.ArgumentParser, before: Sequence[str]) -> list[str]:
-    actions = _deepest(parser, before)._actions
-    return [flag for action in actions if action.help != argparse.SUPPRESS for flag in action.option_strings]

@@ -32,17 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Play the demo."""
-    from upshot.run.console import make_reporter
-
     name, overrides = "quickstart", list(args.overrides)
     if overrides and "=" not in overrides[0]:
         name = overrides.pop(0)
-    if name == "quickstart":
-        from upshot.offline.demo.quickstart import quickstart as demo
-    elif name == "tree":
-        from upshot.offline.demo.quickstart import tree as demo
-    elif name == "classmates":
-        from upshot.offline.demo.classmates import demo
-    else:
+    if name not in DEMOS:
         raise UserError(f"unknown demo '{name}'; {did_you_mean(name, DEMOS)}")
-    return demo(overrides, lambda: make_reporter(args.quiet or args.json), args.quiet, args.json)
+    from upshot.offline.demo import classmates, quickstart
+
+    demos = {"quickstart": quickstart.quickstart, "tree": quickstart.tree, "classmates": classmates.demo}
+    return demos[name](overrides, args.quiet, args.json)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 from upshot.api.settings import RewardOptions, Setting
-from upshot.config.renamed import RENAMED_ARGUMENTS, refuse_old_options
+from upshot.config.other_names import RENAMED_ARGUMENTS, refuse_old_options
 from upshot.core.errors import UserError
 
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, train, report; a stopped run says how to go on."""
     if args.engine == "verl":
         return _on_verl(args)
-    recipe, folder = _load_recipe(args)
+    recipe, _, folder = _load_recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
     if args.dry_run:
@@ -81,20 +81,19 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     from upshot.run.folder import RunFolder
     from upshot.run.report.report import write_report
     from upshot.run.reporter import Reporter
-    from upshot.run.run import train_checked
+    from upshot.run.run import train
 
     new = folder is None
     if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
     if not ranks.first:
-        train_checked(
-            recipe, RunFolder(ranks.broadcast_object("run folder", Path()), read_only=True), Reporter(), ranks
-        )
+        there = RunFolder(ranks.broadcast_object("run folder", Path()), read_only=True)
+        train(recipe, there, Reporter(), ranks, checked=True)
         return 0
     folder = folder or RunFolder.create(recipe)
     ranks.broadcast_object("run folder", folder.path)
     try:
-        train_checked(recipe, folder, make_reporter(args.quiet, args.json), ranks)
+        train(recipe, folder, make_reporter(args.quiet, args.json), ranks, checked=True)
     except BaseException:
         if new:
             folder.drop_failed_start()
@@ -151,7 +150,7 @@ def _on_verl(args: argparse.Namespace) -> int:
     from upshot.verl.plan import ClusterPlace
     from upshot.verl.ranks import METHODS
 
-    recipe, theirs, folder = _load_verl_recipe(args)
+    recipe, theirs, folder = _load_recipe(args)
     check_names(recipe)
     recipe = make_absolute(recipe)
     if recipe.train.method in METHODS:
@@ -176,10 +175,9 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]) -> int:
     """A method that needs no Ray on several ranks; this process becomes torchrun."""
-    from upshot.verl.plan import is_theirs
     from upshot.verl.ranks import torchrun_command
 
-    own = [word for word in args.overrides if not is_theirs(word)]
+    own = [word for word in args.overrides if word not in theirs]
     command = torchrun_command([args.recipe, *own, *(["--quiet"] if args.quiet else [])], theirs)
     if args.dry_run:
         print("trained without Ray, by:  " + " ".join(command))
@@ -188,41 +186,32 @@ def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]
     return os.execv(command[0], command)
 
 
-def _load_verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
-    """The recipe to run on verl, verl's own words, and when resuming the folder."""
+def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFolder | None]:
+    """The recipe to run, verl's own words where that runs it and, when resuming, the folder it is run in."""
+    on_verl = args.engine == "verl"
+    if args.resume:
+        return _reopen(args, on_verl)
+    if not args.recipe:
+        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
     from upshot.config.load import load_recipe
-    from upshot.verl.checkpoints import reopen_run
     from upshot.verl.plan import is_theirs
 
-    if args.resume:
-        recipe, theirs, folder = reopen_run(Path(args.resume), _resume_overrides(args))
-        return recipe, theirs, folder
-    if not args.recipe:
-        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
-    theirs = [word for word in args.overrides if is_theirs(word)]
-    return load_recipe(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
+    theirs = [word for word in args.overrides if on_verl and is_theirs(word)]
+    own = [word for word in args.overrides if word not in theirs]
+    return load_recipe(args.recipe, own).recipe, theirs, None
 
 
-def _resume_overrides(args: argparse.Namespace) -> list[str]:
-    """The overrides of a resumed run, which has its own recipe."""
+def _reopen(args: argparse.Namespace, on_verl: bool) -> tuple[Recipe, Sequence[str], RunFolder]:
+    """The same of a run to go on with, which has its own recipe."""
+    from upshot.run.folder import RunFolder
+    from upshot.run.resume import resumed_recipe
+    from upshot.verl.checkpoints import refuse_verl, reopen_run
+
     if args.recipe and "=" not in args.recipe:
         raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
-    return [*([args.recipe] if args.recipe else []), *args.overrides]
-
-
-def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
-    """The recipe to run and, when resuming, the folder it is run in."""
-    from upshot.config.load import load_recipe
-    from upshot.run.folder import RunFolder
-
-    if args.resume:
-        from upshot.run.resume import resumed_recipe
-        from upshot.verl.checkpoints import refuse_verl
-
-        words = _resume_overrides(args)
-        folder = RunFolder.open(Path(args.resume))
-        refuse_verl(folder)
-        return resumed_recipe(folder, words), folder
-    if not args.recipe:
-        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
-    return load_recipe(args.recipe, args.overrides).recipe, None
+    words = [*([args.recipe] if args.recipe else []), *args.overrides]
+    if on_verl:
+        return reopen_run(Path(args.resume), words)
+    folder = RunFolder.open(Path(args.resume))
+    refuse_verl(folder)
+    return resumed_recipe(folder, words), [], folder

@@ -13,10 +13,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
+from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.registry import look_in, path_of
-from upshot.config.renamed import RENAMED_KEYS
 from upshot.config.validation import explain_error, first_error, model_at
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_text
@@ -80,7 +80,10 @@ def load_recipe(
             put(data, origins, key, _plain(value), CALL)
     else:
         for override in overrides:
-            _override(data, origins, override)
+            key, equals, raw = override.partition("=")
+            if not equals or not key:
+                raise UserError(f"override '{override}' should read key=value, such as train.lr=1e-5")
+            put(data, origins, key, read_value(key, raw), COMMAND_LINE)
     loaded = ResolvedRecipe(validate_recipe(data, source, origins), origins)
     for folder in loaded.recipe.code:
         look_in(Path(folder))
@@ -156,7 +159,7 @@ def validate_recipe(
         return Recipe.model_validate(data)
     except ValidationError as error:
         # A section that takes any key (futures) refuses an old one as a whole; its origin says where it came from.
-        renamed = _renamed(error)
+        renamed = [key for found in error.errors() if (key := ".".join(map(str, found["loc"]))) in RENAMED_KEYS]
         old = renamed or [key for key in origins or () if key in RENAMED_KEYS]
         key = (old or [".".join(map(str, first_error(error)["loc"]))])[0]
         if origins is not None and find_origin(key, origins) == COMMAND_LINE:
@@ -175,7 +178,9 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], di
     path = path.resolve()
     if path in seen:
         raise UserError(f"{path.name}: 'extends' goes in a circle: {' → '.join(p.name for p in (*seen, path))}")
-    data = _parse(path)
+    data = read_yaml(path, "recipe")
+    if data is None:
+        raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
     if not isinstance(data, dict):
         raise UserError(f"{path.name}: a recipe is a mapping of sections, not {type(data).__name__}")
     base: dict[str, Any] = {}
@@ -223,31 +228,12 @@ def _yaml_error(path: Path, error: yaml.YAMLError) -> UserError:
     return known
 
 
-def _parse(path: Path) -> Any:
-    data = read_yaml(path, "recipe")
-    if data is None:
-        raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
-    return data
-
-
-def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
-    key, equals, raw = text.partition("=")
-    if not equals or not key:
-        raise UserError(f"override '{text}' should read key=value, such as train.lr=1e-5")
-    put(data, origins, key, read_value(key, raw), COMMAND_LINE)
-
-
 def read_value(key: str, raw: str) -> Any:
     """The value of an override, as YAML gives it."""
     try:
         return yaml.load(raw, _Loader)
     except yaml.YAMLError:
         raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
-
-
-def _renamed(error: ValidationError) -> list[str]:
-    """The dotted keys that a recipe used by their old names."""
-    return [key for found in error.errors() if (key := ".".join(map(str, found["loc"]))) in RENAMED_KEYS]
 
 
 def _is_default(recipe: Recipe, key: str) -> bool:

@@ -138,11 +138,9 @@ class ModelSpec(ShortForm):
             data["url"] = _addresses(data["url"])
         address = data.get("url") or data.get("model")
         if isinstance(address, str) and address.startswith(HTTP):
-            data["url"], _, served = address.partition("#")
-            data["url"] = data["url"].rstrip("/")
-            if data.get("url") and data.get("model") == address:
-                data["model"] = served
-            data["model"] = data.get("model") or served
+            url, _, served = address.partition("#")
+            named = data.get("model")
+            data |= {"url": url.rstrip("/"), "model": served if named == address else named or served}
         return data
 
     @model_validator(mode="after")

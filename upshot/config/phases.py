@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upshot.config.recipe import Recipe, ScheduleConfig, TrainConfig, WarmStartConfig
+from upshot.config.recipe import Recipe, ScheduleConfig, TrainConfig
 
 WARM_START = "warm-start"
 
@@ -15,20 +15,11 @@ def phases_of(recipe: Recipe) -> list[str]:
 
 
 def phase_config(recipe: Recipe, phase: str) -> TrainConfig:
-    """How a phase learns."""
-    if phase == WARM_START and recipe.warm_start is not None:
-        return _warm_start(recipe.warm_start, recipe.train)
-    return recipe.train
-
-
-def order(phase: str, step: int) -> tuple[bool, int]:
-    """What comes later is larger: the warm start is before every method."""
-    return phase != WARM_START, step
-
-
-def _warm_start(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
-    """The warm start as a training configuration of its own."""
-    return train.model_copy(
+    """How a phase learns; the warm start is a training configuration of its own."""
+    warm = recipe.warm_start
+    if phase != WARM_START or warm is None:
+        return recipe.train
+    return recipe.train.model_copy(
         update={
             "method": "sft",
             "steps": warm.steps,
@@ -40,3 +31,8 @@ def _warm_start(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
             "length_norm": "token",
         }
     )
+
+
+def order(phase: str, step: int) -> tuple[bool, int]:
+    """What comes later is larger: the warm start is before every method."""
+    return phase != WARM_START, step

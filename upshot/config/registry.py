@@ -16,6 +16,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from upshot.core.errors import UserError, did_you_mean
@@ -223,15 +224,8 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, annotation in given.items():
         try:
-            out |= typing.get_type_hints(_Lone({name: annotation}, target), include_extras=True)
+            lone = SimpleNamespace(__annotations__={name: annotation}, __wrapped__=target)
+            out |= typing.get_type_hints(lone, include_extras=True)
         except NameError:
             continue
     return out
-
-
-class _Lone:
-    """One annotation of a function, for `get_type_hints`."""
-
-    def __init__(self, annotations: dict[str, Any], target: Callable[..., Any]) -> None:
-        self.__annotations__ = annotations
-        self.__wrapped__ = target

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from upshot.config import bounds
 from upshot.config.bools import NO_BOOL, is_misplaced_bool
-from upshot.config.foreign import translate_key, translate_value
+from upshot.config.other_names import translate_key, translate_value
 from upshot.core.errors import UserError, did_you_mean, near
 
 SHOWN = 80
@@ -50,9 +50,11 @@ def explain_error(error: ValidationError, root: type[BaseModel] | None = None, p
     if first["type"] == "extra_forbidden":
         section = model_at(root, inner[:-1]) if root is not None else None
         there = translate_key(path[-1], first["input"], keys_of(root)) if root is not None else ""
-        if there and not near(path[-1], section.model_fields if section is not None else ()):
+        known: Iterable[str] = section.model_fields if section is not None else ()
+        if there and not near(path[-1], known):
             return f"unknown key '{key}'; {there}"
-        return unknown_key("key", path[-1], section.model_fields if section is not None else (), ".".join(path[:-1]))
+        where = f" in {'.'.join(path[:-1])}" if path[:-1] else ""
+        return f"unknown key '{path[-1]}'{where}; {did_you_mean(path[-1], known)}"
     if first["type"] == "missing":
         return f"'{key}' is needed and not there"
     message = _message(first)
@@ -80,12 +82,6 @@ def first_error(error: ValidationError) -> ErrorDetails:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-def unknown_key(what: str, key: str, known: Iterable[str], where: str = "") -> str:
-    """What is said of a key that nobody knows."""
-    place = f" in {where}" if where else ""
-    return f"unknown {what} '{key}'{place}; {did_you_mean(key, known)}"
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,18 +22,8 @@ def anywhere(work: Callable[[], T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    outcome: dict[str, Any] = {}
-    context = copy_context()  # the caller's time limit holds in the thread, too
-
-    def target() -> None:
-        try:
-            outcome["value"] = context.run(work)
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = Thread(target=target, name="upshot")
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]
+    thread = ThreadPoolExecutor(1, "upshot")
+    try:
+        return thread.submit(copy_context().run, work).result()  # the caller's time limit holds in the thread, too
+    finally:
+        thread.shutdown(wait=False)  # who interrupts a notebook's cell does not wait for it

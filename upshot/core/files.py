@@ -40,25 +40,16 @@ class JsonLine:
 
     number: int
     """From 1."""
-    offset: int
-    """In bytes."""
     data: bytes
     row: JsonObject | None
     """Its object; None when it holds none."""
 
-    @property
-    def torn(self) -> bool:
-        """Whether it is the last line, cut short."""
-        return self.row is None and not self.data.endswith(b"\n")
-
 
 def iter_jsonl(file: IO[bytes]) -> Iterator[JsonLine]:
     """The lines of a file that was opened as bytes."""
-    offset = 0
     for number, data in enumerate(file, 1):  # a file of bytes knows the line feed only
         if data.strip():
-            yield JsonLine(number, offset, data, parse_json_line(data))
-        offset += len(data)
+            yield JsonLine(number, data, parse_json_line(data))
 
 
 def parse_json_line(data: bytes) -> JsonObject | None:
@@ -147,7 +138,7 @@ def _whole(file: IO[bytes], path: Path) -> Iterator[JsonLine]:
     for line in iter_jsonl(file):
         if line.row is not None:
             yield line
-        elif not line.torn:
+        elif line.data.endswith(b"\n"):  # else it is torn
             log.warning("%s: line %d is damaged and left out", path, line.number)
 
 
@@ -247,16 +238,17 @@ def fsync_all(*paths: Path) -> None:
             os.close(handle)
 
 
-def fill_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder, have it filled, and wait until its files are on the disk."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write(folder)
-    fsync_all(*(path for path in folder.rglob("*")), folder)
-
-
-def place_folder(partial: Path, final: Path) -> None:
-    """Give a filled folder its name; what lay there before was not whole."""
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+def write_folder(final: Path, write: Callable[[Path], None]) -> None:
+    """Have a folder filled by `write` and give it its name when it is on the disk; what lay there was not whole."""
+    partial = final.with_name(f".partial-{final.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        write(partial)
+        fsync_all(*partial.rglob("*"), partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     fsync_all(final.parent)

@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -258,17 +259,13 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
     if not value:
         return None
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         when = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+        when = when.replace(tzinfo=when.tzinfo or UTC)
+        return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+    return None
 
 
 def backoff(attempt: int, first: float, rng: random.Random) -> float:
@@ -279,7 +276,7 @@ def backoff(attempt: int, first: float, rng: random.Random) -> float:
 def error_detail(raw: bytes) -> str:
     """The message of an error body, shortened."""
     text = raw.decode("utf-8", "replace")
-    try:
+    with suppress(ValueError):
         data = json.loads(text)
         error = data.get("error", data) if isinstance(data, dict) else data
         if isinstance(error, dict):
@@ -287,6 +284,4 @@ def error_detail(raw: bytes) -> str:
             text = ": ".join(str(part) for part in parts if part) or text
         else:
             text = str(error)
-    except ValueError:
-        pass
     return " ".join(text.split())[:300]

@@ -38,18 +38,7 @@ async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors
 
     `descriptors`: how many the application needs beside the connections.
     """
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        http=http_protocol(connections_at_once(descriptors)),
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=drain_s,
-        timeout_keep_alive=120,
-    )
-    server = uvicorn.Server(config)
+    server = _make_server(app, descriptors, timeout_graceful_shutdown=drain_s, timeout_keep_alive=120)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that ended it once more: a server that was asked to stop, and did, has not failed.
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
@@ -59,19 +48,8 @@ async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors
 @asynccontextmanager
 async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     """Serve on the event loop of whoever enters, until they leave; signals are theirs."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        http=http_protocol(connections_at_once()),
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    server = _make_server(app, lifespan="off", timeout_graceful_shutdown=1)
+    server.capture_signals = nullcontext
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         while not server.started and not serving.done():
@@ -82,7 +60,14 @@ async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]
         await serving
 
 
-def connections_at_once(descriptors: int = 0) -> int:
+def _make_server(app: Any, descriptors: int = 0, **more: Any) -> Any:
+    import uvicorn
+
+    http = http_protocol(connections_at_once(descriptors))
+    return uvicorn.Server(uvicorn.Config(app, http=http, ws="none", log_level="warning", access_log=False, **more))
+
+
+def connections_at_once(descriptors: int) -> int:
     """How many connections leave the application its descriptors; raises this process's soft limit first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)

@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,6 +83,7 @@ class ClientGone(Exception):
     """The client has hung up before its answer was ready, or before all of its request was sent."""
 
 
+@dataclass(eq=False)
 class RequestGate:
     """ASGI middleware in front of every route: who may come in, and the size and pace of what comes in.
 
@@ -89,17 +91,14 @@ class RequestGate:
     way in is answered here; an application lets `BodyRefused` pass.
     """
 
-    def __init__(
-        self, app: Any, key: str | None, max_bytes: int, read_s: float, refuse: Callable[[int, str], Any]
-    ) -> None:
-        self.app = app
-        self.key = key
-        self.max_bytes = max_bytes
-        self.read_s = read_s
-        self.refuse = refuse
-        """The answer, an ASGI application, for a status and a reason."""
-        self.held = 0
-        """Bytes of bodies that have not arrived to their end."""
+    app: Any
+    key: str | None
+    max_bytes: int
+    read_s: float
+    refuse: Callable[[int, str], Any]
+    """The answer, an ASGI application, for a status and a reason."""
+    held: int = 0
+    """Bytes of bodies that have not arrived to their end."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass on what may come in."""

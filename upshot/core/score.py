@@ -11,9 +11,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 _OURS = f"{Path(__file__).parents[1]}/"
@@ -106,21 +108,16 @@ class Score:
         if self.value is None:
             if not self.reason:
                 raise ValueError("a missing score needs its reason")
-            if not isinstance(self.reason, Reason):
-                self._sort(str(self.reason))
+            reason = Reason.read(self.reason)
+            if reason != self.reason:  # somebody's own words go under the closed set, and stay in the detail
+                object.__setattr__(self, "detail", {"why": str(self.reason), **self.detail})
+            object.__setattr__(self, "reason", reason)
             return
         value = float(self.value)  # numpy's numbers and bools become plain ones
         if not math.isfinite(value):
             raise ValueError(f"a score must be finite, not {value}; use Score.missing(reason)")
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "reason", None)
-
-    def _sort(self, given: str) -> None:
-        """Put a reason of somebody's own words under the closed set; the words stay in the detail."""
-        reason = Reason.read(given)
-        object.__setattr__(self, "reason", reason)
-        if reason != given:
-            object.__setattr__(self, "detail", {"why": given, **self.detail})
 
     @classmethod
     def missing(cls, reason: Reason | str, why: str = "", **detail: Any) -> Score:
@@ -145,10 +142,8 @@ class Score:
             return given
         value = math.nan
         if hasattr(type(given), "__float__"):  # numbers of any library have it, texts do not
-            try:
+            with suppress(TypeError, ValueError, OverflowError, RuntimeError):
                 value = float(given)  # type: ignore[arg-type]
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                value = math.nan
         if math.isfinite(value):
             return cls(value)
         shown = f"{given!r:.80} ({type(given).__name__})" if _is_plain(given) else f"a {type(given).__name__}"
@@ -211,12 +206,10 @@ def tell_missing(scores: Iterable[Score]) -> list[str]:
 def place_of(error: BaseException) -> str:
     """Where the user's own code raised: ' (rules.py, line 12)', of the innermost frame that is theirs; else nothing."""
     found = ""
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if file.endswith(".py") and not file.startswith(_OURS) and not any(part in file for part in _LIBRARIES):
-            found = f" ({Path(file).name}, line {trace.tb_lineno})"
-        trace = trace.tb_next
+            found = f" ({Path(file).name}, line {line})"
     return found
 
 

@@ -53,13 +53,8 @@ def find_thought(pieces: Sequence[str], markers: tuple[str, str] = MARKERS, open
     start = _after(ends, start_text)
     if end < 0:
         return Thought(min(start, len(pieces)), len(pieces), len(pieces))
-    stop = _before(ends, end)
+    stop = bisect_right(ends, end)  # so many tokens lie wholly before the marker
     return Thought(min(start, stop), stop, _after(ends, end + len(closing)))
-
-
-def _before(ends: Sequence[int], position: int) -> int:
-    """How many tokens lie wholly before a character position."""
-    return bisect_right(ends, position)
 
 
 def _after(ends: Sequence[int], position: int) -> int:
@@ -67,39 +62,29 @@ def _after(ends: Sequence[int], position: int) -> int:
     return bisect_left(ends, position) + 1 if position > 0 else 0
 
 
-def after_thought(text: str, markers: tuple[str, str] = MARKERS) -> str:
+def after_thought(text: str) -> str:
     """What a text says after its thought; the whole where it has none, nothing where the thought never ends."""
-    opening, closing = markers
-    begin = text.find(opening)
-    end = text.find(closing, begin + len(opening) if begin >= 0 else 0)
-    if end >= 0:
-        return text[end + len(closing) :]
-    return "" if begin >= 0 else text
+    found = find_thought(text)  # each of its characters a token
+    return text if found is None else text[found.answer :]
 
 
-def opens_thought(prompt: str, markers: tuple[str, str] = MARKERS) -> bool:
+def opens_thought(prompt: str) -> bool:
     """Whether a prompt ends inside a thought that it has just opened."""
-    return prompt.rstrip().endswith(markers[0])
+    return prompt.rstrip().endswith(MARKERS[0])
 
 
 def overlap_length(text: str, strings: Sequence[str]) -> int:
     """Length of the longest end of a text that could be the beginning of one of these strings."""
-    longest = 0
-    for one in strings:
-        for n in range(min(len(one) - 1, len(text)), longest, -1):
-            if text.endswith(one[:n]):
-                longest = n
-                break
-    return longest
+    beginnings = (one[:n] for one in strings for n in range(1, len(one)))
+    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 class GrowingThought:
     """Parts a text that comes in pieces into thought and answer; blanks beside the markers belong to neither."""
 
-    def __init__(self, opened: bool, markers: tuple[str, str] = MARKERS) -> None:
-        self.markers = markers
+    def __init__(self, opened: bool) -> None:
         self._inside = opened
-        self._awaited = list(markers[1:] if opened else markers[:1])
+        self._awaited = list(MARKERS[1:] if opened else MARKERS[:1])
         """The marker that comes next, if any does."""
         self._held = ""
         self._fresh = opened
@@ -122,7 +107,7 @@ class GrowingThought:
             if self._fresh:
                 self._held = self._held.lstrip()
             if self._repeated:
-                opening = self.markers[0]
+                opening = MARKERS[0]
                 if not final and overlap_length(self._held, [opening]) == len(self._held):
                     break
                 self._held = self._held.removeprefix(opening)
@@ -132,7 +117,7 @@ class GrowingThought:
             if found:
                 self._say(said, before.rstrip())
                 self._held, self._inside, self._fresh = after, not self._inside, True
-                self._awaited = [self.markers[1]] if self._inside else []
+                self._awaited = [MARKERS[1]] if self._inside else []
                 continue
             sure = before if final else before[: len(before) - overlap_length(before, self._awaited)]
             if self._awaited and not (final and not self._inside):  # a marker may follow, and then they are nobody's

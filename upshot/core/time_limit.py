@@ -25,6 +25,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from traceback import walk_stack
 from typing import Any, ParamSpec, TypeVar, cast
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,21 @@ async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.
     if not asyncio.iscoroutine(work):
         return cast(T, await work if inspect.isawaitable(work) else work)
     seconds = call_seconds.get()
-    with _clock_of(owner, seconds) as clock:
-        async with asyncio.timeout(None) as timeout:
-            clock.start(timeout)
+    timeout = asyncio.timeout(None)
+    clock = _Clock(seconds, timeout)
+    before = _clock.set(clock)
+    try:
+        async with timeout:
             return cast(T, await _in_stretches(work, seconds))
+    except TimeUp:
+        raise _too_long(owner, seconds) from None
+    except TimeoutError:
+        if timeout.expired():
+            raise _too_long(owner, seconds) from None
+        raise
+    finally:
+        clock.stop()
+        _clock.reset(before)
 
 
 def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -97,15 +109,12 @@ def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, A
 class _Clock:
     """Counts down the seconds of one call, except while it is held."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, timeout: asyncio.Timeout) -> None:
         self.seconds = self._left = seconds
         self._holds = 0
-        self._due = 0.0
+        self._timeout: asyncio.Timeout | None = timeout
+        """What ends the call; None when it is over."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout: asyncio.Timeout | None = None
-
-    def start(self, timeout: asyncio.Timeout) -> None:
-        self._timeout = timeout
         self._run()
 
     def hold(self) -> None:
@@ -137,23 +146,6 @@ class _Clock:
             self._run()
         elif self._timeout is not None:
             self._timeout.reschedule(now)
-
-
-@contextmanager
-def _clock_of(owner: object, seconds: float) -> Iterator[_Clock]:
-    clock = _Clock(seconds)
-    before = _clock.set(clock)
-    try:
-        yield clock
-    except TimeUp:
-        raise _too_long(owner, seconds) from None
-    except TimeoutError:
-        if clock._timeout is not None and clock._timeout.expired():
-            raise _too_long(owner, seconds) from None
-        raise
-    finally:
-        clock.stop()
-        _clock.reset(before)
 
 
 @types.coroutine
@@ -289,9 +281,5 @@ class _Ringer(threading.Thread):
 
 
 def _at_breakpoint(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_trace is not None:
-            return True
-        frame = frame.f_back
-    return False
+    innermost = sys._current_frames().get(thread)
+    return innermost is not None and any(frame.f_trace is not None for frame, _ in walk_stack(innermost))

@@ -11,7 +11,12 @@ from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.replicas import ReplicatedModel
 from upshot.models.client.routing import Routing
+from upshot.models.endpoint import EndpointModel
+from upshot.models.litellm import LiteLLMModel
+from upshot.models.local import BorrowedModel, LocalModel
+from upshot.models.scripted import ScriptedModel
 
 
 class Endpoints:
@@ -27,11 +32,8 @@ class Endpoints:
 
     def routing(self, spec: ModelSpec) -> Routing:
         """The replicas of a spec, their loads and breakers."""
-        url = spec.url or ()
-        if url not in self._routings:
-            limits = self.limits(spec)
-            self._routings[url] = Routing(limits.concurrency, limits.slots)
-        return self._routings[url]
+        limits = self.limits(spec)
+        return self._routings.setdefault(spec.url or (), Routing(limits.concurrency, limits.slots))
 
 
 def connect(
@@ -51,52 +53,31 @@ def connect(
     field for error messages.
     """
     spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
-    limits = endpoints.limits(spec) if endpoints is not None and spec.kind != "policy" else None
-    guards: Guards = {"role": role, "budget": budget, "limits": limits}
+    endpoints = endpoints or Endpoints()
+    guards: Guards = {"role": role, "budget": budget, "limits": endpoints.limits(spec)}
     if spec.kind == "policy":
         if policy is None:
             raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
-        from upshot.models.local import BorrowedModel
-
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.copy_at(when) if when else policy, **guards)
     if spec.kind == "replicas":
-        return _over_replicas(spec, endpoints or Endpoints(), role, budget)
+        return ReplicatedModel(spec, lambda one: _backend(one)(one), endpoints.routing(spec), **guards)
     if spec.kind == "served":
         raise UserError(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
         )
     if spec.kind == "local" and pool is not None:
-        from upshot.models.local import LocalModel
-
         return LocalModel(spec, pool.seat(role), **guards)
     return _backend(spec)(spec, **guards)
 
 
-def _over_replicas(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
-    from upshot.models.client.replicas import ReplicatedModel
-
-    routing, limits = endpoints.routing(spec), endpoints.limits(spec)
-    return ReplicatedModel(spec, lambda one: _backend(one)(one), routing, role=role, budget=budget, limits=limits)
-
-
 def _backend(spec: ModelSpec) -> type[GuardedModel]:
-    """The class of a spec; what it needs is imported here and not before."""
+    """The class of a spec; what is heavy of what it needs is imported when it starts."""
     if spec.kind == "endpoint" and spec.via == "http":
-        from upshot.models.endpoint import EndpointModel
-
         return EndpointModel
     if spec.kind in ("endpoint", "provider"):
-        from upshot.models.litellm import LiteLLMModel
-
         return LiteLLMModel
-    if spec.kind == "scripted":
-        from upshot.models.scripted import ScriptedModel
-
-        return ScriptedModel
-    from upshot.models.local import LocalModel
-
-    return LocalModel
+    return ScriptedModel if spec.kind == "scripted" else LocalModel
 
 
 def connect_all(
@@ -119,14 +100,8 @@ def connect_all(
                 spec, role=role, budget=budget, endpoints=endpoints, policy=policy, pool=pool, where=f"{where}.{role}"
             )
         out[role] = by_spec[key]
-    _share(list(by_spec.values()))
-    return out
-
-
-def _share(models: list[Model]) -> None:
-    """Tell models in this process with how many others of their device they share the memory for keys and values."""
-    from upshot.models.local import LocalModel
-
-    local = [model for model in models if isinstance(model, LocalModel) and not model.spec.kv_gb]
+    # Models in this process share the memory for keys and values with the others of their device.
+    local = [model for model in by_spec.values() if isinstance(model, LocalModel) and not model.spec.kv_gb]
     for model in local:
         model.sharers = sum(other.spec.device == model.spec.device for other in local)
+    return out

@@ -20,13 +20,12 @@ from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
-    GrowingAnswer,
     MissingScores,
-    RefusedAnswer,
     chat_body,
     completion_body,
     read_answer,
     read_scores,
+    read_stream,
     score_body,
 )
 
@@ -151,10 +150,9 @@ class EndpointModel(GuardedModel):
             raise ModelCallError("closed", f"model '{self.name}' is not started")
         request = replace(request, sampling=self.spec.sampling(request.sampling))
         asked = chat_body(request, 1, request.sampling.seed, False, False) | {"stream": True}
-        growing = GrowingAnswer(hear)
-        async for event in self._client.events("/chat/completions", self._complete_body(asked), self.headers):
-            growing.add(event)
-        return growing.completion()
+        return await read_stream(
+            self._client.events("/chat/completions", self._complete_body(asked), self.headers), hear
+        )
 
     async def _score(self, request: Request) -> ApiAnswer:
         """Ask once for the log-probabilities of given ids."""
@@ -187,8 +185,6 @@ class EndpointModel(GuardedModel):
             return (read or self._read)(answer.json_object())
         except BadResponse as error:
             raise answer.unreadable(error) from error
-        except RefusedAnswer as error:
-            raise ModelCallError("refused", str(error)) from error
 
     def _complete_body(self, body: dict[str, Any]) -> dict[str, Any]:
         body = {**body, "model": self.served}

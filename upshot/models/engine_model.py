@@ -166,26 +166,16 @@ class EngineModel(Model):
         """What a finished sequence said."""
         if seq.finish in ("error", "abort"):
             raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
-        ids = seq.sampled
-        if seq.given:
-            return Completion(
-                text="",
-                finish=seq.finish,
-                ids=tuple(ids),
-                logprobs=tuple(seq.logprobs),
-                prompt_tokens=len(seq.ids),
-                version=seq.version,
-                top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
-            )
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        text, stopped = cut_at_stop(text, sampling.stop)
+        text, stopped = "", False
+        if not seq.given:
+            text, stopped = cut_at_stop(self.tokenizer.decode(seq.sampled, skip_special_tokens=True), sampling.stop)
         return Completion(
             text=text,
             finish="stop" if stopped else seq.finish,
-            ids=tuple(ids),
+            ids=tuple(seq.sampled),
             logprobs=tuple(seq.logprobs),
-            prompt_tokens=seq.prompt_len,
-            completion_tokens=len(ids),
+            prompt_tokens=len(seq.ids) if seq.given else seq.prompt_len,
+            completion_tokens=0 if seq.given else len(seq.sampled),
             version=seq.version,
             top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
         )

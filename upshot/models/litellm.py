@@ -18,7 +18,7 @@ from upshot.core.http_client import AttemptError, retry_after
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.endpoint import headers_of, key_variable
-from upshot.models.openai_format import ApiAnswer, BadResponse, RefusedAnswer, chat_body, read_answer
+from upshot.models.openai_format import ApiAnswer, BadResponse, chat_body, read_answer
 
 
 class LiteLLMModel(GuardedModel):
@@ -94,8 +94,6 @@ class LiteLLMModel(GuardedModel):
             return read_answer(response.model_dump(), self.price_in, self.price_out)
         except BadResponse as error:
             raise AttemptError("bad_response", str(error)) from error
-        except RefusedAnswer as error:
-            raise ModelCallError("refused", str(error)) from error
 
     def _learn(self, body: dict[str, Any], error: Exception) -> bool:
         """Whether the endpoint refused the schema; it is not sent again."""

@@ -235,7 +235,7 @@ class BorrowedModel(GuardedModel):
     """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
 
     def __init__(self, spec: ModelSpec, model: Model, **guards: Unpack[Guards]) -> None:
-        guards["limits"] = guards.get("limits") or EndpointLimits(1_000_000)
+        guards["limits"] = EndpointLimits(1_000_000)
         super().__init__(spec, **guards)
         self.inner: Model | None = model
         self.name = model.name
@@ -294,12 +294,23 @@ class LocalModel(BorrowedModel):
             self.inner = self._load_engine() if self.borrow is None else await self.borrow(self.spec)
 
     def _load_engine(self) -> Model:
+        """An engine that samples at the same time as the policy."""
+        from upshot.engine.engine import Engine, EngineSettings
         from upshot.models.engine_model import EngineModel
         from upshot.models.rendering import Renderer
 
         module, tokenizer = self._load()
         renderer = Renderer(tokenizer)
-        return EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
+        if self._seat is None:
+            kv_bytes = int(self.spec.kv_gb * 2**30) or shared_kv(module.device, self.sharers)
+        else:
+            self._seat.furnish(module)
+            kv_bytes = self._seat.kv_bytes
+        settings = EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights, kv=self.spec.kv)
+        engine = Engine(module, renderer.end_ids, settings, self._seat)
+        if self._seat is not None:
+            self._seat.engine = engine
+        return EngineModel(engine, tokenizer, self.name, renderer)
 
     def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
@@ -313,23 +324,6 @@ class LocalModel(BorrowedModel):
 
             narrow_projections(module)
         return module, tokenizer
-
-    def _settings(self, kv_bytes: int) -> Any:
-        from upshot.engine.engine import EngineSettings
-
-        return EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights, kv=self.spec.kv)
-
-    def _engine(self, module: Any, end_ids: set[int]) -> Any:
-        """An engine that samples at the same time as the policy."""
-        from upshot.engine.engine import Engine
-
-        if self._seat is None:
-            kv_bytes = int(self.spec.kv_gb * 2**30) or shared_kv(module.device, self.sharers)
-            return Engine(module, end_ids, self._settings(kv_bytes))
-        self._seat.furnish(module)
-        settings = self._settings(self._seat.kv_bytes)
-        self._seat.engine = Engine(module, end_ids, settings, self._seat)
-        return self._seat.engine
 
     async def aclose(self) -> None:
         """Release the weights."""

@@ -4,13 +4,13 @@ name them. No I/O; streams that we send are the server's (`serving/openai`)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from upshot.core.thought import MARKERS
-from upshot.models.base import Completion, Request
+from upshot.models.base import Completion, ModelCallError, Request
 
 
 class BadResponse(Exception):
@@ -19,10 +19,6 @@ class BadResponse(Exception):
 
 class MissingScores(Exception):
     """An answer without the log-probabilities of the prompt."""
-
-
-class RefusedAnswer(Exception):
-    """The model or its filter declined to answer: the same request would be declined again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +31,55 @@ class ApiAnswer:
     cost: float = 0.0
 
 
-class GrowingAnswer:
-    """A streamed chat answer as it comes; a thought that stands in a field of its own is put between markers."""
-
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        self.hear = hear
-        self.text = ""
-        self.finish = "stop"
-        self._thinking = False
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the stream."""
+async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[str], None]) -> Completion:
+    """A streamed chat answer, heard as it comes; a thought that stands in a field of its own is put between markers."""
+    said: list[str] = []
+    finish, thinking = "stop", False
+    async for event in events:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
+            pieces = []
             if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-                self._say(thought if self._thinking else MARKERS[0] + thought)
-                self._thinking = True
+                pieces.append(thought if thinking else MARKERS[0] + thought)
+                thinking = True
             if words := delta.get("content"):
-                self._say(MARKERS[1] + words if self._thinking else words)
-                self._thinking = False
-            self.finish = choice.get("finish_reason") or self.finish
-
-    def completion(self) -> Completion:
-        """What was said in all."""
-        return Completion(self.text, self.finish)
-
-    def _say(self, text: str) -> None:
-        self.text += text
-        self.hear(text)
+                pieces.append(MARKERS[1] + words if thinking else words)
+                thinking = False
+            for piece in pieces:
+                hear(piece)
+            said += pieces
+            finish = choice.get("finish_reason") or finish
+    return Completion("".join(said), finish)
 
 
 def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any]:
     """The fields that chat and completions share; what is at its default is left out."""
     sampling = request.sampling
+    optional = {
+        "top_p": None if sampling.top_p == 1.0 else sampling.top_p,
+        "top_k": sampling.top_k or None,
+        "min_p": sampling.min_p or None,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_ids) or None,
+        "seed": seed,
+        "n": n if n > 1 else None,
+    }
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    if sampling.top_p != 1.0:
-        body["top_p"] = sampling.top_p
-    if sampling.top_k:
-        body["top_k"] = sampling.top_k
-    if sampling.min_p:
-        body["min_p"] = sampling.min_p
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
-    if sampling.stop_ids:
-        body["stop_token_ids"] = list(sampling.stop_ids)
-    if seed is not None:
-        body["seed"] = seed
-    if n > 1:
-        body["n"] = n
-    return body
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def chat_body(request: Request, n: int, seed: int | None, schema: bool, ids: bool) -> dict[str, Any]:
     """The body of a chat completion without its model name; `schema` and `ids`: what the endpoint can do."""
-    body = {"messages": [message.to_dict() for message in request.prompt]}  # type: ignore[union-attr]
-    body |= sampling_fields(request, n, seed)
+    messages = [message.to_dict() for message in request.prompt]  # type: ignore[union-attr]
+    body: dict[str, Any] = {"messages": messages, **sampling_fields(request, n, seed)}
     if request.schema is not None and schema:
-        body["response_format"] = response_format(request.schema)  # type: ignore[assignment]
+        body["response_format"] = response_format(request.schema)
     if request.tools:
         body["tools"] = [dict(tool) for tool in request.tools]
     if ids or request.top_logprobs:
-        body["logprobs"] = True  # type: ignore[assignment]
+        body["logprobs"] = True
         if request.top_logprobs:
-            body["top_logprobs"] = request.top_logprobs  # type: ignore[assignment]
+            body["top_logprobs"] = request.top_logprobs
     return body | (_id_fields(request) if ids else {})
 
 
@@ -143,7 +125,7 @@ def _is_closed(schema: Any) -> bool:
 def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> ApiAnswer:
     """Completions of a chat or completions answer; prices are per million tokens.
 
-    Raises `BadResponse` or `RefusedAnswer`.
+    Raises `BadResponse`, or `ModelCallError` where the model or its filter declined to answer: it would again.
     """
     try:
         choices = sorted(data["choices"], key=lambda choice: choice.get("index") or 0)
@@ -200,9 +182,9 @@ def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_token
     else:
         text, calls = message.get("content"), tuple(message.get("tool_calls") or ())
         if message.get("refusal"):
-            raise RefusedAnswer(str(message["refusal"]))
+            raise ModelCallError("refused", str(message["refusal"]))
     if finish == "content_filter":
-        raise RefusedAnswer("the endpoint's content filter")
+        raise ModelCallError("refused", "the endpoint's content filter")
     if text is None:
         if not calls and finish != "length":
             raise BadResponse("neither content nor tool calls")
@@ -213,7 +195,7 @@ def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_token
     ids = choice.get("token_ids")
     return Completion(
         text=text,
-        finish={"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls"}.get(finish, finish),
+        finish="stop" if finish == "eos" else finish,
         ids=tuple(ids) if ids is not None else None,
         logprobs=logprobs if ids is not None and logprobs is not None and len(logprobs) == len(ids) else None,
         tool_calls=calls,

@@ -45,6 +45,7 @@ class Renderer:
     def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.template_options = dict(template_options or {})
+        self._single = TokenPieces(tokenizer)
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 f"tokenizer '{getattr(tokenizer, 'name_or_path', '?')}' has no chat template; "
@@ -70,13 +71,11 @@ class Renderer:
 
     def context(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids to put after `conversation.ids` so that the policy can speak next."""
-        last = None
-        for sample in conversation.samples():
-            last = sample
+        samples = list(conversation.samples())
         pending = conversation.unrendered
-        if last is None:
+        if not samples:
             return self.prompt_ids(pending, tools)
-        return self.encode(self._strip_end(self.delta_text(pending, tools), last.ids))
+        return self.encode(self._strip_end(self.delta_text(pending, tools), samples[-1].ids))
 
     def render_reply(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
@@ -92,15 +91,11 @@ class Renderer:
         """How the template closes a turn: blanks, where it writes some first (Llama-2's ' </s>'), and the end token."""
         delta = self.delta_text([Message("user", "?")])
         bare = delta.lstrip()
-        if bare != delta and (token := self._special_at_start(bare)) is not None:
-            return delta[: len(delta) - len(bare)], token
-        return "", self.encode(delta)[0]
-
-    def _special_at_start(self, text: str) -> int | None:
-        """The special token that a text begins with, if it does."""
-        first = self.encode(text)[0]
+        first = self.encode(bare)[0]
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
-        return first if first in special else None
+        if bare != delta and first in special:
+            return delta[: len(delta) - len(bare)], first
+        return "", self.encode(delta)[0]
 
     @property
     def end_ids(self) -> set[int]:
@@ -152,10 +147,6 @@ class Renderer:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [decoder.decode(self._single.raw(token), final=at == len(ids) - 1) for at, token in enumerate(ids)]
-
-    @cached_property
-    def _single(self) -> TokenPieces:
-        return TokenPieces(self.tokenizer)
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""

@@ -16,7 +16,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.thought import MARKERS, after_thought
 from upshot.models.base import Model, ModelCallError, Request
-from upshot.models.tool_calls.base import Extent
+from upshot.models.tool_calls.base import Extent, refuse_constant
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
@@ -75,17 +75,13 @@ def _objects(text: str) -> Iterator[str]:
 def _loads(text: str) -> Any:
     """Strict JSON; failing that, with backslashes that escape nothing and raw line breaks in strings let through."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         mended = _WRONG_ESCAPE.sub(lambda match: match[0] if match[1] else "\\\\", text)
         try:
-            return json.loads(mended, strict=False, parse_constant=_no_constant)
+            return json.loads(mended, strict=False, parse_constant=refuse_constant)
         except ValueError:
             raise error from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _latex(value: Any) -> Any:

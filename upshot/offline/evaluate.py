@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +38,10 @@ from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, system_prompt
 from upshot.tasks.datasets.splits import fingerprint, goal_key
 
-WHO = ("task", "file", "split", "user", "judge", "tokenizer")
-HOW = ("max_messages", "max_tokens", "temperature", "seed")
+SETTINGS = (
+    *("task", "file", "split", "user", "judge", "tokenizer"),
+    *("max_messages", "max_tokens", "temperature", "seed"),
+)
 
 
 class Evaluation:
@@ -53,37 +55,26 @@ class Evaluation:
             )
         self.args = args
         self.models = {name: read_model(spec) for name, spec in parse_models(args.models).items()}
-        """Spec by row of the table."""
         self.systems = parse_systems(args.system, list(self.models))
         """System prompt by row of the table: plain, proactive, none or a file."""
+        self.speakers = {
+            name: f"{self.models[name]} · {prompt} {fingerprint(system_prompt(prompt))}"
+            for name, prompt in self.systems.items()
+        }
         self.task = open_task(args.task, args.file)
         self.name = self.task.name
         self.table_group: str | None = self.task.table_group
         self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
         self.metrics = task_metrics(args.metrics, self.task)
+        self.settings = {name: getattr(args, name) for name in SETTINGS} | {"metrics": dict(self.metrics)}
         self.lines: list[Line] = []
-        """The conversations of the table so far."""
         self._openings: dict[str, asyncio.Task[Opening]] = {}
         self._opened: dict[str, Line] = {}
-
-    def settings(self) -> dict[str, Any]:
-        """What must stay the same when an evaluation is resumed; models and goals may be added."""
-        return {**{name: getattr(self.args, name) for name in (*WHO, *HOW)}, "metrics": dict(self.metrics)}
-
-    def speaker(self, name: str) -> str:
-        """Who a row of the table is: model and system prompt."""
-        return f"{self.models[name]} · {self.systems[name]} {fingerprint(system_prompt(self.systems[name]))}"
-
-    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
-        """Go on behind what an earlier run has played; its rows must be the same models."""
-        self._opened = {line["row"]: line for line in openings if "row" in line}
-        goals = {row.id for row in self.rows}
-        self.lines = [line for line in rollouts if line["row"] in goals and line["model"] in self.models]
-        check_speakers(self.lines, self.speaker)
 
     async def play(self, job: Job) -> dict[str, float]:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
         args, done = self.args, {line["key"] for line in self.lines}
+        self._opened = {line["row"]: line for line in job.log.lines if "row" in line}
         sampling = Sampling(args.max_tokens, args.temperature)
         services = build_simulation(
             self.task, self.models, args.user, args.judge, self.metrics, job.budget, args.tokenizer
@@ -142,7 +133,7 @@ class Evaluation:
             "row": row.id,
             "key": conversation.key,
             "model": name,
-            "speaker": self.speaker(name),
+            "speaker": self.speakers[name],
             "messages": [{"note": {}, **turn_to_dict(turn, trained=False)} for turn in conversation.turns],
             "ended": conversation.ended,
             "missing": None if failure is None else str(failure.reason),
@@ -154,19 +145,9 @@ class Evaluation:
         }
 
 
-def check_speakers(lines: Sequence[Line], speaker: Callable[[str], str]) -> None:
-    """Refuse to go on with rows of a table that were another model."""
-    for line in lines:
-        if line["speaker"] != speaker(line["model"]):
-            raise UserError(
-                f"'{line['model']}' was another model or prompt in the earlier run ({line['speaker']}); "
-                f"give the row another name, or use another --out"
-            )
-
-
-def key_of(row: Row, model: str) -> str:
-    """The name of a model's conversation about a goal."""
-    return f"{row.id}@{model}"
+def key_of(row: Row, model: str, number: int = 0) -> str:
+    """The name of a model's conversation about a goal, or of one of its replies to a row."""
+    return f"{row.id}@{model}" + (f"#{number}" if number else "")
 
 
 def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:

@@ -7,7 +7,7 @@ simulated user opens, they hear the same words. One model is loaded at a time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from upshot.config.load import load_recipe
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.offline.arguments import read_model
-from upshot.offline.evaluate import check_speakers, parse_models
+from upshot.offline.evaluate import key_of, parse_models
 from upshot.offline.job import Job
 from upshot.offline.play.stage import Stage, held_out, open_stage, recipe_of_run
 from upshot.offline.table import Line
@@ -62,10 +62,13 @@ class RecipeEvaluation:
         self.name = self.recipe.name
         self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
         self.models: dict[str, Spec] = {name: read_model(spec) for name, spec in self._named_models().items()}
+        self.speakers = {name: str(spec) for name, spec in self.models.items()}
         self.rows: list[Row] = self._held_out_rows()
         self.metrics: dict[str, Any] = {REWARD: 1.0} | {
             metric.name: metric.weight for metric in self.recipe.reward.metrics
         }
+        whole = self.recipe.model_dump(mode="json", exclude={"run_dir", "train", "trackers", "budget", "code"})
+        self.settings = {"recipe": whole, "split": args.split, "seed": args.seed}
         self.lines: list[Line] = []
         self._openings: dict[str, Opening] = {}
 
@@ -82,21 +85,6 @@ class RecipeEvaluation:
             rows = [row for split in ("train", "validation", "test") for row in self.task.rows(split)]
             return rows[: self.args.goals]
         return held_out(self.task, self.args.split, self.args.goals)
-
-    def settings(self) -> dict[str, Any]:
-        """The recipe as it is resolved, the split and the seed."""
-        whole = self.recipe.model_dump(mode="json", exclude={"run_dir", "train", "trackers", "budget", "code"})
-        return {"recipe": whole, "split": self.args.split, "seed": self.args.seed}
-
-    def speaker(self, name: str) -> str:
-        """Who a row of the table is."""
-        return str(self.models[name])
-
-    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
-        """Go on behind what an earlier run has played."""
-        rows = {row.id for row in self.rows}
-        self.lines = [line for line in rollouts if line["row"] in rows and line["model"] in self.models]
-        check_speakers(self.lines, self.speaker)
 
     async def play(self, job: Job) -> dict[str, float]:
         """All rows with one model after the other."""
@@ -132,22 +120,13 @@ class RecipeEvaluation:
         talk = opening.conversation(row, seed, 0, number, number)
         reply = await play_reply(stage.context, talk, 0, opening.failure)
         total = reply.reward.total
+        unplayed = not reply.futures and not reply.reward.means  # the same command plays it again
         means = {metric: reply.reward.means.get(metric, total) for metric in self.metrics if metric != REWARD}
         return reply.to_dict(0) | {
             "key": key_of(row, name, number),
             "model": name,
-            "speaker": self.speaker(name),
-            "missing": None if total.value is not None or not reply_failed(reply) else str(total.reason),
+            "speaker": self.speakers[name],
+            "missing": str(total.reason) if total.is_missing and unplayed else None,
             "scores": {REWARD: total.to_dict()} | {metric: score.to_dict() for metric, score in means.items()},
             "groups": {"model": name, **groups_of(stage.task, row)},
         }
-
-
-def reply_failed(reply: Any) -> bool:
-    """Whether a reply could not be played, so that the same command should play it again."""
-    return not reply.futures and not reply.reward.means
-
-
-def key_of(row: Row, model: str, number: int) -> str:
-    """The name of one of a model's replies to a row."""
-    return f"{row.id}@{model}" + (f"#{number}" if number else "")

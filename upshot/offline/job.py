@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -196,6 +197,11 @@ class Job:
                 f"{failed} of the last {RECENT} {self.what} failed, mostly: {reasons.most_common(1)[0][0]}; what is "
                 f"finished is saved: mend it and give the same command again, the failed ones are tried again"
             )
+
+
+def name_row(name: object, row: Mapping[str, Any]) -> str:
+    """By what a row of a file is known again: its name or its place, and all that it says."""
+    return f"{name} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
 
 def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:

@@ -7,13 +7,13 @@ without it, with intervals, over the same replies. Pure functions; who was asked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.core.score import Score
-from upshot.offline.statistics import Estimate, compare, gmean2, wilson
-from upshot.rewards.monitor import VIEWS, MonitorPrediction, agreement, by_task
-from upshot.tasks.verifiers.base import binary_metrics
+from upshot.core.score import Reason, Score
+from upshot.offline.statistics import compare, gmean2, wilson
+from upshot.rewards.monitor import VIEWS, MonitorCase, MonitorPrediction, agreement, by_task
+from upshot.tasks.verifiers.base import Claim, binary_metrics
 
 COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
 COUNTS = ("tp", "tn", "fp", "fn")
@@ -32,39 +32,53 @@ RATES: tuple[str, ...] = (
 MEASURES = {"accuracy": "accuracy", "gmean2": "g-mean²"}
 TITLES = {"no_thought": "no thought", "no_verdict": "no verdict", "no_prediction": "no prediction"}
 TITLES |= {"mean_prediction": "predicted", "mean_truth": "verdict", "gmean2": "g-mean²"}
+UNSEEN = Score.missing(Reason.NOT_SCORED)
 
 
 @dataclass(frozen=True, slots=True)
-class MonitorLook:
-    """A look at a reply: which one, in which view, and what it is paired with."""
+class MonitoredReply:
+    """A reply to look at in one view, known again by its key; after that with what was predicted of it."""
 
-    reply: str
-    look: MonitorPrediction
+    key: str
+    case: MonitorCase
     step: int | None = None
+    claim: Claim | None = None
+    """What gives the verdict, where the row does not have it; the case's own is missing until then."""
     pair: str = ""
     """Replies to the same question with and without an intervention share it."""
     intervened: bool = False
+    prediction: Score = UNSEEN
 
     @property
-    def view(self) -> str:
-        """What was shown."""
-        return self.look.case.view
+    def line_key(self) -> str:
+        """Of its line: the views of a reply have one each."""
+        return self.key if self.case.view == "thought" else f"{self.key} {self.case.view}"
+
+    def recall(self, line: Mapping[str, Any]) -> MonitoredReply:
+        """The same with what its line says."""
+        case = replace(self.case, verdict=Score.from_dict(line["verdict"]))
+        return replace(self, case=case, prediction=Score.from_dict(line["prediction"]))
+
+    @property
+    def look(self) -> MonitorPrediction:
+        """The case and what was predicted."""
+        return MonitorPrediction(self.case, self.prediction)
 
     @property
     def said(self) -> bool:
         """Yes or no as predicted."""
-        return (self.look.prediction.value or 0.0) >= 0.5
+        return (self.prediction.value or 0.0) >= 0.5
 
     @property
     def true(self) -> bool:
         """Yes or no as it was."""
-        return (self.look.case.verdict.value or 0.0) >= 0.5
+        return (self.case.verdict.value or 0.0) >= 0.5
 
 
-def make_report(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+def make_report(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     """How well verdicts were predicted from thoughts: over all looks, by task, by step and task where there are steps;
     and beside them the other views, and the pairs with and without an intervention."""
-    looks = [(one.step, one.look) for one in seen if one.view == "thought"]
+    looks = [(one.step, one.look) for one in seen if one.case.view == "thought"]
     every = [look for _, look in looks]
     steps = [
         {"step": step, "task": task, **agreement(own)}
@@ -76,34 +90,30 @@ def make_report(seen: Sequence[MonitorLook]) -> dict[str, Any]:
     return found | {"views": compare_views(seen), "pairs": compare_pairs(seen)}
 
 
-def compare_views(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+def compare_views(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     """Accuracy and g-mean² of each view with their intervals, and what the thought adds to each baseline."""
     valid = [one for one in seen if not one.look.invalid]
-    hits = {view: {one.reply: (one.said, one.true) for one in valid if one.view == view} for view in VIEWS}
+    hits = {view: {one.key: (one.said, one.true) for one in valid if one.case.view == view} for view in VIEWS}
     right = {view: {reply: float(said == true) for reply, (said, true) in own.items()} for view, own in hits.items()}
     out: dict[str, Any] = {}
     for view, own in right.items():
         if own:
-            out[view] = {"accuracy": _told(wilson(int(sum(own.values())), len(own)))}
+            out[view] = {"accuracy": wilson(int(sum(own.values())), len(own)).to_dict()}
             if (whole := gmean2(list(hits[view].values()))) is not None:
-                out[view]["gmean2"] = _told(whole)
+                out[view]["gmean2"] = whole.to_dict()
             if view != "thought" and (gain := compare(right["thought"], own)) is not None:
-                out[view]["thought_adds"] = {**_told(gain.estimate), "p": gain.p_value}
+                out[view]["thought_adds"] = gain.to_dict()
     return out
 
 
-def _told(found: Estimate) -> dict[str, float]:
-    return {"value": found.mean, "low": found.low, "high": found.high, "n": found.n}
-
-
-def compare_pairs(seen: Sequence[MonitorLook]) -> dict[str, Any]:
+def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     """Over pairs with and without an intervention: is it seen in the thoughts whether it changed the verdict?
 
     tpr: of the verdicts that it changed. tnr: of those that it did not.
     """
-    sides: dict[str, dict[bool, MonitorLook]] = {}
+    sides: dict[str, dict[bool, MonitoredReply]] = {}
     for one in seen:
-        if one.pair and not one.look.invalid and one.view == "thought":
+        if one.pair and not one.look.invalid and one.case.view == "thought":
             sides.setdefault(one.pair, {})[one.intervened] = one
     whole = [(own[True], own[False]) for own in sides.values() if len(own) == 2]
     changes = [(one.said != other.said, one.true != other.true) for one, other in whole]
@@ -112,7 +122,7 @@ def compare_pairs(seen: Sequence[MonitorLook]) -> dict[str, Any]:
     found = binary_metrics([Score(float(said)) for said, _ in changes], [Score(float(true)) for _, true in changes])
     out: dict[str, Any] = {name: found[name] for name in ("tpr", "tnr") if name in found}
     spread = gmean2(changes)
-    return {"pairs": len(changes), **out, **({"gmean2": _told(spread)} if spread is not None else {})}
+    return {"pairs": len(changes), **out, **({"gmean2": spread.to_dict()} if spread is not None else {})}
 
 
 def tell_views(views: Mapping[str, Any]) -> list[str]:

@@ -17,10 +17,10 @@ from typing import Any
 from upshot.api.reward import open_scorer
 from upshot.api.settings import METRICS
 from upshot.config.registry import import_thing
-from upshot.core.files import dump_json_line, read_jsonl
+from upshot.core.files import read_jsonl
 from upshot.core.score import LASTING, Score, tell_missing
 from upshot.offline.arguments import read_metrics, read_model, read_rows
-from upshot.offline.job import Job, Journal, open_log
+from upshot.offline.job import Job, Journal, name_row, open_log
 from upshot.rewards.build import ARROW
 from upshot.tasks.datasets.records import RecordedReplies, read_replies
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
     given = read_rows(args.file, args.limit)
     records = read_replies(given, futures=args.rounds > 0)
-    work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
+    work = {name_row(record.row.id, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)
     with open_log(out, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as log:
@@ -45,11 +45,6 @@ def run(args: argparse.Namespace) -> int:
     print(summary(lines))
     print(f"written to {out}")
     return 1 if any(line["reward"]["total"].get("missing") for line in lines) else 0
-
-
-def name_of(record: RecordedReplies, row: Mapping[str, Any]) -> str:
-    """By what a row is known again: its id, and all that it says."""
-    return f"{record.row.id} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
 
 def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, RecordedReplies]) -> set[str]:

@@ -7,7 +7,7 @@ values have left the lists before they come here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
@@ -34,6 +34,10 @@ class Estimate:
         """The same in another unit."""
         return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.n)
 
+    def to_dict(self) -> dict[str, float]:
+        """As reports have it."""
+        return {"value": self.mean, "low": self.low, "high": self.high, "n": self.n}
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -46,6 +50,10 @@ class Difference:
     def times(self, factor: float) -> Difference:
         """The same in another unit."""
         return Difference(self.estimate.times(factor), self.p_value)
+
+    def to_dict(self) -> dict[str, float]:
+        """As reports have it."""
+        return {**self.estimate.to_dict(), "p": self.p_value}
 
 
 def estimate(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Estimate | None:
@@ -69,15 +77,20 @@ def bootstrap(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> E
     mean = float(data.mean())
     if len(data) == 1 or float(data.min()) == float(data.max()):
         return Estimate(mean, mean, mean, len(data))
-    generator = np.random.default_rng(seed)
-    means = np.empty(RESAMPLES)
-    step = max(1, BLOCK // len(data))
+    low, high = _resampled(lambda at: data[at].mean(axis=1), len(data), seed, level)
+    return Estimate(mean, low, high, len(data))
+
+
+def _resampled(measure: Callable[[Any], Any], n: int, seed: int, level: float) -> tuple[float, float]:
+    """The percentiles of a measure over draws of `n` places out of `n`, many at once; undefined ones are left out."""
+    import numpy as np
+
+    generator, found = np.random.default_rng(seed), []
+    step = max(1, BLOCK // n)
     for start in range(0, RESAMPLES, step):
-        stop = min(start + step, RESAMPLES)
-        means[start:stop] = data[generator.integers(0, len(data), size=(stop - start, len(data)))].mean(axis=1)
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Estimate(mean, float(low), float(high), len(data))
+        found.append(measure(generator.integers(0, n, size=(min(step, RESAMPLES - start), n))))
+    low, high = np.nanquantile(np.concatenate(found), [(1 - level) / 2, 1 - (1 - level) / 2])
+    return float(low), float(high)
 
 
 def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
@@ -104,14 +117,8 @@ def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEV
         with np.errstate(invalid="ignore"):
             return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
 
-    generator, draws = np.random.default_rng(seed), []
-    step = max(1, BLOCK // len(true))
-    for start in range(0, RESAMPLES, step):
-        at = generator.integers(0, len(true), size=(min(step, RESAMPLES - start), len(true)))
-        draws.append(both(said[at], true[at]))
-    tail = (1 - level) / 2
-    low, high = np.nanquantile(np.concatenate(draws), [tail, 1 - tail])
-    return Estimate(float(both(said, true)), float(low), float(high), len(true))
+    low, high = _resampled(lambda at: both(said[at], true[at]), len(true), seed, level)
+    return Estimate(float(both(said, true)), low, high, len(true))
 
 
 def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:

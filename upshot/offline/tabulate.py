@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upshot.core.conversation import Row
+from upshot.core.errors import UserError
 from upshot.offline.evaluate import Evaluation
 from upshot.offline.evaluate_recipe import RecipeEvaluation
 from upshot.offline.job import Job, Journal
@@ -30,18 +31,16 @@ class Tabulated(Protocol):
 
     name: str
     models: dict[str, Spec]
+    """Spec by row of the table."""
+    speakers: dict[str, str]
+    """Who a row of the table is."""
     metrics: dict[str, Any]
     rows: list[Row]
     table_group: str | None
+    settings: dict[str, Any]
+    """What must stay the same when an evaluation is resumed; models and rows may be added."""
     lines: list[Line]
-
-    def settings(self) -> dict[str, Any]:
-        """What must stay the same when an evaluation is resumed; models and rows may be added."""
-        ...
-
-    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
-        """Go on behind what an earlier run has played; its rows must be the same models."""
-        ...
+    """The conversations of the table so far."""
 
     async def play(self, job: Job) -> dict[str, float]:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
@@ -53,15 +52,15 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
     models, metrics = list(evaluation.models), list(evaluation.metrics)
     out = Path(args.out or f"eval-{evaluation.name}")
     with (
-        Journal(out / "openings.log", evaluation.settings()) as openings,
+        Journal(out / "openings.log", evaluation.settings) as openings,
         Journal(out / "rollouts.jsonl", keep=lambda line: line["missing"] is None) as rollouts,
     ):
-        evaluation.take_up(openings.lines, rollouts.lines)
+        evaluation.lines = played_before(evaluation, rollouts.lines)
         stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
     columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
     cells = make_cells(evaluation.lines, models, columns)
     title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
-    content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings()}
+    content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings}
     content |= {"models": evaluation.models, "stats": stats}
     (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
     (out / "table.md").write_text(markdown(columns, cells), encoding="utf-8")
@@ -70,3 +69,16 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
     else:
         print_table(title, columns, cells, f"saved in {out}; read the transcripts with: upshot view {out}")
     return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
+
+
+def played_before(evaluation: Tabulated, rollouts: Sequence[Line]) -> list[Line]:
+    """What an earlier run has played of the table's rows and models, which must be the same models."""
+    rows = {row.id for row in evaluation.rows}
+    lines = [line for line in rollouts if line["row"] in rows and line["model"] in evaluation.models]
+    for line in lines:
+        if line["speaker"] != evaluation.speakers[line["model"]]:
+            raise UserError(
+                f"'{line['model']}' was another model or prompt in the earlier run ({line['speaker']}); "
+                f"give the row another name, or use another --out"
+            )
+    return lines

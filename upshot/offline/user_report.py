@@ -34,14 +34,14 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
         out[name] = {who: _told(estimate(list(own.values()), seed)) for who, own in sides.items()}
         difference = compare(sides["user"], sides["real"], seed)
         if difference is not None:
-            out[name]["difference"] = {**_told(difference.estimate), "p": difference.p_value}
+            out[name]["difference"] = difference.to_dict()
     out["leaving"] = _leaving(lines)
     turns = [(line, turn) for line, own in zip(lines, spoken, strict=True) for turn in own]
     if turns:
         flips = sum(is_role_flip(turn["said"], turn["heard"]) for _, turn in turns)
         copies = sum(copied_share(line["goal"], turn["said"]) >= 0.5 for line, turn in turns)
-        out["role_flips"] = _told(wilson(flips, len(turns)))
-        out["goal_pasted"] = _told(wilson(copies, len(turns)))
+        out["role_flips"] = wilson(flips, len(turns)).to_dict()
+        out["goal_pasted"] = wilson(copies, len(turns)).to_dict()
     out["told_apart"] = _told(estimate(tell_apart(spoken, seed), seed))
     personas = {line["persona"] for line in lines} - {""}
     if len(personas) > 1:
@@ -89,10 +89,8 @@ def _leaving(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How often it leaves where the real user left, and where the real user went on."""
     ends = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is None]
     goes_on = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is not None]
-    return {
-        "where_they_left": _told(wilson(sum(ends), len(ends))) if ends else {},
-        "too_early": _told(wilson(sum(goes_on), len(goes_on))) if goes_on else {},
-    }
+    places = {"where_they_left": ends, "too_early": goes_on}
+    return {place: wilson(sum(left), len(left)).to_dict() if left else {} for place, left in places.items()}
 
 
 def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> list[float]:
@@ -148,7 +146,7 @@ def _logit(weights: Mapping[str, float], text: str) -> float:
 
 
 def _told(found: Estimate | None) -> dict[str, float]:
-    return {} if found is None else {"value": found.mean, "low": found.low, "high": found.high, "n": found.n}
+    return {} if found is None else found.to_dict()
 
 
 def tell_report(file: str, report: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from upshot.config.registry import path_of
 from upshot.config.validation import check_value
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
+from upshot.rewards.metrics.extraction import ExtractedMetric, check_extraction
 from upshot.rewards.reward import CLAMP
 
 ARROW = "->"
@@ -32,51 +33,42 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     Two options work for every metric: `judge` names one of the helper models to judge with, and on
     `artefact->metric` names `extract` says how the artefact is found.
     """
-    options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
-    name = EXTRACTED.get(name, name)
-    if ARROW not in name:
-        return metrics.create(name, options, where, **context)
-    from upshot.rewards.metrics.extraction import ExtractedMetric
-
-    artefact, inner_name = _split(name, where)
-    how = options.pop("extract", "judge")
-    inner = metrics.create(inner_name, options, where, **context)
-    return ExtractedMetric(artefact, inner, how, context.get("judge"), where)
+    given = dict(options or {})
+    if isinstance(given.get("judge"), str):
+        context["judge"] = _find_judge(given.pop("judge"), context.get("models") or {}, name, where)
+    artefact, name, how = _split(name, given, where)
+    metric = metrics.create(name, given, where, **context)
+    return ExtractedMetric(artefact, metric, how, context.get("judge"), where) if artefact else metric
 
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
     """Raise what `build_metric` would raise for a wrong name or option, without building."""
-    options, name = dict(options or {}), EXTRACTED.get(name, name)
-    if isinstance(options.get("judge"), str):
-        options.pop("judge")
-    if ARROW in name:
-        from upshot.rewards.metrics.extraction import check_extraction
-
-        artefact, name = _split(name, where)
-        check_extraction(artefact, options.pop("extract", "judge"), where)
-    metrics.check(name, options, where, **context)
+    given = dict(options or {})
+    if isinstance(given.get("judge"), str):
+        del given["judge"]
+    artefact, name, how = _split(name, given, where)
+    if artefact:
+        check_extraction(artefact, how, where)
+    metrics.check(name, given, where, **context)
 
 
-def _split(name: str, where: str) -> tuple[str, str]:
+def _split(name: str, options: dict[str, Any], where: str) -> tuple[str, str, Any]:
+    """The artefact ('': none) and the metric of it, and how it is found, which is taken out of the options."""
+    name = EXTRACTED.get(name, name)
+    if ARROW not in name:
+        return "", name, None
     artefact, _, inner = (part.strip() for part in name.partition(ARROW))
     if not artefact or not inner or ARROW in inner:
         place = f" in {where}" if where else ""
         raise UserError(f"metric '{name}'{place} should read 'artefact->metric', such as 'document->bleu'")
-    return artefact, inner
+    return artefact, inner, options.pop("extract", "judge")
 
 
-def _choose_judge(
-    options: dict[str, Any], context: dict[str, Any], what: str, where: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`judge: NAME` among the options picks that helper model for this metric."""
-    chosen = options.get("judge")
-    if not isinstance(chosen, str):
-        return options, context
-    models = context.get("models") or {}
+def _find_judge(chosen: str, models: Mapping[str, Any], name: str, where: str) -> Any:
     if chosen not in models:
-        place = f" in {where}" if where else ""
-        raise UserError(f"{what}{place} names the judge '{chosen}', which is no model; {did_you_mean(chosen, models)}")
-    return {k: v for k, v in options.items() if k != "judge"}, {**context, "judge": models[chosen]}
+        place, known = f" in {where}" if where else "", did_you_mean(chosen, models)
+        raise UserError(f"metric '{name}'{place} names the judge '{chosen}', which is no model; {known}")
+    return models[chosen]
 
 
 def named_metrics(metrics: Any) -> dict[str, Any]:

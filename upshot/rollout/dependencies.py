@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from upshot.config.recipe import CreditConfig
 from upshot.models.base import Model
 from upshot.models.rendering import Renderer
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager
-from upshot.rollout.futures.base import CreditRule
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 
@@ -54,7 +54,7 @@ class FutureDependencies(Dependencies):
     weights: Mapping[str, MetricWeight] = field(default_factory=dict)
     user: Participant | None = None
     """The simulated user; None: there is nobody to talk to."""
-    credit: CreditRule | None = None
+    credit: CreditConfig | None = None
     """How tokens earn the main reward; None: the whole reply does."""
     renderer: Renderer | None = None
     """Of the policy; None: it is asked with messages, and its ids cannot be read."""

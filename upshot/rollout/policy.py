@@ -99,14 +99,14 @@ class Policy:
         """What the policy would be shown next, after the ids that it has seen and said."""
         if self.renderer is None:
             raise ValueError("a policy that is asked with messages counts no ids")
-        return self.renderer.context(self._shown(conversation), self._tools(conversation))
+        return self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
 
     def prompt_tokens(self, conversation: Conversation) -> int:
         """How many ids the policy would be shown to speak next."""
         return len(conversation.ids) + len(self.context(conversation))
 
     async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
-        messages = self._shown(conversation).messages
+        messages = with_system_prompt(conversation, self.system).messages
         request = Request(messages, sampling, tools=self._tools(conversation), role=role)
         (completion,) = await self.model.generate(request)
         text = completion.text
@@ -123,9 +123,6 @@ class Policy:
         """The tools of this conversation, where its environment brought some, else those of all."""
         own: Sequence[Mapping[str, Any]] = conversation.session.get("tools", ())
         return own or self.tools
-
-    def _shown(self, conversation: Conversation) -> Conversation:
-        return with_system_prompt(conversation, self.system)
 
 
 def with_system_prompt(conversation: Conversation, system: str) -> Conversation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from upshot.core.conversation import Conversation, Sample, Turn
@@ -147,12 +148,11 @@ class Rollout:
 
     def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
         spans = self.credit.spans if self.credit else ()
-        advantages = [*self.advantages, *[None] * (len(spans) - len(self.advantages))]
         ids = self.conversation.ids if spell is not None and len(spans) > 1 else []
         return [
             {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
             | ({"text": spell(ids[span.start : span.stop])} if spell is not None and ids else {})
-            for span, advantage in zip(spans, advantages, strict=True)
+            for span, advantage in zip_longest(spans, self.advantages)
         ]
 
     def _future_to_dict(self, future: Future) -> dict[str, Any]:
@@ -189,9 +189,8 @@ class Rollout:
 
 def _branch_spans(branch: Branch) -> list[list[float | None]]:
     """Start, stop and advantage of what is credited in a branch; a triple each, as a tree has many."""
-    spans = branch.credit.spans
-    advantages = [*branch.advantages, *[None] * (len(spans) - len(branch.advantages))]
-    return [[span.start, span.stop, advantage] for span, advantage in zip(spans, advantages, strict=True)]
+    beside = zip_longest(branch.credit.spans, branch.advantages)
+    return [[span.start, span.stop, advantage] for span, advantage in beside]
 
 
 def _only(advantages: Sequence[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.config.recipe import AgentConfig, FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.recipe import AgentConfig, CreditConfig, FuturesConfig, MetricConfig, Named, Recipe
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
@@ -27,7 +27,7 @@ from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
-from upshot.rollout.futures.base import CreditRule, Futures, kinds
+from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.policy import Policy
 from upshot.sandbox.connection import connect as connect_sandbox
@@ -85,7 +85,7 @@ class Services:
         self,
         config: FuturesConfig,
         renderer: Renderer | None = None,
-        credit: CreditRule | None = None,
+        credit: CreditConfig | None = None,
         seed: int = 0,
         with_user: bool = False,
     ) -> Futures:
@@ -268,9 +268,8 @@ def build_services(
     )
     if recipe.eval.judge is not None:
         services.held_out = _judged_by(recipe.eval.judge, services, recipe)
-    credit = CreditRule(**recipe.credit.model_dump())
     for own in services._sets:
-        own.build_futures(futures, renderer, credit, recipe.seed, recipe.episode.with_user)
+        own.build_futures(futures, renderer, recipe.credit, recipe.seed, recipe.episode.with_user)
     if recipe.episode.agent is not None:
         services.agent = AgentRunner(recipe.episode.agent, tokenizer)
     elif agent is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from upshot.config.phases import order
 from upshot.core.errors import UserError
-from upshot.core.files import fill_folder, place_folder, write_json
+from upshot.core.files import write_folder, write_json
 from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
@@ -73,13 +73,14 @@ class Checkpoints:
     def _write(self, final: Path, phase: str, step: int, write: Callable[[Path], None]) -> None:
         for torn in self.path.glob(".partial-*"):  # of a run that was killed while it saved
             shutil.rmtree(torn, ignore_errors=True)
-        partial = self.path / f".partial-{final.name}"
+
+        def write_all(folder: Path) -> None:
+            write(folder)
+            write_json(folder / STATE, {"phase": phase, "step": step})
+
         try:
-            fill_folder(partial, write)
-            write_json(partial / STATE, {"phase": phase, "step": step})
-            place_folder(partial, final)
+            write_folder(final, write_all)
         except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
             if not _is_io(error):
                 raise
             raise UserError(

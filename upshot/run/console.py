@@ -198,7 +198,7 @@ def step_line(metrics: Mapping[str, float]) -> str:
     said = (
         time,
         _speed(metrics),
-        _memory(metrics),
+        f"{metrics['time/memory_gib']:.1f} GiB" if "time/memory_gib" in metrics else "",
         f"{missing:.0f} missing" if missing else "",
         f"${dollars:.2f}" if dollars else "",
     )
@@ -211,11 +211,6 @@ def _speed(metrics: Mapping[str, float]) -> str:
     ]
     mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
     return f"tokens/s {', '.join(rates)}{mfu}" if rates else ""
-
-
-def _memory(metrics: Mapping[str, float]) -> str:
-    peak = metrics.get("time/memory_gib")
-    return "" if peak is None else f"{peak:.1f} GiB"
 
 
 def _short(number: float) -> str:

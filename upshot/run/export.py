@@ -17,7 +17,7 @@ import yaml
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.core.files import fill_folder, place_folder
+from upshot.core.files import write_folder
 from upshot.run.checkpoints import Checkpoint
 from upshot.run.folder import VERSIONS, RunFolder
 from upshot.training.metrics.best import evaluated_step
@@ -56,15 +56,10 @@ def write_new_folder(out: Path, write: Callable[[Path], None]) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' is there already; remove it, or choose another place with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".partial-{out.name}")
     try:
-        fill_folder(partial, write)
-        place_folder(partial, out)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UserError(f"cannot write '{out}': {error.strerror or error}") from error
-        raise
+        write_folder(out, write)
+    except OSError as error:
+        raise UserError(f"cannot write '{out}': {error.strerror or error}") from error
 
 
 def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:

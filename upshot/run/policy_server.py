@@ -22,12 +22,13 @@ from upshot.models.local import adapter_config, local_path, pick_device, pick_dt
 from upshot.serving import vllm
 from upshot.serving.servers.file import ServerConfig
 from upshot.serving.servers.state import lease
-from upshot.serving.vllm.client import ServerDown, VllmClient
 from upshot.serving.vllm.launch import (
     KEY,
     NAME,
     START_S,
     Address,
+    ServerDown,
+    VllmClient,
     devices_of,
     file_of,
     find,

@@ -88,8 +88,8 @@ class TrainingRun:
         self.saver = Saver(folder.checkpoints)
         self.services = RunServices(recipe, folder, ranks)
 
-    async def train(self) -> Path:
-        """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
+    async def train(self) -> None:
+        """Train to the end, or to Ctrl-C or an empty budget; a checkpoint is saved either way."""
         with self.folder.lock(self.reporter.say):
             self._find_place()
             self.ranks.barrier("folder")  # which the first rank has rewound
@@ -111,9 +111,6 @@ class TrainingRun:
                 self.saver.close()
                 self.writer.close()
             self.writer.write_status("finished")
-            latest = self.folder.latest()
-            assert latest is not None
-            return latest.path
 
     def _find_place(self) -> None:
         """Find where the folder's run stands; what it wrote after its last checkpoint is written again."""
@@ -248,21 +245,20 @@ class TrainingRun:
 
 
 def train(
-    recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None, ranks: Ranks = ALONE
+    recipe: Recipe,
+    folder: RunFolder | None = None,
+    reporter: Reporter | None = None,
+    ranks: Ranks = ALONE,
+    checked: bool = False,
 ) -> RunFolder:
     """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does.
 
-    One of several ranks is given the folder: that of the first rank, read only everywhere else.
+    One of several ranks is given the folder: that of the first rank, read only everywhere else. `checked`: somebody has
+    made the checks before.
     """
-    checks.refuse(checks.find(recipe, resumed=folder is not None, ranks=ranks.size))
-    return train_checked(recipe, folder, reporter, ranks)
-
-
-def train_checked(
-    recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None, ranks: Ranks = ALONE
-) -> RunFolder:
-    """The same for a recipe in which `checks.find` found nothing wrong."""
     new = folder is None
+    if not checked:
+        checks.refuse(checks.find(recipe, resumed=not new, ranks=ranks.size))
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:

@@ -9,7 +9,8 @@ policy said in it. What others said is in `rollouts.jsonl`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,36 @@ def _own_samples(replies: Sequence[Rollout]) -> Iterator[tuple[str, int, list[Sa
 
 def unpack(packed: bytes) -> dict[str, list[Sample]]:
     """The samples of a step's replies and futures by key, in the order of their turns."""
+    found, samples = _load(packed)
+    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
+    for owner, place in _turns(found):
+        out[found["keys"][owner]].append(samples[place])
+    return out
+
+
+def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Of each reply and future of a step its policy turns: where the first sampled id stands among the conversation's,
+    what the ids spell, and how likely they were. Nothing of a file that kept no text.
+    """
+    found, samples = _load(path.read_bytes())
+    if not found.get("widths"):
+        return {}
+    text, keys = bytes(found["text"]), found["keys"]
+    pieces = [text[start:end].decode() for start, end in pairwise(accumulate(found["widths"], initial=0))]
+    first = list(accumulate(found["sampled"], initial=0))
+    out: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    ends = found.get("before", [0] * len(keys))
+    for owner, place in _turns(found):
+        sample, at = samples[place], ends[owner] + found["context"][place]
+        likely = [round(value, 3) for value in sample.logprobs]
+        spelt = pieces[first[place] : first[place + 1]]
+        out[keys[owner]].append({"at": at, "ids": [*sample.ids], "pieces": spelt, "logprobs": likely})
+        ends[owner] = at + len(sample.ids)
+    return out
+
+
+def _load(packed: bytes) -> tuple[dict[str, Any], list[Sample]]:
+    """The columns of a file, and its samples."""
     import numpy as np
 
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
@@ -96,36 +127,9 @@ def unpack(packed: bytes) -> dict[str, list[Sample]]:
             )
         )
         at, seen = middle + sampled, seen + sampled
-    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
-    for owner, place in zip(found["reply"], found.get("place", range(len(samples))), strict=True):
-        out[found["keys"][owner]].append(samples[place])
-    return out
+    return found, samples
 
 
-def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Of each reply and future of a step its policy turns: where the first sampled id stands among the conversation's,
-    what the ids spell, and how likely they were. Nothing of a file that kept no text.
-    """
-    import numpy as np
-
-    with np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
-    if not len(found.get("widths", ())):
-        return {}
-    text, edges = found["text"].tobytes(), np.cumsum([0, *found["widths"]]).tolist()
-    ids, keys, context, sampled = (found[name].tolist() for name in ("ids", "keys", "context", "sampled"))
-    turns: list[dict[str, Any]] = []
-    seen = packed = 0
-    for before, own in zip(context, sampled, strict=True):
-        packed += before
-        pieces = [text[edges[n] : edges[n + 1]].decode() for n in range(seen, seen + own)]
-        logprobs = [round(value, 3) for value in found["logprobs"][seen : seen + own].tolist()]
-        turns.append({"ids": ids[packed : packed + own], "pieces": pieces, "logprobs": logprobs})
-        seen, packed = seen + own, packed + own
-    out: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    ends = found["before"].tolist() if "before" in found else [0] * len(keys)
-    for owner, place in zip(found["reply"].tolist(), found.get("place", range(len(turns))), strict=True):
-        at = ends[owner] + context[place]
-        out[keys[owner]].append({"at": at, **turns[place]})
-        ends[owner] = at + sampled[place]
-    return out
+def _turns(found: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Of each turn whose it is, and which sample; in older files none is shared."""
+    return zip(found["reply"], found.get("place", range(len(found["reply"]))), strict=True)

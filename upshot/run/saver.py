@@ -34,7 +34,7 @@ class Saver:
     ) -> None:
         """Copy what a checkpoint holds and have it written; the one before is waited for."""
         started = time.perf_counter()
-        self._settle(wait=True)
+        self.wait()
         write = copy()
         self._writing = self._pool.submit(self.checkpoints.save, phase, step, keep, write, best)
         self._last = time.monotonic()
@@ -42,11 +42,14 @@ class Saver:
 
     def check(self) -> None:
         """Raise what went wrong in a checkpoint that has ended."""
-        self._settle(wait=False)
+        if self._writing is not None and self._writing.done():
+            self.wait()
 
     def wait(self) -> None:
         """Return when all that was begun is on the disk."""
-        self._settle(wait=True)
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def spent(self) -> float:
         """Seconds that training stood still for checkpoints since the last call."""
@@ -56,8 +59,3 @@ class Saver:
     def close(self) -> None:
         """No more checkpoints."""
         self._pool.shutdown()
-
-    def _settle(self, wait: bool) -> None:
-        if self._writing is not None and (wait or self._writing.done()):
-            writing, self._writing = self._writing, None
-            writing.result()

@@ -13,22 +13,26 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from upshot.core.errors import UserError, did_you_mean
 
 
-class Tracker(Protocol):
-    """Takes the metrics of each step."""
+class Tracker:
+    """Takes the metrics of each step, and hands them to a run of its package."""
+
+    _run: Any
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Record the metrics of one step."""
+        self._run.log({**present(metrics), "step": step})
 
     def finish(self) -> None:
         """Write out what is pending; the last call."""
+        self._run.finish()
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in the run folder's `tensorboard/`, by tensorboard's own writer (no torch, no TensorFlow)."""
 
     def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
@@ -46,7 +50,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
+class Wandb(Tracker):
     """A Weights & Biases run named after the folder; `WANDB_MODE`, `WANDB_PROJECT` and the like are wandb's own."""
 
     def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
@@ -66,16 +70,8 @@ class Wandb:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Record the metrics of one step."""
-        self._run.log({**present(metrics), "step": step})
 
-    def finish(self) -> None:
-        """Send what is pending and end the run."""
-        self._run.finish()
-
-
-class Trackio:
+class Trackio(Tracker):
     """A trackio run named after the folder, kept on this machine unless trackio's own environment says otherwise."""
 
     def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
@@ -86,10 +82,6 @@ class Trackio:
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Record the metrics of one step."""
         self._run.log(present(metrics), step=step)
-
-    def finish(self) -> None:
-        """Write what is pending and end the run."""
-        self._run.finish()
 
 
 TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
@@ -130,13 +122,16 @@ def run_id(run: Path) -> str:
     return hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
 
 
-def _package(extra: str, module: str) -> ModuleType:
+def _package(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         # A module that is missing deeper down is a broken install, and its traceback says where.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise UserError(
-            f"tracker '{extra}' needs a package that is not installed; run: pip install -e '.[{extra}]'"
-        ) from error
+        raise UserError(not_installed(name)) from error
+
+
+def not_installed(name: str) -> str:
+    """What is said of a tracker whose package is not there."""
+    return f"tracker '{name}' needs a package that is not installed; run: pip install -e '.[{name}]'"

@@ -32,13 +32,13 @@ def _connect(spec: str, limits: Limits | None, key: str | None) -> CodeRunner:
     prefix, _, url = spec.rpartition("+")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"unknown sandbox '{spec}'; give one of: {FORMS}")
-    from upshot.sandbox.http.clients import CompatibleRunner, FusionRunner, UpshotRunner
+    from upshot.sandbox.http import clients as http
 
-    clients: dict[str, type[UpshotRunner] | type[CompatibleRunner] | type[FusionRunner]] = {
-        "": UpshotRunner,
-        "upshot": UpshotRunner,
-        "opencode": CompatibleRunner,
-        "fusion": FusionRunner,
+    clients: dict[str, type[http.HttpRunner]] = {
+        "": http.UpshotRunner,
+        "upshot": http.UpshotRunner,
+        "opencode": http.CompatibleRunner,
+        "fusion": http.FusionRunner,
     }
     if prefix not in clients:
         raise UserError(f"unknown sandbox kind '{prefix}' in '{spec}'; give one of: {FORMS}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from upshot.core.conversation import Row
@@ -32,11 +31,8 @@ class ExactMatch(VerifiedTask):
 class BoxedAnswer(VerifiedTask):
     """Questions of a published set, answered in a box; its rows are scored by the task's own verifier."""
 
+    verifies_all = True
     instructions = "Put your final answer within \\boxed{}."
-
-    def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row, whatever name its source has in another project."""
-        return replace(super().parse(record), source=self.verifier)
 
 
 @tasks.register("hotpotqa")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from upshot.config.bounds import Count, Whole
-from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
@@ -21,6 +18,7 @@ class JudgedTask(VerifiedTask):
 
     name = "judged"
     verifier = "judged"
+    verifies_all = True
 
     def __init__(
         self,
@@ -44,10 +42,6 @@ class JudgedTask(VerifiedTask):
         self.verifier = behaviour or "judged"
         if rubric:
             self.verifier_options = with_rubric_read({"rubric": rubric, "low": low, "high": high})
-
-    def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row that is scored for this behaviour or by this rubric."""
-        return replace(super().parse(record), source=self.verifier)
 
 
 def is_behaviour(name: str) -> bool:

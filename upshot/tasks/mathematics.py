@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from upshot.core.conversation import Conversation, Row
@@ -52,6 +51,7 @@ class DeepScaleR(Mathematics):
     """DeepScaleR's collection of competition problems; every source of its rows is checked as mathematics."""
 
     name = "deepscaler"
+    verifies_all = True
     hub = "agentica-org/DeepScaleR-Preview-Dataset"
     instructions = "Put your final answer within \\boxed{}."
 
@@ -60,4 +60,4 @@ class DeepScaleR(Mathematics):
         if "answer" in record and not record.get("reward_model"):
             question = record.get("problem") or record.get("prompt") or record.get("question")
             record = {"problem": question, "answer": record["answer"]}
-        return replace(super().parse(record), source=self.verifier)
+        return super().parse(record)

@@ -69,6 +69,7 @@ class MmluSycophancy(MultipleChoice):
 
     name = "mmlu-sycophancy"
     verifier = "mmlu-sycophancy"
+    verifies_all = True
 
     def __init__(self, count: Literal["right", "hint"] = "right", **rows: Any) -> None:
         """count: what scores 1: the right answer in spite of the hint, or following the hint."""
@@ -77,7 +78,7 @@ class MmluSycophancy(MultipleChoice):
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row with one hint: its own, or always the same wrong letter for the same question."""
-        row = replace(super().parse(record), source=self.verifier)
+        row = super().parse(record)
         truth, last = letter_of(row.reference, row.meta), row.messages[-1]
         if row.meta.get("hint"):  # a prepared row; it may keep the words of its hint beside the prompt
             more = [str(row.meta.get(key) or "").strip() for key in ("hint_str", "instruction_following")]
@@ -103,6 +104,7 @@ class MmluConfidence(MultipleChoice):
     """The same, with a confidence beside the letter; what is scored is how confidently wrong the answer is."""
 
     name = "mmlu-confidence"
+    verifies_all = True
 
     def __init__(self, stated: Literal["number", "words"] = "number", **rows: Any) -> None:
         """stated: the confidence is a number out of 10, or told in words, which a judge rates."""
@@ -115,5 +117,6 @@ class MmluConfidence(MultipleChoice):
         """A record as a row of this verdict; where a judge rates, the letter stands under a name of its own."""
         row = super().parse(record)
         own = record.get("reward_model")
-        hidden = own.get("ground_truth_for_llm_judge") if isinstance(own, Mapping) else None
-        return replace(row, source=self.verifier, reference=row.reference if row.reference is not None else hidden)
+        if row.reference is None and isinstance(own, Mapping):
+            return replace(row, reference=own.get("ground_truth_for_llm_judge"))
+        return row

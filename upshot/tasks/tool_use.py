@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from upshot.config.bounds import Count, Words
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
-from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.tools import CALLING, ToolEnvironment, make_tools
+from upshot.tasks.participants.tools import ToolEnvironment, make_tools
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
@@ -52,16 +50,15 @@ class ToolUse(VerifiedTask):
 
     def describe_tools(self) -> None:
         """Put the tools and how to call them into the system prompt."""
-        listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
-        self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
+        self.system = f"{self.system}\n\n{self.environment().describe()}".strip()
 
-    def environment(self) -> Participant:
+    def environment(self) -> ToolEnvironment:
         """The tools."""
         return self._environment
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Their definitions."""
-        return [tool.definition for tool in self._environment.tools.values()]
+        return self._environment.definitions()
 
     async def aclose(self) -> None:
         """Close the tools."""
@@ -80,21 +77,10 @@ class SearchQa(ToolUse):
         self,
         corpus: Words,
         mode: Literal["exact", "contains", "f1"] = "exact",
-        results: Count = 3,
-        role: Literal["tool", "user"] = "tool",
-        describe: bool = False,
         **rows: Any,
     ) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
         fixed = {"tools", "verifier_options"} & rows.keys()
         if fixed:
             raise UserError(f"task 'search-qa' sets '{min(fixed)}' itself; use task 'tools' to choose it")
-        super().__init__(
-            tools=("search",),
-            verifier_options={"mode": mode},
-            corpus=corpus,
-            results=results,
-            role=role,
-            describe=describe,
-            **rows,
-        )
+        super().__init__(tools=("search",), verifier_options={"mode": mode}, corpus=corpus, **rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from upshot.core.conversation import Conversation, Row
@@ -24,6 +25,8 @@ class VerifiedTask(TableTask):
     """The verifier of rows that name none."""
     verifier_options: Mapping[str, Any] = {}
     """Constructor options of that verifier."""
+    verifies_all = False
+    """Whether that verifier is asked for rows that name another one, too."""
     instructions = ""
     """Put behind a bare question: how to answer."""
 
@@ -57,7 +60,8 @@ class VerifiedTask(TableTask):
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row of this task."""
-        return row_of(record, self.verifier, self.instructions, self.system)
+        row = row_of(record, self.verifier, self.instructions, self.system)
+        return replace(row, source=self.verifier) if self.verifies_all else row
 
     def response(self, conversation: Conversation) -> str | None:
         """What is verified: the assistant's last words; None when it said nothing."""

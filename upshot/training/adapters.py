@@ -15,7 +15,7 @@ from typing import Any
 
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.files import fill_folder, place_folder
+from upshot.core.files import write_folder
 from upshot.models.local import adapter_config, describe_choice, load_whole
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -111,6 +111,4 @@ def _merge(config: PolicyConfig, folder: Path) -> None:
         module.save_pretrained(to)
         tokenizer.save_pretrained(to)
 
-    partial = folder.with_name(f".partial-{folder.name}")
-    fill_folder(partial, write)
-    place_folder(partial, folder)
+    write_folder(folder, write)

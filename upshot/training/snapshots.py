@@ -22,7 +22,7 @@ from torch import Tensor
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
-from upshot.core.files import fill_folder, place_folder
+from upshot.core.files import write_folder
 from upshot.engine.engine import Engine
 from upshot.models.base import Completion, Model, Request
 from upshot.models.engine_model import EngineModel
@@ -34,44 +34,23 @@ PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)
 WEIGHTS = "trained.safetensors"
 
 
-class FrozenPolicy(Model):
+class FrozenPolicy(EngineModel):
     """A copy of the policy that is trained no further."""
 
-    def __init__(self, sampler: EngineModel, module: Any, when: str, kv_bytes: int = 0) -> None:
-        self.name = f"policy@{when}"
+    def __init__(self, sampler: EngineModel, module: Any, when: str, kv_bytes: int) -> None:
         self.policy = module
         shared = {id(p): p for p in module.parameters() if not p.requires_grad}
         shared |= {id(b): b for b in module.buffers()}
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
-        self.sampler = EngineModel(
-            Engine(
-                self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)
-            ),
-            sampler.tokenizer,
-            self.name,
-            Renderer(sampler.tokenizer),
-        )
-        self.tokenizer = sampler.tokenizer
-        self.abilities = self.sampler.abilities
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """What the copy says."""
-        return await self.sampler.generate(request)
+        settings = replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)
+        engine = Engine(self.module, set(sampler.end_ids), settings)
+        super().__init__(engine, sampler.tokenizer, f"policy@{when}", Renderer(sampler.tokenizer))
 
     def catch_up(self, step: int) -> None:
         """Take over the policy's weights, which have taken so many steps."""
         trained = dict(self.policy.named_parameters())
-        self._set({name: trained[name].detach() for name in self.own})
-        self.version = step
-
-    @property
-    def version(self) -> int:
-        """How many steps the copy's weights have taken, as its samples say."""
-        return self.sampler.engine.version
-
-    @version.setter
-    def version(self, step: int) -> None:
-        self.sampler.engine.version = step
+        self.load({name: trained[name].detach() for name in self.own})
+        self.engine.version = step  # as its samples say
 
     @property
     def own(self) -> dict[str, Tensor]:
@@ -79,24 +58,12 @@ class FrozenPolicy(Model):
         shared = {id(p) for p in self.policy.parameters()}
         return {name: p for name, p in self.module.named_parameters() if id(p) not in shared}
 
-    def _set(self, weights: dict[str, Tensor]) -> None:
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over these weights."""
         with torch.no_grad():
             for name, own in self.own.items():
                 own.copy_(weights[name])
-        self.sampler.engine.weights_changed()
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """The copy's own weights in the host's memory, as a checkpoint keeps them."""
-        kept: dict[str, Tensor] = on_host(self.own)
-        return kept
-
-    def load(self, folder: Path) -> None:
-        """The copy that a checkpoint kept."""
-        self._set(load_weights(folder))
-
-    async def aclose(self) -> None:
-        """Release the copy."""
-        await self.sampler.aclose()
+        self.engine.weights_changed()
 
 
 class RenewedPolicy(Model):
@@ -129,7 +96,7 @@ class RenewedPolicy(Model):
         """The next step is this one: say what the copies of a checkpoint are."""
         self.latest = max(step - 1, 0) // self.every
         for state in range(max(self.latest - len(self.copies) + 1, 0), self.latest + 1):
-            self.copies[state % len(self.copies)].version = state * self.every
+            self.copies[state % len(self.copies)].engine.version = state * self.every
 
     async def aclose(self) -> None:
         """Release the copies."""
@@ -201,7 +168,7 @@ class PolicyModel(EngineModel):
 
     def snapshot(self) -> Callable[[Path], None]:
         """What writes all copies into a checkpoint, as they are now."""
-        kept = {when: twin.snapshot() for when, twin in self.copies.items()}
+        kept = {when: on_host(twin.own) for when, twin in self.copies.items()}
 
         def write(folder: Path) -> None:
             for when, weights in kept.items():
@@ -212,7 +179,7 @@ class PolicyModel(EngineModel):
     def load_copies(self, folder: Path) -> None:
         """The copies that a checkpoint kept."""
         for when, twin in self.copies.items():
-            twin.load(folder / f"policy-{when}")
+            twin.load(load_weights(folder / f"policy-{when}"))
 
 
 def states_at_once(every: int, ahead: int) -> int:
@@ -228,9 +195,7 @@ def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Weights by name, entirely or not at all: of a copy, or of the reference that a phase began with."""
     from safetensors.torch import save_file
 
-    partial = folder.with_name(f".partial-{folder.name}")
-    fill_folder(partial, lambda to: save_file({name: w.contiguous() for name, w in weights.items()}, to / WEIGHTS))
-    place_folder(partial, folder)
+    write_folder(folder, lambda to: save_file({name: w.contiguous() for name, w in weights.items()}, to / WEIGHTS))
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

@@ -201,7 +201,7 @@ class Trainer:
                 f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
                 "takes so many optimizer steps"
             )
-        objective = given.watched()
+        objective = given.objective()
         logs = self.learner.forward_backward(given.units, objective) if given.units else {}
         return logs | (logged_drift(given.logs) or objective.drift(self.learner.ranks))
 

@@ -19,7 +19,7 @@ def test_short_templates_are_those_of_user_and_judge() -> None:
     for short, ending in ((False, ""), (True, "_short")):
         services = build_simulation(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
         assert isinstance(services.user, LLMUser) and services.user.template == f"user{ending}"
-        rubrics = {name: m.judge.rubric for name, m in services.metrics.items() if isinstance(m, JudgedMetric)}
+        rubrics = {name: m.rubric for name, m in services.metrics.items() if isinstance(m, JudgedMetric)}
         assert rubrics == {name: f"{name}{ending}" for name in ("accuracy", "interactivity")}
         assert {name: how.weight for name, how in services.weights.items()} == metrics
 

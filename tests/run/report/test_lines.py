@@ -17,8 +17,8 @@ def test_a_cut_last_line_is_skipped_and_said(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n\n{"step": 2}\n{"step": 3, "re')
     log = LogTail(path)
     assert [row["step"] for _, _, row in log.read()] == [1, 2]
-    assert log.skipped.cut and not log.skipped.lines
-    assert "last line is incomplete" in (log.skipped.sentence("m.jsonl") or "")
+    assert log.cut and not log.skipped
+    assert "last line is incomplete" in (log.sentence() or "")
 
 
 def test_unreadable_lines_in_the_middle_are_counted_by_number(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_unreadable_lines_in_the_middle_are_counted_by_number(tmp_path: Path) ->
     path.write_bytes(b'{"step": 1}\nnot json\n[1, 2]\n\xff\xfe\n{"step": 2}')
     log = LogTail(path)
     assert [row["step"] for _, _, row in log.read()] == [1, 2]
-    assert log.skipped.lines == [2, 3, 4] and not log.skipped.cut
+    assert log.skipped == [2, 3, 4] and not log.cut
 
 
 def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_log_that_grows_piece_by_piece_is_read_as_a_whole_one(
             path.write_bytes(whole[:cut])
             log.file = None  # the same file to us, though written anew
             found += [row for _, _, row in log.read()]
-    assert found == rows and not log.skipped.cut
+    assert found == rows and not log.cut
 
 
 def test_a_log_that_was_rewritten_is_read_from_its_beginning(tmp_path: Path) -> None:

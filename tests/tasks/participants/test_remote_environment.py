@@ -12,8 +12,8 @@ from aiohttp import web
 
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
+from upshot.tasks.environments.remote import RemoteEnvironment, RemoteError, reward_of, session_name
 from upshot.tasks.participants.base import count
-from upshot.tasks.participants.remote import RemoteEnvironment, RemoteError, reward_of, session_name
 
 
 class Server:

@@ -6,10 +6,9 @@ import json
 import pytest
 from constraint_rows import AGREED, ON_PURPOSE
 
-from upshot.tasks.verifiers.ifeval.checks import CHECKS, keeps
-from upshot.tasks.verifiers.ifeval.constraints import ConstraintsVerifier, constraints_of
+from upshot.tasks.verifiers.ifeval.constraints import CHECKS, ConstraintsVerifier, constraints_of, keeps
 from upshot.tasks.verifiers.ifeval.languages import LANGUAGES, is_language
-from upshot.tasks.verifiers.ifeval.old_constraints import SAME
+from upshot.tasks.verifiers.ifeval.olmo import SAME
 
 CASES: list[tuple[str, dict[str, object], str, str]] = [
     ("keywords:existence", {"keywords": ["tree", "river"]}, "A Street by the river.", "A trap by the river."),

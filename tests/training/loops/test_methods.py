@@ -168,9 +168,9 @@ def test_online_dpo_trains_the_sampled_ids() -> None:
         return forward_backward(units, objective)
 
     own.forward_backward = spy  # type: ignore[method-assign]
-    logs = online_dpo.learn(own, [group], seed=0)
+    logs = rl.learn(own, [group], 0, online_dpo.prepare)
     assert logs["train/pairs"] == 1 and seen == [group[1].conversation.ids, group[0].conversation.ids]
-    assert online_dpo.learn(own, [replies([0.5, 0.5])], seed=0)["train/pairs"] == 0
+    assert rl.learn(own, [replies([0.5, 0.5])], 0, online_dpo.prepare)["train/pairs"] == 0
 
 
 def test_ppo_pays_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
@@ -215,12 +215,12 @@ def test_ppo_advantages_are_white_and_only_where_something_was_sampled() -> None
 def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
     group = replies([1.0, None, 1.0, 1.0])
     own = learner(value_head=True, lr=0.02, kl=0.0, ppo={"whiten": False})
-    logs = [ppo.learn(own, [group], seed=0) for _ in range(30)]
+    logs = [rl.learn(own, [group], 0, ppo.prepare) for _ in range(30)]
     assert logs[0]["train/sequences"] == 3 and logs[0]["value/mean"] == 0
     assert logs[-1]["loss/value"] < 0.2 * logs[0]["loss/value"]
     assert logs[-1]["value/mean"] == pytest.approx(1, abs=0.3), "a reward of 1 is what the head learns to expect"
     assert group[1].advantages == () and len(group[0].advantages) == 1
-    assert ppo.learn(own, [replies([None])], seed=0) == {"train/sequences": 0.0}
+    assert rl.learn(own, [replies([None])], 0, ppo.prepare) == {"train/sequences": 0.0}
 
 
 @pytest.mark.slow

@@ -20,13 +20,12 @@ import torch
 
 from tests.training.workshop import learner, metrics, recipe
 from upshot.cli import main
-from upshot.config.recipe import Recipe, TrainConfig
+from upshot.config.recipe import CreditConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.check_names import check_names
-from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.tree import measure_tree
@@ -108,7 +107,7 @@ def future(words: Words, path: tuple[int, ...], forks: tuple[int, ...]) -> Futur
 
 
 def scored(reply: Rollout, by: str) -> Rollout:
-    talk = Talk({}, {"worth": MetricWeight()}, credit=CreditRule(by))
+    talk = Talk({}, {"worth": MetricWeight()}, credit=CreditConfig(by=by))
     reply.reward, reply.credit = talk.score(reply)
     return reply
 

@@ -10,9 +10,8 @@ import torch
 
 from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.run.run import train
-from upshot.training.learner.batch import Datum, ForwardOutput
 from upshot.training.loops.minibatches import Round, update
-from upshot.training.objectives.mismatch import MismatchObjective, weigh
+from upshot.training.objectives.mismatch import MismatchMeter, weigh
 from upshot.training.objectives.objectives import PolicyGradient
 
 
@@ -23,22 +22,12 @@ class Batchlike:
         self.columns = {"old": torch.tensor(old), "advantages": torch.zeros(len(old))}
 
 
-class Nothing(PolicyGradient):
-    def __init__(self) -> None:
-        pass
-
-    def loss(self, batch: Any, found: Any) -> Any:
-        return found.logprobs.sum(), {}
-
-
 def test_drift_is_the_mean_and_the_largest_difference_over_all_micro_batches() -> None:
-    watched = MismatchObjective(Nothing())
-    watched.begin([Datum([1, 2], [0, 1])], 1, "token")
+    meter = MismatchMeter()
+    assert meter.drift() == {}, "what was not sampled has no drift, not none"
     for old, new in (([-1.0, -2.0], [-1.5, -2.0]), ([-3.0], [-3.25])):
-        watched.loss(Batchlike(old), ForwardOutput(torch.tensor(new)))  # type: ignore[arg-type]
-    assert watched.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
-    watched.begin([], 1, "token")
-    assert watched.drift() == {}, "what was not sampled has no drift, not none"
+        meter.watch(Batchlike(old), torch.tensor(new))  # type: ignore[arg-type]
+    assert meter.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "kind": "rslora"}, {"r": 4, "kind": "dora"}])
@@ -75,7 +64,7 @@ def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importan
         data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
         logs = {} if passing else weigh(own, data)
         config = own.config.importance if passing else None
-        given = Round([[one] for one in data], lambda own=own: PolicyGradient(own.config), logs, importance=config)
+        given = Round([[one] for one in data], lambda own=own, config=config: PolicyGradient(own.config, config), logs)
         logs = update(own, given, 0)
         found.append((torch.cat([p.detach().flatten() for p in own.parameters]), logs))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-4)  # of updates of 1e-2

@@ -1,48 +1,26 @@
 """The recipe: what a YAML file may say, a file a section. Loading, `extends` and overrides are in `config/load.py`."""
 
 from upshot.config.recipe.base import Named, Section, Text
-from upshot.config.recipe.policy import EngineConfig, LoraConfig, PolicyConfig, TinyConfig
-from upshot.config.recipe.recipe import BudgetConfig, EvalConfig, Recipe, WarmStartConfig
-from upshot.config.recipe.reward import MetricConfig, ReplyRuleConfig, RewardConfig
-from upshot.config.recipe.rollout import AgentConfig, CreditConfig, EpisodeConfig, FuturesConfig
-from upshot.config.recipe.train import (
-    ClipConfig,
-    DPOConfig,
-    ImportanceConfig,
-    KLConfig,
-    OptimizerConfig,
-    PPOConfig,
-    SaveConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from upshot.config.recipe.policy import LoraConfig, PolicyConfig, TinyConfig
+from upshot.config.recipe.recipe import EvalConfig, Recipe
+from upshot.config.recipe.reward import MetricConfig
+from upshot.config.recipe.rollout import AgentConfig, CreditConfig, FuturesConfig
+from upshot.config.recipe.train import ImportanceConfig, ScheduleConfig, TrainConfig
 
 __all__ = [
     "AgentConfig",
-    "BudgetConfig",
-    "ClipConfig",
     "CreditConfig",
-    "DPOConfig",
-    "EngineConfig",
-    "EpisodeConfig",
     "EvalConfig",
     "FuturesConfig",
     "ImportanceConfig",
-    "KLConfig",
     "LoraConfig",
     "MetricConfig",
     "Named",
-    "OptimizerConfig",
-    "PPOConfig",
     "PolicyConfig",
     "Recipe",
-    "ReplyRuleConfig",
-    "RewardConfig",
-    "SaveConfig",
     "ScheduleConfig",
     "Section",
     "Text",
     "TinyConfig",
     "TrainConfig",
-    "WarmStartConfig",
 ]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from upshot.config.bounds import Words
+from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe.base import Named, Section
-from upshot.config.renamed import RENAMED_KEYS
 
 
 class AgentConfig(Section):

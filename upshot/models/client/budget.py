@@ -30,11 +30,8 @@ class Budget:
     def check(self) -> None:
         """Raise `BudgetExceeded` when no further call may be sent."""
         self._look()
-        for what, spent, limit in (
-            ("calls", self.calls, self.max_calls),
-            ("tokens", self.tokens, self.max_tokens),
-            ("dollars", self.dollars, self.max_dollars),
-        ):
+        for what in SPENT:
+            spent, limit = getattr(self, what), getattr(self, f"max_{what}")
             if limit is not None and spent >= limit:
                 raise BudgetExceeded(
                     f"the budget of {limit:g} {what} is spent ({spent:g}); what is finished is saved: "

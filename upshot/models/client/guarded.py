@@ -49,7 +49,7 @@ class GuardedModel(Model):
         self.meter = UsageMeter(spec.label)
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
-        self._pauses: set[asyncio.Future[Any]] = set()
+        self._pauses: set[asyncio.Task[None]] = set()
         self._closed = False
         self._rng = random.Random()
 
@@ -71,8 +71,8 @@ class GuardedModel(Model):
     async def aclose(self) -> None:
         """Let nothing wait any more: calls still under way fail as 'closed'."""
         self._closed = True
-        for pause in list(self._pauses):
-            _end(pause)
+        for pause in self._pauses:
+            pause.cancel()
         if self.cache is not None:
             hits, asked = self.meter.cache_hits()
             if asked:
@@ -194,8 +194,8 @@ class GuardedModel(Model):
         self._check_open()
         wait = retries.next_wait(error)
         if wait is None:
-            attempts = f"{retries.attempts} attempts"
-            raise ModelCallError(error.reason, f"'{self.name}' after {attempts}: {error.detail}") from error
+            told = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
+            raise ModelCallError(error.reason, told) from error
         count.retries[error.reason] += 1
         log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
         await self._pause(wait)
@@ -206,14 +206,12 @@ class GuardedModel(Model):
 
     async def _pause(self, seconds: float) -> None:
         """Sleep that `aclose` ends."""
-        loop = asyncio.get_running_loop()
-        pause = loop.create_future()
-        timer = loop.call_later(seconds, _end, pause)
+        pause = asyncio.create_task(asyncio.sleep(seconds))
         self._pauses.add(pause)
         try:
-            await pause
+            await asyncio.wait([pause])
         finally:
-            timer.cancel()
+            pause.cancel()
             self._pauses.discard(pause)
 
     @staticmethod
@@ -223,8 +221,3 @@ class GuardedModel(Model):
         else:
             prompt = sum(len(message.content) for message in cast("Sequence[Message]", request.prompt)) // 4
         return prompt + n * request.sampling.max_tokens
-
-
-def _end(pause: asyncio.Future[Any]) -> None:
-    if not pause.done():
-        pause.set_result(None)

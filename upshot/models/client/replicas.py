@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Unpack
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
@@ -61,7 +61,7 @@ class ReplicatedModel(GuardedModel):
         await super().start()
         check_price(self)
         try:
-            await self._open_all(self._addresses())
+            await self._open_all(read_addresses(self.spec.url))
         except BaseException:
             await self.aclose()
             raise
@@ -192,16 +192,13 @@ class ReplicatedModel(GuardedModel):
         every = [model.abilities for model in self._list_open()]
         return Abilities(**{f.name: all(getattr(a, f.name) for a in every) for f in fields(Abilities)})
 
-    def _addresses(self) -> tuple[str, ...]:
-        return read_addresses(cast("str | tuple[str, ...]", self.spec.url))
-
     async def _watch_file(self) -> None:
         """Follow the file of addresses; while it cannot be read, the replicas stay as they are."""
         trouble = ""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
-                urls = self._addresses()
+                urls = read_addresses(self.spec.url)
             except UserError as error:
                 if str(error) != trouble:
                     log.warning("%s: %s; the replicas stay as they are", self.name, error)
@@ -232,10 +229,10 @@ def common_likeness(models: list[GuardedModel]) -> tuple[str, ...]:
     return next(iter(found))
 
 
-def read_addresses(url: str | tuple[str, ...]) -> tuple[str, ...]:
+def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The URLs, each once. A file holds one a line; empty lines and those that begin with '#' are skipped."""
     if not isinstance(url, str):
-        return url
+        return url or ()
     try:
         lines = Path(url).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

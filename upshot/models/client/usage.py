@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,12 +80,10 @@ class UsageMeter:
         """Calls that wait for a free slot of the endpoint."""
         self._began: dict[object, float] = {}
         """When each call under way was sent."""
-        self._roles: dict[str, RoleCount] = {}
+        self._roles: defaultdict[str, RoleCount] = defaultdict(RoleCount)
 
     def role(self, name: str) -> RoleCount:
         """The counters of a role."""
-        if name not in self._roles:
-            self._roles[name] = RoleCount()
         return self._roles[name]
 
     @contextmanager

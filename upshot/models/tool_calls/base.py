@@ -176,15 +176,16 @@ def call_of(data: Any) -> ToolCall | None:
 def parse_json(text: str) -> Any:
     """A JSON value, None where the text is none; line breaks inside strings are let pass, as models write them."""
     try:
-        value = json.loads(text, strict=False, parse_constant=_no_number)
+        value = json.loads(text, strict=False, parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # neither 1e999 nor half a surrogate pair
     except (ValueError, RecursionError):
         return None
     return value
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def refuse_constant(name: str) -> Any:
+    """For NaN and the infinities, which Python reads and JSON does not know."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 parsers: Registry[CallParser] = Registry("tool parser", "upshot.models.tool_calls")

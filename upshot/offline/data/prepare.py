@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import check_writable
@@ -16,6 +16,8 @@ from upshot.tasks.datasets.files import Record, read_tables
 from upshot.tasks.datasets.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
 from upshot.tasks.datasets.splits import split_in_two
 from upshot.tasks.verifiers.base import BadRow
+
+T = TypeVar("T")
 
 PURPOSES = ("sft", "rl", "dpo")
 UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
@@ -95,24 +97,28 @@ def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummar
     tables = read_tables(dataset, without=UNUSED[settings.purpose])
     summary = PrepareSummary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)
-    metrics = metrics_of(c for candidates in splits.values() for c in candidates)
+    metrics = list(dict.fromkeys(name for candidates in splits.values() for c in candidates for name in c.rewards))
     unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
     if unknown is not None:
         raise UserError(f"no metric '{unknown}' in '{dataset}'; {did_you_mean(unknown, ['score', *metrics])}")
     rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}
-    check_rows(rows, dataset, summary)
-    write_splits(out, rows, schema_for(settings.purpose, metrics), summary)
+    write_splits(dataset, out, rows, schema_for(settings.purpose, metrics), summary)
     return summary
 
 
-def metrics_of(candidates: Iterable[Candidate]) -> list[str]:
-    """The metrics that any of the candidates was scored by, in the order of their first mention."""
-    return list(dict.fromkeys(name for candidate in candidates for name in candidate.rewards))
+def write_splits(
+    dataset: str, out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: PrepareSummary
+) -> None:
+    """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run.
 
-
-def write_splits(out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: PrepareSummary) -> None:
-    """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run."""
+    A source of which nothing is left to learn from is refused, with the reasons.
+    """
+    if not rows["train"]:
+        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        left = " is left for training; all that are left are held out" if any(rows.values()) else ""
+        raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
     for split, content in rows.items():
+        summary.rows[split] = len(content)
         path = out / f"{summary.purpose}_{split}.parquet"
         if content:
             write_parquet(path, content, schema)
@@ -127,21 +133,14 @@ def check_share(validation: float) -> None:
         raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
 
 
-def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: PrepareSummary) -> None:
-    """Refuse a source of which nothing is left to learn from, with the reasons."""
-    if not rows["train"]:
-        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
-        left = " is left for training; all that are left are held out" if any(rows.values()) else ""
-        raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
-
-
 def split_tables(
     tables: Mapping[str, Sequence[Record]], settings: PrepareSettings, dropped: Counter[str]
 ) -> dict[str, list[Candidate]]:
     """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
     goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
     parsed = {
-        split: merge_duplicates(_parse_all(records, dropped, goals), dropped) for split, records in tables.items()
+        split: merge_duplicates(parse_all(records, lambda record: candidate_of(record, goals), dropped), dropped)
+        for split, records in tables.items()
     }
     train, validation, leaked = split_in_two(parsed, goal_groups, settings.validation, settings.seed)
     if leaked:
@@ -149,14 +148,15 @@ def split_tables(
     return {"train": train, "validation": validation}
 
 
-def _parse_all(records: Sequence[Record], dropped: Counter[str], goals: bool = False) -> list[Candidate]:
-    candidates = []
+def parse_all(records: Sequence[Record], parse: Callable[[Record], T], dropped: Counter[str]) -> list[T]:
+    """What is made of each record; those of which nothing can be made are counted."""
+    found = []
     for record in records:
         try:
-            candidates.append(candidate_of(record, goals))
+            found.append(parse(record))
         except BadRow as why:
             dropped[str(why)] += 1
-    return candidates
+    return found
 
 
 def _rows(
@@ -175,7 +175,6 @@ def _rows(
         chosen = distinct_prompts(candidates, summary.dropped)
         facts = (split, settings.source, settings.task_desc, settings.agent_name)
         rows = [rl_row(c, _system(c, settings), number, *facts) for number, c in enumerate(chosen)]
-    summary.rows[split] = len(rows)
     summary.goals[split] = len({c.goal_key for c in chosen})
     return rows
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from upshot.core.files import check_writable
-from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
+from upshot.offline.data.prepare import PrepareSummary, check_share, parse_all, write_splits
 from upshot.tasks.datasets.files import read_tables
 from upshot.tasks.datasets.parquet import schema_for
 from upshot.tasks.datasets.splits import split_in_two
-from upshot.tasks.users.transcripts import Transcript, transcript_of
-from upshot.tasks.verifiers.base import BadRow
+from upshot.tasks.users.transcripts import transcript_of
 
 
 def prepare_user(dataset: str, out: Path, validation: float = 0.1, seed: int = 0) -> PrepareSummary:
@@ -22,14 +21,7 @@ def prepare_user(dataset: str, out: Path, validation: float = 0.1, seed: int = 0
     check_writable(out / "user_train.parquet")
     tables = read_tables(dataset)
     summary = PrepareSummary("user", read=sum(map(len, tables.values())))
-    parsed: dict[str, list[Transcript]] = {}
-    for split, records in tables.items():
-        parsed[split] = []
-        for record in records:
-            try:
-                parsed[split].append(transcript_of(record))
-            except BadRow as why:
-                summary.dropped[str(why)] += 1
+    parsed = {split: parse_all(records, transcript_of, summary.dropped) for split, records in tables.items()}
     train, held_out, leaked = split_in_two(parsed, lambda some: [one.goal for one in some], validation, seed)
     if leaked:
         summary.dropped["goal also in validation"] += leaked
@@ -37,7 +29,6 @@ def prepare_user(dataset: str, out: Path, validation: float = 0.1, seed: int = 0
     for split, some in (("train", train), ("validation", held_out)):
         dialogues = [[message.to_dict() for message in one.to_dialogue()] for one in some]
         rows[split] = [{"messages": said, "conv_id": None, "score": None} for said in dialogues]
-        summary.rows[split], summary.goals[split] = len(some), len({one.goal for one in some})
-    check_rows(rows, dataset, summary)
-    write_splits(out, rows, schema_for("sft"), summary)
+        summary.goals[split] = len({one.goal for one in some})
+    write_splits(dataset, out, rows, schema_for("sft"), summary)
     return summary

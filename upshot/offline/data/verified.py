@@ -15,7 +15,7 @@ from typing import Any
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable
-from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
+from upshot.offline.data.prepare import PrepareSummary, check_share, write_splits
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record, read_tables
 from upshot.tasks.datasets.parquet import verl_row, verl_schema
@@ -57,12 +57,9 @@ def prepare_verified(
     if leaked:
         summary.dropped["question also in validation"] += leaked
     splits = {"train": train, "validation": validated}
-    check_rows(splits, dataset, summary)
-    for split, rows in splits.items():
-        summary.rows[split] = len(rows)
-        summary.goals[split] = len(set(map(question_key, rows)))
+    summary.goals = {split: len(set(map(question_key, rows))) for split, rows in splits.items()}
     records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
-    write_splits(out, records, verl_schema("question", METADATA), summary)
+    write_splits(dataset, out, records, verl_schema("question", METADATA), summary)
     return summary
 
 

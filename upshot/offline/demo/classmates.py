@@ -8,7 +8,7 @@ answer right from the thought, and can a monitor tell from the thought whether t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,12 @@ from upshot.core.score import Reason, Score, mean_score
 from upshot.models.connect import connect
 from upshot.offline.demo.stages import Demonstration, mean_cell
 from upshot.offline.demo.step_reader import plain_steps
+from upshot.offline.play.stage import open_stage, with_policy
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import build_context, build_services
-from upshot.run.reporter import Reporter
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.ciphers import Ciphers, thought
@@ -45,13 +43,11 @@ WARM, TWIN, TAUGHT = "warm start", "twin without classmates", "with a classmate"
 COLUMNS = ("model", "main accuracy", "classmate, from the thought", "monitor F1", "plain thoughts")
 
 
-def demo(
-    overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
-) -> int:
+def demo(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -> int:
     """Train the classmate and, for every seed, the three models; print the table and the path of the report."""
     loaded = load_recipe("classmate-mini", overrides)
     recipe = loaded.recipe
-    shown = Demonstration.begin("demo-classmates", recipe, make_reporter, quiet, as_json)
+    shown = Demonstration("demo-classmates", recipe, quiet, as_json)
     if loaded.origin(f"models.{PEER}") != COMMAND_LINE:
         recipe = with_peer(recipe, shown)
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
@@ -127,26 +123,14 @@ class Readability:
 
 async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Readability:
     """Play `count` rows of the test split with the recipe's classmates, and show the thoughts to its monitor."""
-    from upshot.engine.engine import Engine
-    from upshot.models.engine_model import EngineModel
-    from upshot.models.rendering import Renderer
-    from upshot.training.setup import context_limit, load_policy, sampling_of
-
     if recipe.eval.monitor is None:
         raise UserError("eval.monitor names no model to read the thoughts; the recipe 'classmate-mini' has one")
-    task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    module, tokenizer = load_policy(recipe.model, task, 0, str(checkpoint))
-    renderer = Renderer(tokenizer)
-    model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
-    limit = context_limit(recipe.model, module)
-    policy = Policy(model, renderer, sampling_of(recipe), limit, recipe.episode.system, think=recipe.episode.think)
-    services = build_services(recipe, task, model, tokenizer, renderer)
-    async with services:
-        context = build_context(recipe, services, policy)
-        groups = await play_step(context, task.rows("test")[:count], 1, derive_seed(recipe.seed, "test"))
+    async with open_stage(with_policy(recipe, checkpoint)) as stage:
+        rows, manager = stage.task.rows("test")[:count], stage.services.manager
+        groups = await play_step(stage.context, rows, 1, derive_seed(recipe.seed, "test"))
         replies = [reply for group in groups for reply in group]
-        cases = [case_of(reply.conversation, reply.reward, task, services.manager) for reply in replies]
-        looks = await Monitor(services.models[recipe.eval.monitor]).look_at_all(cases)
+        cases = [case_of(reply.conversation, reply.reward, stage.task, manager) for reply in replies]
+        looks = await Monitor(stage.services.models[recipe.eval.monitor]).look_at_all(cases)
     return Readability([case.verdict for case in cases], [_classmate_score(reply) for reply in replies], looks)
 
 

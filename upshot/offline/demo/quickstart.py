@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
 from upshot.core.threads import thread_count
 from upshot.offline.demo.stages import Demonstration
+from upshot.offline.play.stage import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
-from upshot.run.reporter import Reporter
 from upshot.tasks.base import tasks
 
 if TYPE_CHECKING:
@@ -47,12 +47,10 @@ class OpeningOutcome:
     """Whether the first reply was a question."""
 
 
-def quickstart(
-    overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
-) -> int:
+def quickstart(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -> int:
     """Train the three models, evaluate them on held-out goals, print the table and the path of the report."""
     recipe = load_recipe("quickstart", overrides).recipe
-    demo = Demonstration.begin("demo", recipe, make_reporter, quiet, as_json)
+    demo = Demonstration("demo", recipe, quiet, as_json)
     single = {"futures.rounds": 0, "credit.by": "reply"}
     stages: list[Stage] = [
         (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", single),
@@ -62,12 +60,10 @@ def quickstart(
     return compare_stages(recipe, demo, stages, "What the reward looks at decides what is learned", hint)
 
 
-def tree(
-    overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
-) -> int:
+def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -> int:
     """The same with openings alone and twice the steps: whose turns are trained decides whether it lasts."""
     recipe = load_recipe("quickstart", ["task.midway=0", "train.steps=160", *overrides]).recipe
-    demo = Demonstration.begin("demo-tree", recipe, make_reporter, quiet, as_json)
+    demo = Demonstration("demo-tree", recipe, quiet, as_json)
     stages: list[Stage] = [
         ("credit to the reply", "reinforcement, as published: the reply alone is trained", {"credit.by": "reply"}),
         ("along the tree", "reinforcement, what the policy says in the futures is trained too", {"credit.by": "tree"}),
@@ -132,21 +128,15 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     """Whole conversations of one model on the test split, all at once."""
-    from upshot.engine.engine import Engine
-    from upshot.models.engine_model import EngineModel
-    from upshot.models.rendering import Renderer
     from upshot.rewards.metrics.verifier import VerifierMetric
-    from upshot.training.setup import load_policy
 
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    module, tokenizer = load_policy(recipe.model, task, 0, str(checkpoint))
-    renderer = Renderer(tokenizer)
-    model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
-    policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
     metric, user = VerifierMetric(task), task.user()
     assert user is not None
 
     async def play_all() -> list[OpeningOutcome]:
+        model, renderer = await start_policy(with_policy(recipe, checkpoint), task)
+        policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
         rows = task.rows("test")[:ROWS]
         return list(await asyncio.gather(*(_play(row, policy, user, metric, recipe.seed) for row in rows)))
 

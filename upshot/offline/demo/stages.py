@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from upshot.config.load import dump_recipe, validate_recipe
 from upshot.config.recipe import Recipe
+from upshot.run.console import make_reporter
 from upshot.run.folder import free_place
-from upshot.run.reporter import Reporter
 
 
-@dataclass(frozen=True)
 class Demonstration:
     """Where a demonstration writes, and how it speaks."""
 
-    root: Path
-    make_reporter: Callable[[], Reporter]
-    quiet: bool
-    as_json: bool
-    started: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def begin(
-        cls, name: str, recipe: Recipe, make_reporter: Callable[[], Reporter], quiet: bool, as_json: bool
-    ) -> Demonstration:
+    def __init__(self, name: str, recipe: Recipe, quiet: bool, as_json: bool) -> None:
         """In the recipe's run folder, else in one of its own."""
-        return cls(Path(recipe.run_dir) if recipe.run_dir else free_place(name), make_reporter, quiet, as_json)
+        self.root = Path(recipe.run_dir) if recipe.run_dir else free_place(name)
+        self.quiet, self.as_json = quiet or as_json, as_json
+        self.started = time.monotonic()
 
     def tell(self, text: str) -> None:
         """A line for whoever watches."""
-        if not self.quiet and not self.as_json:
+        if not self.quiet:
             print(text, flush=True)
 
     def train(
@@ -55,7 +46,7 @@ class Demonstration:
                 data[section][own] = value
             else:
                 data[section] = value
-        latest = train(validate_recipe(data), None, self.make_reporter()).latest()
+        latest = train(validate_recipe(data), None, make_reporter(self.quiet)).latest()
         assert latest is not None
         return latest.path
 

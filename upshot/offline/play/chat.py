@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,53 +32,43 @@ NO_GOAL = (
 NO_REFERENCE = "the verifier compares with a reference, and your words have none: give it with /reference TEXT"
 
 
-@dataclass
-class ChatSettings:
-    """Who and what a chat has besides its policy."""
-
-    context: RolloutContext
-    metrics: Mapping[str, Metric]
-    user: Participant | None = None
-    rows: Sequence[Row] = ()
-    """Rows whose goals the simulated user may have, taken in turn."""
-    system: str = ""
-    seed: int = 0
-
-
 class Chat:
     """One conversation after another; each command returns what there is to show."""
 
-    def __init__(self, settings: ChatSettings) -> None:
-        self.settings = settings
-        self.forks: list[Rollout] = []
-        """The replies of the last /fork."""
-        self._begun = 0
-        self._rows = 0
-        self.conversation = self._new(Row("chat", ()))
-
-    def _new(self, row: Row) -> Conversation:
-        self._begun += 1
-        self.forks = []
-        system = self.settings.system
-        if system and not any(message.role == "system" for message in row.messages):
-            row = replace(row, messages=(Message("system", system), *row.messages))
-        self.conversation = Conversation(row, self.settings.seed + self._begun, f"chat#{self._begun}")
-        return self.conversation
+    def __init__(
+        self,
+        context: RolloutContext,
+        metrics: Mapping[str, Metric],
+        user: Participant | None,
+        rows: Sequence[Row],
+        system: str,
+        seed: int,
+    ) -> None:
+        """rows: whose goals the simulated user may have, taken in turn."""
+        self.context, self.metrics, self.user, self.rows = context, metrics, user, rows
+        self.system, self.seed = system, seed
+        self._begun = self._rows = 0
+        self.restart()
 
     def restart(self, row: Row | None = None) -> None:
         """A new conversation, with the facts of a row or with none."""
-        self._new(row or Row("chat", ()))
+        row = row or Row("chat", ())
+        self._begun += 1
+        self.forks: list[Rollout] = []
+        """The replies of the last /fork."""
+        if self.system and not any(message.role == "system" for message in row.messages):
+            row = replace(row, messages=(Message("system", self.system), *row.messages))
+        self.conversation = Conversation(row, self.seed + self._begun, f"chat#{self._begun}")
 
     def set_fact(self, name: str, value: str) -> None:
         """Goal or reference of the conversation as it goes on; of the same kind as those of the task's rows."""
-        example = next((getattr(row, name) for row in self.settings.rows), None)
+        given: Any = value
+        example = next((getattr(row, name) for row in self.rows), None)
         if isinstance(example, Mapping):
             given = read_value(f"/{name}", value)
             if not isinstance(given, Mapping) or set(given) != set(example):
                 raise UserError(f"/{name}: expected one like {json.dumps(dict(example), default=str)}")
-            self.conversation.row = replace(self.conversation.row, **{name: given})  # type: ignore[arg-type]
-            return
-        self.conversation.row = replace(self.conversation.row, **{name: value})  # type: ignore[arg-type]
+        self.conversation.row = replace(self.conversation.row, **{name: given})
 
     def say(self, text: str) -> None:
         """Your words."""
@@ -86,7 +76,7 @@ class Chat:
 
     async def hear_user(self) -> list[Message]:
         """What the simulated user says instead of you; where it leaves, the conversation has ended."""
-        user = self.settings.user
+        user = self.user
         if user is None:
             raise UserError("there is no simulated user here: name the model that plays it with --user, or --recipe")
         if self._lacks_goal():
@@ -113,18 +103,18 @@ class Chat:
 
     def _take_facts(self) -> None:
         """What your own words do not say and a score needs: the simulated user's goal, else a reference of yours."""
-        rows, metrics = self.settings.rows, self.settings.metrics.values()
-        if self.settings.user is not None and rows and self._lacks_goal():
+        rows = self.rows
+        if self.user is not None and rows and self._lacks_goal():
             self._take_row()
-        verified = any(isinstance(metric, VerifierMetric) for metric in metrics) and rows
+        verified = any(isinstance(metric, VerifierMetric) for metric in self.metrics.values()) and rows
         if verified and rows[0].reference is not None and self.conversation.row.reference is None:
             raise UserError(NO_REFERENCE)
 
     def _take_row(self) -> list[Message]:
         """The next goal that the task's rows have; what its row opens with, where the conversation begins with it."""
-        if not self.settings.rows:
+        if not self.rows:
             raise UserError(NO_GOAL)
-        row = self.settings.rows[self._rows % len(self.settings.rows)]
+        row = self.rows[self._rows % len(self.rows)]
         self._rows += 1
         if any(turn.message.role == "user" for turn in self.conversation.turns):
             own = self.conversation.row.messages
@@ -139,7 +129,7 @@ class Chat:
             raise UserError("nothing was said yet that could be replied to")
         self._take_facts()
         before = self._before_reply()
-        one_reply = replace(self.settings.context, max_turns=1, environment=None)
+        one_reply = replace(self.context, max_turns=1, environment=None)
         twins = [before.fork("fork", self._begun, index) for index in range(n)]
         self.forks = list(await asyncio.gather(*(play_reply(one_reply, twin) for twin in twins)))
         return self.forks
@@ -157,10 +147,10 @@ class Chat:
         """Every metric of the conversation as it stands."""
         if self.last_reply() is None:
             raise UserError("there is no reply to score yet")
-        if not self.settings.metrics:
+        if not self.metrics:
             raise UserError("there are no metrics here: give --metrics, or chat with a run or --recipe")
         self._take_facts()
-        return await score_conversation(self.settings.metrics, self.conversation)
+        return await score_conversation(self.metrics, self.conversation)
 
     def save(self, path: Path) -> None:
         """Append the conversation to a JSONL file that `upshot score` and `upshot data prepare` read."""
@@ -179,10 +169,6 @@ class Chat:
         turn = self.last_reply()
         return "" if turn is None else str(turn.note.get("thought", ""))
 
-    def drop_half(self, turns: tuple[Turn, ...]) -> None:
-        """Go back to earlier turns, when a reply was broken off."""
-        self.conversation.turns = turns
-
     def _before_reply(self) -> Conversation:
         twin = self.conversation.fork("again", len(self.conversation.turns))
         while twin.turns and twin.turns[-1].message.role != "user":
@@ -192,14 +178,7 @@ class Chat:
 
     async def reply(self) -> Turn:
         """The model's reply to what was said last."""
-        turn = await self.settings.context.policy.reply(self.conversation)
+        turn = await self.context.policy.reply(self.conversation)
         if turn is None:
             raise UserError("the conversation fills the model's context; begin another one with /new")
         return turn
-
-
-def reply_facts(turn: Turn) -> dict[str, Any]:
-    """Tokens and how it ended, for the line below a reply."""
-    if turn.sample is not None:
-        return {"tokens": len(turn.sample.ids), "finish": turn.sample.finish}
-    return {"tokens": turn.note.get("tokens"), "finish": turn.note.get("finish")}

@@ -90,11 +90,10 @@ def step_through(stage: Stage) -> None:
     stepper.watch(context.policy.model, "generate", "policy")
     for name, model in services.models.items():
         stepper.watch(model, "generate", f"model {name}")
-    for who, participant in (("user", services.user), ("environment", context.environment)):
-        if (participant is not None and participant is not services.user) or (
-            who == "user" and participant is not None
-        ):
-            stepper.watch(participant, "observe", who)
+    if services.user is not None:
+        stepper.watch(services.user, "observe", "user")
+    if context.environment is not None and context.environment is not services.user:
+        stepper.watch(context.environment, "observe", "environment")
     for name, metric in services.metrics.items():
         stepper.watch(metric, "score", f"metric {name}")
 

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from upshot.config.load import find_recipe
 from upshot.config.recipe import Recipe
-from upshot.config.sampling import Sampling
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.time_limit import call_seconds
@@ -29,6 +29,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.services import Services, Spec, build_context, build_services
 from upshot.serving.openai.stream import GrowingText
 from upshot.tasks.base import Task, tasks
+from upshot.training.setup import load_policy, sampling_of
 
 Hear = Callable[[str], None]
 """Is told pieces of what the policy says, as they come."""
@@ -103,8 +104,13 @@ async def _stream_engine(engine: EngineModel, request: Request, hear: Hear) -> l
     return [engine.completion(running, request.sampling)]
 
 
+def with_policy(recipe: Recipe, checkpoint: Path) -> Recipe:
+    """The recipe with a checkpoint of it as its model."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(checkpoint)})})
+
+
 async def start_policy(
-    recipe: Recipe, task: Task, spec: Spec | None, budget: Budget | None = None
+    recipe: Recipe, task: Task, spec: Spec | None = None, budget: Budget | None = None
 ) -> tuple[StandingPolicy, Renderer | None]:
     """The policy to play with: the model of a spec, else the recipe's own as it is before any training."""
     if spec is not None:
@@ -114,7 +120,6 @@ async def start_policy(
         renderer = Renderer(model.tokenizer, recipe.model.template_options) if model.tokenizer is not None else None
         return StandingPolicy(model), renderer
     from upshot.engine.engine import Engine
-    from upshot.training.setup import load_policy
 
     module, tokenizer = load_policy(recipe.model, task, derive_seed(recipe.seed, "weights"))
     renderer = Renderer(tokenizer, recipe.model.template_options)
@@ -134,22 +139,16 @@ async def open_stage(recipe: Recipe, spec: Spec | None = None, budget: Budget | 
         services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
         speaker = _speaker(recipe, task, policy, renderer)
         async with services:
-            yield Stage(
-                recipe,
-                task,
-                services,
-                build_context(recipe, services, speaker),
-            )
+            yield Stage(recipe, task, services, build_context(recipe, services, speaker))
     finally:
         await policy.aclose()
 
 
 def _speaker(recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Renderer | None) -> Policy:
     episode = recipe.episode
-    sampling = Sampling(episode.max_tokens, episode.temperature, episode.top_p, episode.top_k)
     engine = getattr(policy.inner, "inner", policy.inner)
     room = recipe.model.max_context or (engine.engine.shape.max_length if isinstance(engine, EngineModel) else 0)
-    return Policy(policy, renderer, sampling, room, episode.system, task.tools(), episode.think)
+    return Policy(policy, renderer, sampling_of(recipe), room, episode.system, task.tools(), episode.think)
 
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:

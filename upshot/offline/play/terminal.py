@@ -13,12 +13,13 @@ from typing import Any
 
 from upshot.api.reward import open_scorer
 from upshot.config.load import load_recipe
+from upshot.core.conversation import Turn
 from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.core.thought import GrowingThought
 from upshot.models.base import ModelCallError
 from upshot.models.connect import connect
 from upshot.offline.arguments import SCRIPT, read_metrics, read_model
-from upshot.offline.play.chat import Chat, ChatSettings, reply_facts
+from upshot.offline.play.chat import Chat
 from upshot.offline.play.stage import StandingPolicy, open_stage, recipe_of_run
 from upshot.offline.play.trees import clean, group_tree, tell_scores
 from upshot.rollout.futures.talk import Talk
@@ -35,7 +36,6 @@ HELP = """\
 /new          begin another conversation       /quit   leave (Ctrl-D)
 """
 RunNow = Callable[[Coroutine[Any, Any, Any]], Any]
-COMMANDS = ("user", "fork", "take", "score", "think", "goal", "reference", "save", "new", "quit", "help")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,17 +43,17 @@ def run(args: argparse.Namespace) -> int:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            settings = runner.run(stack.enter_async_context(open_chat(args)))
-            model = settings.context.policy.model
+            chat = runner.run(stack.enter_async_context(open_chat(args)))
+            model = chat.context.policy.model
             assert isinstance(model, StandingPolicy)
-            Terminal(Chat(settings), model, runner.run, args.think).read()
+            Terminal(chat, model, runner.run, args.think).read()
         finally:
             runner.run(stack.aclose())
     return 0
 
 
 @asynccontextmanager
-async def open_chat(args: argparse.Namespace) -> AsyncIterator[ChatSettings]:
+async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
     """The model, and whoever else the run, the recipe or the options name."""
     own = recipe_of_run(args.model)
     if args.recipe or own:
@@ -61,24 +61,22 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[ChatSettings]:
             if getattr(args, option):
                 raise UserError(f"--{option}: the recipe says it; override it: models.{option}=… or reward.metrics=…")
         recipe = load_recipe(args.recipe or args.model, args.overrides).recipe
-        changes = {name: value for name, value in _sampling(args).items() if value is not None}
-        recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=changes)})
+        recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=_sampling(args))})
         async with open_stage(recipe, _spec(args)) as stage:
             rows = next((rows for split in ("test", "validation", "train") if (rows := stage.task.rows(split))), ())
-            yield ChatSettings(
-                stage.context, stage.services.metrics, stage.services.user, list(rows[:1000]), args.system, args.seed
-            )
+            services = stage.services
+            yield Chat(stage.context, services.metrics, services.user, list(rows[:1000]), args.system, args.seed)
         return
     if args.overrides:
         raise UserError(
             f"'{args.overrides[0]}' overrides a recipe, and there is none; give --recipe NAME, or a run folder"
         )
-    async with _without_recipe(args) as settings:
-        yield settings
+    async with _without_recipe(args) as chat:
+        yield chat
 
 
 @asynccontextmanager
-async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[ChatSettings]:
+async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[Chat]:
     async with connect(_spec(args), role="policy") as model:
         policy = StandingPolicy(model)
         user = users.create("scripted", {}, "--user") if args.user == SCRIPT else args.user and read_model(args.user)
@@ -86,7 +84,7 @@ async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[ChatSetting
         options: dict[str, Any] = {
             "metrics": metrics or {"token_amount": 0.0} if model.tokenizer is not None else metrics,
             "judge": args.judge and read_model(args.judge),
-            **{name: value for name, value in _sampling(args).items() if value is not None},
+            **_sampling(args),
         }
         talks = user is not None
         async with open_scorer(
@@ -98,9 +96,8 @@ async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[ChatSetting
                 from upshot.models.rendering import Renderer
 
                 context.policy.renderer = Renderer(model.tokenizer)
-            yield ChatSettings(
-                replace(context, user=futures.user), futures.metrics, futures.user, (), args.system, args.seed
-            )
+            context = replace(context, user=futures.user)
+            yield Chat(context, futures.metrics, futures.user, (), args.system, args.seed)
 
 
 def _spec(args: argparse.Namespace) -> Any:
@@ -117,25 +114,18 @@ def _spec(args: argparse.Namespace) -> Any:
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    return {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    """What was said of it on the command line."""
+    said = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 class Terminal:
     """Reads lines and prints what comes of them."""
 
-    def __init__(
-        self,
-        chat: Chat,
-        policy: StandingPolicy,
-        run_now: Callable[[Coroutine[Any, Any, Any]], Any],
-        think: bool = False,
-    ) -> None:
+    def __init__(self, chat: Chat, policy: StandingPolicy, run_now: RunNow, think: bool) -> None:
         from rich.console import Console
 
-        self.chat = chat
-        self.policy = policy
-        self.run_now = run_now
-        self.think = think
+        self.chat, self.policy, self.run_now, self.think = chat, policy, run_now, think
         self.console = Console(markup=False, highlight=False)
 
     def read(self) -> None:
@@ -166,10 +156,10 @@ class Terminal:
                 self.chat.say(line)
                 self._speak()
         except KeyboardInterrupt:
-            self.chat.drop_half(before)
+            self.chat.conversation.turns = before
             self.console.print("\n(broken off)", style="dim")
         except (UserError, ModelCallError, ExceptionGroup, OSError) as error:
-            self.chat.drop_half(before)
+            self.chat.conversation.turns = before
             self.console.print(clean(str(user_error_in(error) or error)), style="yellow")
 
     def _command(self, name: str, rest: str) -> None:
@@ -179,7 +169,7 @@ class Terminal:
             "new": lambda _: self.chat.restart(), "help": lambda _: self.console.print(HELP, end=""),
         }  # fmt: skip
         if name not in commands:
-            raise UserError(f"unknown command '/{name}'; {did_you_mean(name, COMMANDS)}")
+            raise UserError(f"unknown command '/{name}'; {did_you_mean(name, [*commands, 'quit'])}")
         commands[name](rest.strip())
 
     def _speak(self) -> None:
@@ -196,14 +186,14 @@ class Terminal:
         self.policy.hear = lambda text: show(growing.feed(clean(text)))
         self.console.print("model> ", style="bold cyan", end="")
         try:
-            self.run_now(self.chat.reply())
+            turn: Turn = self.run_now(self.chat.reply())
         finally:
             self.policy.hear = None
         show(growing.finish())
-        turn = self.chat.last_reply()
-        facts = reply_facts(turn) if turn is not None else {}
-        length = f"{facts['tokens']} tokens" if facts.get("tokens") else ""
-        end = "cut at the limit" if facts.get("finish") == "length" else ""
+        kept = turn.sample
+        tokens, finish = (len(kept.ids), kept.finish) if kept else (turn.note.get("tokens"), turn.note.get("finish"))
+        length = f"{tokens} tokens" if tokens else ""
+        end = "cut at the limit" if finish == "length" else ""
         hidden = "a thought (/think)" if self.chat.thought() and not self.think else ""
         self.console.print()
         if said := ", ".join(part for part in (length, end, hidden) if part):

@@ -9,7 +9,7 @@ reply was better: its advantages are zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from upshot.rewards.advantages.base import (
@@ -57,16 +57,15 @@ def left_out(rewards: Values) -> list[float | None]:
 
 
 def within_groups(
-    step: Step,
-    compare: Callable[[Values], list[float | None]],
-    scale: Callable[[Step], Mapping[tuple[str, ...], float]] | None = None,
+    step: Step, compare: Callable[[Values], list[float | None]], scale_by_step: bool = False
 ) -> Advantages:
-    """Advantages of every span: its combination of parts, compared within the group, and divided by its scale."""
+    """Advantages of every span: its combination of parts, compared within the group; divided by the deviation over
+    the whole step, where asked for."""
     groups = [comparable(group) for group in step]
-    scales = scale(groups) if scale is not None else None
+    scales = _deviations(groups) if scale_by_step else {}
 
     def of(group: Sequence[Credit | None], parts: tuple[str, ...]) -> list[float | None]:
-        by = scales[parts] if scales is not None else 1.0
+        by = scales.get(parts, 1.0)
         return [None if a is None else a / by for a in compare([part(credit, parts) for credit in group])]
 
     return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in groups]
@@ -86,7 +85,7 @@ def _deviations(step: Step) -> dict[tuple[str, ...], float]:
 def grpo(step: Step, scale: Literal["group", "step", "none"] = "group") -> Advantages:
     """Centred by the group and divided by its standard deviation; `scale: step` divides by that of the whole step."""
     if scale == "step":
-        return within_groups(step, centred, _deviations)
+        return within_groups(step, centred, scale_by_step=True)
     return within_groups(step, normalised if scale == "group" else centred)
 
 

@@ -10,7 +10,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric, metrics
-from upshot.tasks.participants.judge import Judge
+from upshot.rewards.metrics.judged import JudgedMetric
 
 
 @metrics.register("action_accuracy")
@@ -27,8 +27,7 @@ class ActionAccuracy(Metric):
         """Make the metric; `by`: a judge says whether the reply asks, or the rule that its last line is a question."""
         if by == "judge" and judge is None:
             raise UserError("the metric 'action_accuracy' needs a judge model; name one, or set by: rule")
-        asks = Judge(judge, "asks", "asks", 0, 1, True, max_tokens, repairs) if judge and by == "judge" else None
-        self.judge = asks
+        self.asks = JudgedMetric("asks", judge, "asks", 0, 1, True, max_tokens, repairs) if by == "judge" else None
 
     async def score(self, conversation: Conversation) -> Score:
         """Right or wrong; missing when nobody says whether the question is ambiguous, or nothing was replied."""
@@ -38,10 +37,10 @@ class ActionAccuracy(Metric):
         last = conversation.last("assistant")
         if last is None or not last.content.strip():
             return Score.missing(Reason.NOTHING_SAID)
-        if self.judge is None:
+        if self.asks is None:
             asks = Score(float(ends_asking(last.content)))
         else:
-            asks = await self.judge.rate(conversation)
+            asks = await self.asks.score(conversation)
         if asks.value is None:
             return asks
         right = (asks.value == 1.0) == ambiguous

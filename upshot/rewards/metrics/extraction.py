@@ -9,45 +9,29 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
-from upshot.models.base import Model
+from upshot.models.base import Model, ModelCallError
 from upshot.rewards.metric import Metric
+from upshot.tasks.participants.ask import Flaw, ask, object_schema
+from upshot.tasks.participants.templates import as_lines, as_text, render
 
-ARTEFACTS = ("answer", "code", "document")
-"""Artefacts that the judge is told more about; any other is asked for by the words that name it."""
+DESCRIPTIONS = {
+    "answer": "the final answer to the person's problem",
+    "code": "the complete program or function, without code fences",
+    "document": "the full text of the document",
+}
+"""What the judge is told of an artefact; any other is asked for by the words that name it."""
+WAYS = ("fence", "judge", "last")
 TYPO = 0.85
 """How alike a name must be to one of those to be taken for a slip of the pen."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
-
-
-async def last_message(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
-    """The assistant's last message as it stands."""
-    last = conversation.last("assistant")
-    return last.content if last is not None else ""
-
-
-async def last_block(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
-    """The text inside the last code fence that any assistant message holds."""
-    said = (message.content for message in reversed(conversation.messages) if message.role == "assistant")
-    return next((block for text in said if (block := last_fence(text)) is not None), "")
-
-
-async def ask_judge(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
-    """The artefact as a model writes it down: as it stands at the end, at temperature 0."""
-    from upshot.tasks.participants.judge import extract_artefact
-
-    assert judge is not None  # refused by `ExtractedMetric`
-    return await extract_artefact(judge, artefact, conversation)
-
-
-Extractor = Callable[[Conversation, str, Model | None], Awaitable[str | Score]]
-"""The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
-WAYS: Mapping[str, Extractor] = {"fence": last_block, "judge": ask_judge, "last": last_message}
 
 
 class ExtractedMetric(Metric):
@@ -64,12 +48,12 @@ class ExtractedMetric(Metric):
         self.artefact = artefact
         self.inner = inner
         self.intrinsic = inner.intrinsic
-        self._extract = WAYS[how]
+        self._how = how
         self._judge = judge
 
     async def score(self, conversation: Conversation) -> Score:
         """The inner metric's score of the artefact; missing when it could not be extracted."""
-        found = await self._extract(conversation, self.artefact, self._judge)
+        found = await self._extract(conversation)
         if isinstance(found, Score):
             return found
         given = await limit_call(self.inner, self.inner.score, ending_with(conversation, found))
@@ -79,9 +63,47 @@ class ExtractedMetric(Metric):
             detail["absent"] = True
         return Score(score.value, score.reason, detail)
 
+    async def _extract(self, conversation: Conversation) -> str | Score:
+        """The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
+        said = [message.content for message in reversed(conversation.messages) if message.role == "assistant"]
+        if self._how == "last":
+            return said[0] if said else ""
+        if self._how == "fence":
+            return next((block for text in said if (block := last_fence(text)) is not None), "")
+        assert self._judge is not None  # refused above
+        return await extract_artefact(self._judge, self.artefact, conversation)
+
     async def aclose(self) -> None:
         """Close the inner metric."""
         await self.inner.aclose()
+
+
+async def extract_artefact(model: Model, artefact: str, conversation: Conversation) -> str | Score:
+    """What a conversation produced, as a model writes it down at temperature 0: empty when there is nothing, missing
+    when it fails."""
+    schema = object_schema({"found": {"type": "boolean"}, artefact: {"type": "string"}})
+    prompt = render(
+        "extract",
+        artefact=artefact,
+        description=DESCRIPTIONS.get(artefact, f"the {artefact}"),
+        goal=as_text(conversation.row.goal),
+        requirement=as_text(conversation.row.meta.get("extraction_requirement")),
+        conversation=as_lines(conversation.messages),
+    )
+
+    def flaw(values: Mapping[str, Any]) -> Flaw | None:
+        if values.get("found") is False:
+            return None
+        text = values.get(artefact)
+        if not isinstance(text, str):
+            return Flaw("missing_key", f'"{artefact}" must be text')
+        return None if text.strip() else Flaw("empty", f'"{artefact}" is empty although it was found')
+
+    try:
+        answer = await ask(model, prompt, schema, flaw, Sampling(8192, 0.0), "judge")
+    except ModelCallError as error:
+        return Score.failed(error, f"{artefact}: extraction")
+    return "" if answer.values.get("found") is False else str(answer.values[artefact])
 
 
 def ending_with(conversation: Conversation, artefact: str) -> Conversation:
@@ -109,7 +131,7 @@ def last_fence(text: str) -> str | None:
 def check_extraction(artefact: str, how: str, where: str = "") -> None:
     """Raise when the artefact is misspelled or the way to find it unknown."""
     place = f" in {where}" if where else ""
-    if artefact not in ARTEFACTS and difflib.get_close_matches(artefact, ARTEFACTS, 1, TYPO):
-        raise UserError(f"unknown artefact '{artefact}'{place}; {did_you_mean(artefact, ARTEFACTS)}")
+    if artefact not in DESCRIPTIONS and difflib.get_close_matches(artefact, DESCRIPTIONS, 1, TYPO):
+        raise UserError(f"unknown artefact '{artefact}'{place}; {did_you_mean(artefact, DESCRIPTIONS)}")
     if how not in WAYS:
         raise UserError(f"unknown way '{how}' to extract a {artefact}{place}; {did_you_mean(how, WAYS)}")

@@ -75,7 +75,9 @@ class RewardModelScore(Metric):
             try:
                 values = await asyncio.to_thread(self._rate, [messages for messages, _ in batch])
             except Exception as error:
-                _settle(batch, error)
+                for _, done in batch:
+                    if not done.done():
+                        done.set_exception(error)
                 continue
             for (_, done), value in zip(batch, values, strict=True):
                 if not done.done():
@@ -116,13 +118,6 @@ class RewardModelScore(Metric):
                 model.config.pad_token_id = tokenizer.pad_token_id
             self._loaded = (tokenizer, model)
         return self._loaded
-
-
-def _settle(batch: list[tuple[list[dict[str, Any]], asyncio.Future[float]]], error: Exception) -> None:
-    """Tell everyone who waits for a batch that it failed."""
-    for _, done in batch:
-        if not done.done():
-            done.set_exception(error)
 
 
 def _text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:

@@ -2,15 +2,14 @@
 
 A kind of future is one file here with `@kinds.register("name")`, or `my_pkg.module:Kind` in the recipe. Its constructor
 takes its options and, where it names them, what the program has (`rollout/dependencies.py`): `metrics` and `weights`
-(the reward's), `user`, `task`, `models`, `manager`, `credit` (a `CreditRule`), `renderer` (of the policy), `judge`,
-`sandbox`, `seed`.
+(the reward's), `user`, `task`, `models`, `manager`, `credit` (the recipe's section), `renderer` (of the policy),
+`judge`, `sandbox`, `seed`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError
@@ -19,22 +18,6 @@ from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-
-
-@dataclass(frozen=True, slots=True)
-class CreditRule:
-    """How a recipe gives the main reward to tokens."""
-
-    by: str = "reply"
-    """reply: one reward for the whole episode. turns: every turn earns its own. tree: the futures' turns as well."""
-    tokens: str = "all"
-    """all, thought or answer: which of the sampled tokens are trained."""
-    gamma: float = 1.0
-    """by turns: what a reward counts for the turn before it."""
-    split: bool = False
-    """by turns: every turn is a training sample of its own."""
-    forks: float = 1.0
-    """by tree: the share of the forks that is learned from."""
 
 
 class Futures(Helper, ABC):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
 from upshot.core.stopwatch import at_work
@@ -16,7 +17,7 @@ from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, relabe
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.episode import play_future
-from upshot.rollout.futures.base import CreditRule, Futures, kinds
+from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
@@ -35,7 +36,7 @@ class Talk(Futures):
         user: Participant | None = None,
         samples: int | Sequence[int] = 1,
         rounds: int = 0,
-        credit: CreditRule | None = None,
+        credit: CreditConfig | None = None,
         with_user: bool = False,
     ) -> None:
         self.metrics = metrics
@@ -47,7 +48,7 @@ class Talk(Futures):
         self.with_user = with_user
         self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
-        self.credit = credit or CreditRule()
+        self.credit = credit or CreditConfig()
         self.every_turn = self.credit.by == "turns" and self.user is not None
 
     async def play(self, reply: Rollout, policy: Policy) -> None:
@@ -160,7 +161,7 @@ class NoFutures(Talk):
     """The reply as it stands: the baseline of every other kind."""
 
     def __init__(
-        self, metrics: Mapping[str, Metric], weights: Mapping[str, MetricWeight], credit: CreditRule | None = None
+        self, metrics: Mapping[str, Metric], weights: Mapping[str, MetricWeight], credit: CreditConfig | None = None
     ) -> None:
         super().__init__(metrics, weights, credit=credit)
 

@@ -31,17 +31,17 @@ class Finding:
     """Whether the run cannot begin like this; else it is only worth knowing."""
 
 
+@dataclass
 class CheckContext:
     """A recipe with its task, rows and tokenizer."""
 
-    def __init__(self, recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> None:
-        self.recipe = recipe
-        self.offline = offline
-        """Whether no endpoint is called."""
-        self.resumed = resumed
-        """Whether the run's folder is there already."""
-        self.ranks = ranks
-        """How many processes train together."""
+    recipe: Recipe
+    offline: bool = False
+    """Whether no endpoint is called."""
+    resumed: bool = False
+    """Whether the run's folder is there already."""
+    ranks: int = 1
+    """How many processes train together."""
 
     @property
     def sampled(self) -> bool:

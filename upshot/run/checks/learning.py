@@ -10,29 +10,20 @@ from upshot.run.checks.context import CheckContext, Finding
 
 def check(context: CheckContext) -> Iterator[Finding]:
     """Look at how the policy is sampled and at what of its replies is trained."""
-    if context.sampled:
-        yield from _alike(context)
-        yield from _unmarked(context)
-
-
-def _alike(context: CheckContext) -> Iterator[Finding]:
-    """Replies that leave nothing to chance cannot be compared, and their log-probabilities have no gradient."""
-    episode = context.recipe.episode
+    if not context.sampled:
+        return
+    episode, key = context.recipe.episode, thought_key(context.recipe)
+    # Replies that leave nothing to chance cannot be compared, and their log-probabilities have no gradient.
     says = "all replies to a row would be the same, and nothing is learned from them"
     if episode.temperature == 0:
         yield Finding(f"episode.temperature is 0: {says}; set it above 0 (eval.temperature is of its own)")
     if episode.top_k == 1:
         yield Finding(f"episode.top_k is 1: {says}; set it to 2 or more, or to 0 for all tokens")
-
-
-def _unmarked(context: CheckContext) -> Iterator[Finding]:
-    """A model of few words may have none for the markers of a thought."""
-    markers, key = context.recipe.episode.think, thought_key(context.recipe)
-    if markers is None or not key or not context.model_here:
+    if episode.think is None or not key or not context.model_here:
         return
-    closing = context.tokenizer.decode(context.tokenizer.encode(markers[1], add_special_tokens=False))
-    if closing.strip() != markers[1].strip():
+    closing = episode.think[1]  # a model of few words may have none for it
+    if context.tokenizer.decode(context.tokenizer.encode(closing, add_special_tokens=False)).strip() != closing.strip():
         yield Finding(
-            f"{key} is thought, and the model has no token for '{markers[1]}' (episode.think): none of its replies "
+            f"{key} is thought, and the model has no token for '{closing}' (episode.think): none of its replies "
             f"can have a thought; set episode.think to markers that it has, or {key}=all"
         )

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from upshot.run.checks.context import CheckContext, Finding
-from upshot.run.trackers import check_names
+from upshot.run.trackers import check_names, not_installed
 
 WITHOUT_KEY = ("offline", "disabled", "dryrun")
 
@@ -19,7 +19,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
     check_names(names)
     for name in dict.fromkeys(names):
         if importlib.util.find_spec(name) is None:
-            yield Finding(f"tracker '{name}' needs a package that is not installed; run: pip install -e '.[{name}]'")
+            yield Finding(not_installed(name))
         elif name == "wandb" and not _wandb_key():
             yield Finding("tracker 'wandb' has no key; run `wandb login`, or set WANDB_MODE=offline")
 

@@ -16,7 +16,7 @@ from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds, limit_call
 from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.play import catch_failure, has_opening, score_conversation
-from upshot.rollout.services import Services, build_services
+from upshot.rollout.services import build_services
 from upshot.run.checks.context import CheckContext, Finding
 
 OWN_FAULTS = (Reason.ERROR, Reason.NOT_A_SCORE)
@@ -65,23 +65,17 @@ async def _play(context: CheckContext) -> dict[str, Score]:
     async with services:
         row = context.task.rows("train")[0]
         conversation = Conversation(row, context.recipe.seed, "trial")
-        failure = await _open(services, conversation)
-        if failure is not None:
-            return {"the user": failure}
+        user = services.user
+        if user is not None and not has_opening(row):
+            failure = await catch_failure(limit_call(user, user.start, conversation), "user")
+            if failure is not None:
+                return {"the user": failure}
         words = row.reference if isinstance(row.reference, str) and row.reference else "OK."
         conversation.say(Message("assistant", words), note={"finish": "stop"})
         tried = {name: metric for name, metric in services.metrics.items() if not metric.loads_model}
         scores = await score_conversation(tried, conversation)
         found = {f"metric '{name}'": score for name, score in scores.items()}
-        if services.user is not None and context.recipe.futures.rounds:
-            user = services.user
+        if user is not None and context.recipe.futures.rounds:
             said = await catch_failure(limit_call(user, user.observe, conversation), "user")
             found |= {"the user": said} if said is not None else {}
         return found
-
-
-async def _open(services: Services, conversation: Conversation) -> Score | None:
-    user = services.user
-    if user is None or has_opening(conversation.row):
-        return None
-    return await catch_failure(limit_call(user, user.start, conversation), "user")

@@ -55,7 +55,7 @@ class Curves:
         self.last_steps[phase] = max(step, self.last_steps.get(phase, step))
         of_phase = self._points[phase]
         for key, cell in row.items():
-            if key in NOT_METRICS or not _is_metric(cell):
+            if key in NOT_METRICS or not (cell is None or isinstance(cell, int | float)):
                 continue
             value = number(cell)
             self.not_finite += value is None and cell is not None
@@ -107,10 +107,6 @@ def read_curves(path: Path) -> Curves:
 def _zeros(key: str, keys: Mapping[str, Mapping[float, float | None]]) -> dict[float, float | None]:
     """Zero where nothing was missing: `missing/<reason>` counts are logged only at steps where the reason occurred."""
     return dict.fromkeys(keys.get("reward/missing", ()), 0.0) if key.startswith("missing/") else {}
-
-
-def _is_metric(cell: Any) -> bool:
-    return cell is None or isinstance(cell, int | float)
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:

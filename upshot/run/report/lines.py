@@ -16,24 +16,6 @@ from upshot.core.files import parse_json_line
 
 
 @dataclass(slots=True)
-class SkippedLines:
-    """Lines that could not be read: their numbers (from 1), and whether the last line was cut short."""
-
-    lines: list[int] = field(default_factory=list)
-    cut: bool = False
-
-    def sentence(self, name: str) -> str | None:
-        """What was skipped, for the reader; None when nothing was."""
-        said = []
-        if self.lines:
-            where = ", ".join(str(number) for number in self.lines[:5]) + (", …" if len(self.lines) > 5 else "")
-            said.append(f"{len(self.lines)} unreadable line{'s' * (len(self.lines) > 1)} skipped (line {where})")
-        if self.cut:
-            said.append("the last line is incomplete (the run was killed, or is still writing) and was skipped")
-        return f"{name}: {'; '.join(said)}." if said else None
-
-
-@dataclass(slots=True)
 class LogTail:
     """Where a growing log has been read to. A log that was rewritten (a resumed run drops lines) is read again."""
 
@@ -44,7 +26,20 @@ class LogTail:
     """Lines that were read."""
     file: tuple[int, int] | None = None
     """Device and inode: a rewritten log is another file."""
-    skipped: SkippedLines = field(default_factory=SkippedLines)
+    skipped: list[int] = field(default_factory=list)
+    """Numbers (from 1) of lines that could not be read."""
+    cut: bool = False
+    """Whether the last line was cut short."""
+
+    def sentence(self) -> str | None:
+        """What was skipped, for the reader; None when nothing was."""
+        said = []
+        if self.skipped:
+            where = ", ".join(map(str, self.skipped[:5])) + (", …" if len(self.skipped) > 5 else "")
+            said.append(f"{len(self.skipped)} unreadable line{'s' * (len(self.skipped) > 1)} skipped (line {where})")
+        if self.cut:
+            said.append("the last line is incomplete (the run was killed, or is still writing) and was skipped")
+        return f"{self.path.name}: {'; '.join(said)}." if said else None
 
     def is_rewritten(self) -> bool:
         """Whether what was read is no longer what the log says; from now on it is read from its beginning."""
@@ -53,7 +48,7 @@ class LogTail:
         again = self.file is not None and (file != self.file or found is None or found.st_size < self.end)
         if again:
             self.end = self.number = 0
-            self.skipped = SkippedLines()
+            self.skipped, self.cut = [], False
         self.file = file
         return again
 
@@ -66,14 +61,14 @@ class LogTail:
             file.seek(self.end)
             for data in file:
                 row = parse_json_line(data) if data.strip() else None
-                self.skipped.cut = row is None and bool(data.strip()) and not data.endswith(b"\n")
-                if self.skipped.cut:
+                self.cut = row is None and bool(data.strip()) and not data.endswith(b"\n")
+                if self.cut:
                     return
                 offset, self.end, self.number = self.end, self.end + len(data), self.number + 1
                 if row is not None:
                     yield offset, len(data), row
                 elif data.strip():
-                    self.skipped.lines.append(self.number)
+                    self.skipped.append(self.number)
                 if time.monotonic() > until:
                     return
 

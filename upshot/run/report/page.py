@@ -11,9 +11,11 @@ import base64
 import hashlib
 import html
 import json
-import math
+import re
 from importlib.resources import files
 from typing import Any
+
+from upshot.core.files import to_json_value
 
 SCRIPTS = (
     "dom.js", "source.js", "chart.js", "curves.js", "breakdown.js", "tokens.js", "tree.js", "compare.js", "overview.js",
@@ -26,7 +28,6 @@ def render(title: str, data: dict[str, Any] | None) -> str:
     script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     network = "connect-src 'self'" if data is None else "connect-src 'none'"
-    page = _asset("page.html")
     parts = {
         "%TITLE%": html.escape(title),
         "%POLICY%": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
@@ -36,11 +37,7 @@ def render(title: str, data: dict[str, Any] | None) -> str:
         "%DATA%": embed(data),
     }
     # One pass from left to right, so that a placeholder inside the data stays what it is: text.
-    out, rest = [], page
-    for mark in sorted(parts, key=page.index):
-        before, rest = rest.split(mark, 1)
-        out += [before, parts[mark]]
-    return "".join([*out, rest])
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], _asset("page.html"))
 
 
 def embed(data: Any) -> str:
@@ -56,22 +53,12 @@ def dump(data: Any) -> str:
     try:
         text = _to_json(data)
     except ValueError:  # NaN or Infinity: rare, and looking for them in all of an index takes longer than the rest
-        text = _to_json(_finite(data))
+        text = _to_json(to_json_value(data))
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _to_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
 
 
 def _asset(name: str) -> str:

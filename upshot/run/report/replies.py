@@ -115,7 +115,7 @@ class ReplyIndex:
         """The index of an otherwise unread log from an offset on, as a block; None where a line cannot be read."""
         self.log.end = start
         self._read_log(math.inf)  # its own blocks are longer every step, and say nothing of what was just written
-        if self.log.skipped.lines or self.log.skipped.cut or not self.places:
+        if self.log.skipped or self.log.cut or not self.places:
             return None
         own = {name: getattr(self, name) for name in ("columns", "slices", "means", "strings", "scales", "futures")}
         counts = {"reasons": [[*what, count] for what, count in self.reasons.items()], "scored": self.scored}
@@ -163,7 +163,7 @@ class ReplyIndex:
         columns["reward"].append(_short(self._widen("total", reward.get("total"))))
         columns["missing"].append([self._intern(reason) for reason in missing] if missing else None)
         for part in ("terms", "parts"):
-            for score in _values(reward.get(part)):
+            for _, score in _items(reward.get(part)):
                 self._widen("reward", score)
         for span in dicts(row.get("credit")):
             self._widen("advantage", span.get("advantage"))
@@ -323,10 +323,6 @@ def said(line: bytes) -> str:
 def dicts(value: Any) -> list[dict[str, Any]]:
     """The objects in what should be a list of them."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _values(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else []
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

@@ -158,7 +158,7 @@ class ShownRun:
         wanted = [(phase, key, points) for phase, keys in series.items() for key, points in keys.items()]
         longest = max((len(points) for _, _, points in wanted), default=0)
         told = [
-            log.log.skipped.sentence("metrics.jsonl"),
+            log.log.sentence(),
             longest > limit and f"metrics.jsonl: curves of more than {limit} points are thinned (extremes are kept).",
             len(wanted) > room and f"metrics.jsonl: {len(wanted) - room:,} of {len(wanted):,} curves are left out.",
             log.rewritten and f"metrics.jsonl: {log.rewritten:,} values were logged twice (resumed); the later count.",
@@ -169,7 +169,7 @@ class ShownRun:
 
     def _pack_counts(self) -> dict[str, Any]:
         index = self.replies
-        sentence = index.log.skipped.sentence("rollouts.jsonl")
+        sentence = index.log.sentence()
         reasons = index.reasons.most_common()
         return {
             "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],

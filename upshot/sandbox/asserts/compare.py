@@ -166,9 +166,7 @@ def _ratio(numerator: int, denominator: int) -> str:
     if denominator == 1:
         return _whole(numerator)
     if denominator & (denominator - 1) == 0 and max(numerator.bit_length(), denominator.bit_length()) < 1100:
-        return _float(numerator / denominator) if _exact(numerator, denominator) else f"F{numerator:x}/{denominator:x}"
+        number = numerator / denominator
+        if number.as_integer_ratio() == (numerator, denominator):
+            return _float(number)
     return f"F{numerator:x}/{denominator:x}"
-
-
-def _exact(numerator: int, denominator: int) -> bool:
-    return (numerator / denominator).as_integer_ratio() == (numerator, denominator)

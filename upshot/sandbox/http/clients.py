@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
+from upshot.core.http_client import AttemptError, HttpClient, Repeat, RetryPolicy
 from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
@@ -21,54 +21,62 @@ RETRY = RetryPolicy(retries=5, backoff_s=0.1)
 PATIENCE_S = 120.0
 """Seconds a request may wait in the server's queue beyond its own limits."""
 REFUSED = (400, 401, 403, 404, 413, 415, 422)
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading an answer of the wrong shape raises."""
 
 
 class Unreachable(Exception):
     """The server did not answer, or answered that it could not run the program."""
 
 
-class Connection:
+FAULTS = (Unreachable, KeyError, TypeError, ValueError, AttributeError)
+"""No answer, and what reading one of the wrong shape raises."""
+
+
+class Connection(HttpClient):
     """Requests to a server: a full queue and a broken connection are tried again."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = HttpClient(url, headers=headers, retry=RETRY)
+    def __init__(self, url: str, api_key: str | None) -> None:
+        super().__init__(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, retry=RETRY)
 
-    async def request(
-        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, repeatable: bool = True
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, repeat: Repeat = "any"
     ) -> dict[str, Any]:
-        """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses.
-
-        One that is not repeatable is sent again only where the server cannot have begun with it.
-        """
+        """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses."""
         try:
-            answer, _ = await self._client.request(
-                method, path, body, timeout_s=seconds + PATIENCE_S, repeat="any" if repeatable else "unbegun"
-            )
-            return answer
+            return (await self.request(method, path, body, timeout_s=seconds + PATIENCE_S, repeat=repeat))[0]
         except AttemptError as error:
-            where = f"{self._client.url}{path}"
+            where = f"{self.url}{path}"
             if error.status in REFUSED:
                 raise UserError(f"{where} refused the request: {error.status}: {error.detail}") from error
             raise Unreachable(f"{where}: {error.reason}: {error.detail}") from error
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+    async def ask_run(
+        self,
+        path: str,
+        body: dict[str, Any],
+        seconds: float,
+        read: Callable[[dict[str, Any]], RunResult],
+        repeat: Repeat = "any",
+    ) -> RunResult:
+        """What the server says of a run; that it says nothing is a fault."""
+        try:
+            return read(await self.ask("POST", path, body, seconds, repeat))
+        except FAULTS as error:
+            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
 
-def _faults(count: int, error: Exception) -> list[TestResult]:
-    return [TestResult(Outcome.SANDBOX_FAULT, None, str(error)) for _ in range(count)]
+class HttpRunner(CodeRunner):
+    """A runner behind a URL."""
 
-
-class CompatibleRunner(CodeRunner):
-    """Any server with /test_program and /test_program_stdio as FACTS describes them: 0 or 1 per test."""
-
-    def __init__(self, url: str, api_key: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None, limits: Limits | None) -> None:
         self.connection = Connection(url, api_key)
         self.limits = limits or Limits()
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+
+class CompatibleRunner(HttpRunner):
+    """Any server with /test_program and /test_program_stdio as FACTS describes them: 0 or 1 per test."""
 
     def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
         texts = [standalone(test) if isinstance(test, str) else test for test in tests]
@@ -94,14 +102,15 @@ class CompatibleRunner(CodeRunner):
         try:
             seconds = 3 * limits.wall * max(1, len(tests))
             body = {**self._body(program, tests, limits, given), **more}
-            return self._read(await self.connection.request("POST", path, body, seconds), len(tests))
-        except (Unreachable, *UNREADABLE) as error:
-            return _faults(len(tests), error)
+            results = self._read(await self.connection.ask("POST", path, body, seconds))
+            if len(results) != len(tests):
+                raise ValueError(f"{len(results)} results for {len(tests)} tests")
+            return results
+        except FAULTS as error:
+            return [TestResult(Outcome.SANDBOX_FAULT, None, str(error)) for _ in tests]
 
-    def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
-        results, runtimes = answer["results"], answer.get("runtimes") or [-1] * count
-        if len(results) != count:
-            raise ValueError(f"{len(results)} results for {count} tests")
+    def _read(self, answer: dict[str, Any]) -> list[TestResult]:
+        results, runtimes = answer["results"], answer.get("runtimes") or [-1] * len(answer["results"])
         outcomes = {1: Outcome.PASSED, None: Outcome.UNDECIDED}
         return [
             TestResult(outcomes.get(value, Outcome.WRONG), None if seconds < 0 else float(seconds))
@@ -112,9 +121,6 @@ class CompatibleRunner(CodeRunner):
         raise UserError(
             "the compatible code API only runs tests; use an Upshot or SandboxFusion server to run programs"
         )
-
-    async def aclose(self) -> None:
-        await self.connection.aclose()
 
 
 class UpshotRunner(CompatibleRunner):
@@ -130,32 +136,17 @@ class UpshotRunner(CompatibleRunner):
     async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
         return await self._post("/test_program", program, list(tests), limits, language=language)
 
-    def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
+    def _read(self, answer: dict[str, Any]) -> list[TestResult]:
         rows = zip(answer["outcomes"], answer["runtimes"], answer["details"], strict=True)
-        results = [
-            TestResult(Outcome(name), None if seconds < 0 else seconds, detail) for name, seconds, detail in rows
-        ]
-        if len(results) != count:
-            raise ValueError(f"{len(results)} results for {count} tests")
-        return results
+        return [TestResult(Outcome(name), None if seconds < 0 else seconds, detail) for name, seconds, detail in rows]
 
     async def _run(self, job: ProgramJob) -> RunResult:
-        body = {
-            "code": job.code,
-            "language": job.language,
-            "stdin": job.stdin,
-            "files": _encode(job.files),
-            "limits": asdict(job.limits),
-            "fetch_files": list(job.fetch),
-        }
-        try:
-            return read_run(await self.connection.request("POST", "/run", body, job.limits.wall + 30))
-        except (Unreachable, *UNREADABLE) as error:
-            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
+        body = {**_describe(job), "limits": asdict(job.limits)}
+        return await self.connection.ask_run("/run", body, job.limits.wall + 30, read_run)
 
     async def session(self, limits: Limits | None = None) -> Session:
         limits = limits or self.limits
-        answer = await self.connection.request("POST", "/sessions", {"limits": asdict(limits)}, 60)
+        answer = await self.connection.ask("POST", "/sessions", {"limits": asdict(limits)}, 60)
         return RemoteSession(self.connection, answer["session_id"], limits)
 
 
@@ -168,23 +159,26 @@ class RemoteSession(Session):
         self.limits = limits
 
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
-        body = {"code": code, "run_timeout": cpu_seconds}
-        try:
-            limits = self.limits.with_cpu(cpu_seconds)
-            return read_run(
-                await self.connection.request("POST", f"/sessions/{self.name}", body, limits.wall, repeatable=False)
-            )
-        except (Unreachable, *UNREADABLE) as error:
-            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
+        body, seconds = {"code": code, "run_timeout": cpu_seconds}, self.limits.with_cpu(cpu_seconds).wall
+        # A turn changes the session: it is sent again only where the server cannot have begun with it.
+        return await self.connection.ask_run(f"/sessions/{self.name}", body, seconds, read_run, repeat="unbegun")
 
     async def aclose(self) -> None:
         # A server that does not answer ends the session itself, once it is idle.
         with contextlib.suppress(Unreachable):
-            await self.connection.request("DELETE", f"/sessions/{self.name}", None, 30)
+            await self.connection.ask("DELETE", f"/sessions/{self.name}", None, 30)
 
 
-def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: base64.b64encode(data).decode() for name, data in files.items()}
+def _describe(job: ProgramJob) -> dict[str, Any]:
+    """A job but for its limits, in the fields that our server and SandboxFusion share."""
+    return {
+        "code": job.code,
+        "language": job.language,
+        "stdin": job.stdin,
+        "compile_timeout": job.compile_seconds,
+        "files": {name: base64.b64encode(data).decode() for name, data in job.files.items()},
+        "fetch_files": list(job.fetch),
+    }
 
 
 def read_run(answer: dict[str, Any]) -> RunResult:
@@ -194,32 +188,15 @@ def read_run(answer: dict[str, Any]) -> RunResult:
     return RunResult(**{**answer, "outcome": Outcome(answer["outcome"]), "compiled": compiled, "files": files})
 
 
-class FusionRunner(ScriptRunner):
+class FusionRunner(HttpRunner, ScriptRunner):
     """A SandboxFusion server, through run_code."""
-
-    def __init__(self, url: str, api_key: str | None = None, limits: Limits | None = None) -> None:
-        self.connection = Connection(url, api_key)
-        self.limits = limits or Limits()
 
     async def _run(self, job: ProgramJob) -> RunResult:
         limits = job.limits
-        body: dict[str, Any] = {
-            "code": job.code,
-            "language": job.language,
-            "stdin": job.stdin,
-            "run_timeout": limits.cpu_seconds,
-            "compile_timeout": job.compile_seconds,
-            "memory_limit_MB": limits.memory_mb,
-            "files": _encode(job.files),
-            "fetch_files": list(job.fetch),
-        }
-        try:
-            return _read_fusion(await self.connection.request("POST", "/run_code", body, limits.wall + 30), limits)
-        except (Unreachable, *UNREADABLE) as error:
-            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
-
-    async def aclose(self) -> None:
-        await self.connection.aclose()
+        body = {**_describe(job), "run_timeout": limits.cpu_seconds, "memory_limit_MB": limits.memory_mb}
+        return await self.connection.ask_run(
+            "/run_code", body, limits.wall + 30, lambda answer: _read_fusion(answer, limits)
+        )
 
 
 def _read_fusion(answer: dict[str, Any], limits: Limits) -> RunResult:

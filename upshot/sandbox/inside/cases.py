@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 COUNTER = "_upshot_checked"
 TEST = "test.py"
@@ -199,7 +199,7 @@ def standalone(test: str) -> str:
         return test
     calls = [f"{function.name}()" for function in _list_uncalled(tree)]
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases):
+        if _is_case(node):
             calls += ["_result = __import__('unittest').TestResult()"]
             calls += [f"__import__('unittest').defaultTestLoader.loadTestsFromTestCase({node.name}).run(_result)"]
             calls += ["assert _result.wasSuccessful(), str(_result.errors + _result.failures)[:500]"]
@@ -213,36 +213,35 @@ def each_method(source: str) -> list[str]:
     tree = parse(source)
     if isinstance(tree, str):
         return [source]
-    found = [
-        (index, item.name)
-        for index, node in enumerate(tree.body)
-        if isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases)
-        for item in node.body
-        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test")
-    ]
-    return [ast.unparse(_Only(tree.body[index], name).visit(ast.parse(source))) for index, name in found] or [source]
+    found = [(node.name, item.name) for node in tree.body if _is_case(node) for item in node.body if _is_test(item)]
+    return [ast.unparse(_Only(names).visit(ast.parse(source))) for names in found] or [source]
 
 
 class _Only(ast.NodeTransformer):
     """Leaves one test method of one class."""
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner.name, name
+    def __init__(self, names: tuple[str, str]) -> None:
+        self.names = names
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         """Drop all test methods but the one."""
-        node.body = [item for item in node.body if not self._other(node, item)] or [ast.Pass()]
+        kept = [item for item in node.body if not _is_test(item) or (node.name, item.name) == self.names]
+        node.body = kept or [ast.Pass()]
         return node
 
-    def _other(self, node: ast.ClassDef, item: ast.stmt) -> bool:
-        is_test = isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test")
-        return is_test and (node.name, getattr(item, "name", "")) != (self.owner, self.name)
+
+def _is_case(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
+    """Whether it is a unittest class."""
+    return isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases)
+
+
+def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
 
 
 def _list_uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [node for node in functions if node.name.startswith("test") and node.name not in used]
+    return [node for node in tree.body if _is_test(node) and node.name not in used]
 
 
 def _call(function: Any) -> None:

@@ -48,5 +48,5 @@ def _play(mode: str, payload: dict[str, Any], descriptors: list[int]) -> int:
     elif mode == "judge":
         judge.judge(payload, results, descriptors[5])
     elif mode == "session":
-        session.serve(payload, descriptors[5])
+        session.serve(descriptors[5])
     return 0

@@ -6,7 +6,6 @@ child touches on the way is a page fault, and those are most of what a run costs
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 from dataclasses import dataclass
@@ -31,12 +30,6 @@ class Walls:
     scratch: str
     """The directory for files: /tmp inside namespaces, a directory of the slot outside them."""
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Walls:
-        """Read the supervisor's description."""
-        names = ("namespaces", "landlock", "seccomp", "uid", "scratch")
-        return cls(**{name: data[name] for name in names})
-
 
 class Confinement:
     """A zygote's way of confining its children; `plan` in the zygote, `apply` in the child."""
@@ -50,8 +43,7 @@ class Confinement:
         self.filter: seccomp.Filter | None = None
         if walls.seccomp:
             # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
-            policy = seccomp.FilterPolicy() if walls.namespaces else seccomp.FilterPolicy(processes=False, alone=True)
-            self.filter = seccomp.Filter(policy)
+            self.filter = seccomp.Filter(alone=not walls.namespaces)
             self._last.append(self.filter.step)
         self._plans: dict[str, list[kernel.Step]] = {}
 
@@ -68,9 +60,8 @@ class Confinement:
         """Put every layer on this process; raises OSError where one is refused, and then nothing may run."""
         if self.filter is not None and self.filter.own_pid_at:
             self.filter.name_own_pid()
-        for call, arguments, name in plan:
-            if call(*arguments) < 0:
-                raise OSError(ctypes.get_errno(), name)
+        for step in plan:
+            kernel.perform(step)
 
 
 def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:

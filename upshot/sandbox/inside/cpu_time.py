@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from upshot.sandbox.inside import kernel
-
 TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -17,7 +15,7 @@ def open_proc() -> int:
 
 def of_process(pid: int) -> float:
     """Seconds of one process, all its threads together; raises OSError where it is gone."""
-    return time.clock_gettime(kernel.cpu_clock(pid))
+    return time.clock_gettime(((~pid) << 3) | 2)  # the clock id of a process's CPU time
 
 
 def spent_waiting(proc: int, pid: int) -> float:
@@ -66,15 +64,7 @@ def _children(proc: int, pid: int) -> list[int]:
 
 def _read(proc: int, path: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags, dir_fd=proc)) as file:
+            return file.read()
     except OSError:
         return b""
-    try:
-        parts = []
-        while part := os.read(descriptor, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)

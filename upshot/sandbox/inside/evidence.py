@@ -184,14 +184,11 @@ class _Taint:
 
     def _list_flows(self) -> Iterator[tuple[set[str], ast.AST]]:
         """What is put where: by a binding, into a part of something, or by a method of something."""
+        for parts, value in _list_bindings(self.nodes):
+            found = {place for part in parts if (place := _place(part))}
+            yield found | {f"self.{place}" for place in found}, value  # of a class, it may be
         for node in self.nodes:
-            if isinstance(node, _BINDING):
-                targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
-                value: Any = getattr(node, "value", None) or getattr(node, "iter", None)
-                if value is not None:
-                    found = {place for target in targets for part in ast.walk(target) if (place := _place(part))}
-                    yield found | {f"self.{place}" for place in found}, value  # of a class, it may be
-            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            if isinstance(node, ast.withitem) and node.optional_vars is not None:
                 yield {place for part in ast.walk(node.optional_vars) if (place := _place(part))}, node.context_expr
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 places = {place for part in ast.walk(node.func.value) if (place := _place(part))}
@@ -304,11 +301,11 @@ def _find_feedback(nodes: list[ast.AST], own: set[str]) -> str:
     """
     fed: set[str] = set()
     """Variables that hold what the program returned."""
-    bindings = list(_list_bindings(nodes))
-    for _ in range(len(bindings) + 1):
-        more = {name for names, value in bindings if _tells(value, own, fed) for name in names} - fed
-        if not more:
-            break
+    bindings = [
+        ({part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}, value)
+        for parts, value in _list_bindings(nodes)
+    ]
+    while more := {name for names, value in bindings if _tells(value, own, fed) for name in names} - fed:
         fed |= more
     calls = (node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     for call in calls:
@@ -318,13 +315,13 @@ def _find_feedback(nodes: list[ast.AST], own: set[str]) -> str:
     return ""
 
 
-def _list_bindings(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
-    for node in nodes:
+def _list_bindings(nodes: list[ast.AST]) -> Iterator[tuple[list[ast.AST], ast.expr]]:
+    """Of what is bound, every part of the targets, and the value."""
+    for node in (node for node in nodes if isinstance(node, _BINDING)):
         targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
         value: Any = getattr(node, "value", None) or getattr(node, "iter", None)
-        if isinstance(node, _BINDING) and value is not None:
-            parts = (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
-            yield {part.id for part in parts if isinstance(part.ctx, ast.Store)}, value
+        if value is not None:
+            yield [part for target in targets for part in ast.walk(target)], value
 
 
 def _tells(value: ast.AST, own: set[str], fed: set[str]) -> bool:

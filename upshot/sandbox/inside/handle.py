@@ -73,14 +73,7 @@ class Handle:
     __slots__ = ("_upshot_judge", "_upshot_kind", "_upshot_number", "_upshot_path", "_upshot_word")
 
     def __init__(self, judge: Questioner, number: int, kind: str, path: str, word: str = "") -> None:
-        own = {
-            "_upshot_judge": judge,
-            "_upshot_number": number,
-            "_upshot_kind": kind,
-            "_upshot_path": path,
-            "_upshot_word": word,
-        }
-        for name, value in own.items():
+        for name, value in zip(Handle.__slots__, (judge, kind, number, path, word), strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -188,8 +181,7 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._upshot_owner
-        path = owner._upshot_path
-        asks = path not in (NAMED, MADE) or self._upshot_name in PREDICATES
+        asks = owner._upshot_path not in (NAMED, MADE) or self._upshot_name in PREDICATES
         if (args or kwargs) and asks:
             owner._upshot_doubt(f".{self._upshot_name}() with arguments")
         judge: Questioner = owner._upshot_judge

@@ -70,9 +70,9 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     _check(status, f"mount {kind or 'bind'} on {target}")
 
 
-def unmount(target: str, flags: int = MNT_DETACH) -> None:
-    """umount2(2)."""
-    _check(_libc.umount2(target.encode(), ctypes.c_int(flags)), f"umount {target}")
+def unmount(target: str) -> None:
+    """umount2(2), also of what is still in use."""
+    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -112,6 +112,13 @@ def syscall_step(name: str, *arguments: object) -> Step:
     return call, boxed, name
 
 
+def perform(step: Step) -> None:
+    """Make a prepared call; raises OSError that names it."""
+    call, arguments, name = step
+    if call(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
 def rlimit(what: int, value: int) -> Step:
     """The prepared setting of one resource limit."""
     return step("setrlimit", what, (ctypes.c_uint64 * 2)(value, value))
@@ -134,11 +141,7 @@ def fork_into(flags: int) -> int:
     tail = (thread_id, 0) if _NR["read"] == 0 else (0, thread_id)
     tid_flags = (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) if thread_id else 0
     words = [ctypes.c_long(word) for word in (_NR["clone"], flags | tid_flags | SIGCHLD, 0, 0, *tail)]
-    pid = int(_held.syscall(*words))
-    if pid < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"clone({flags:#x}): {os.strerror(code)}")
-    return pid
+    return _check(int(_held.syscall(*words)), f"clone({flags:#x})")
 
 
 _thread_id_cache: int | None = None
@@ -155,8 +158,3 @@ def _thread_id_address() -> int:
             address = ctypes.c_void_p(0)
         _thread_id_cache = address.value or 0
     return _thread_id_cache
-
-
-def cpu_clock(pid: int) -> int:
-    """The clock id of a process's CPU time."""
-    return ((~pid) << 3) | 2

@@ -32,17 +32,12 @@ def abi() -> int:
         return 0
 
 
-def list_rights(version: int) -> int:
-    """Every file access right this version can forbid."""
-    return (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1
-
-
 def prepare(version: int, readable: list[int], writable: list[int]) -> kernel.Step:
     """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals out.
 
     The ruleset is made once, in the zygote: a child only enters it.
     """
-    rights = list_rights(version)
+    rights = (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1  # every one that this version can forbid
     attributes = _Ruleset(rights, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(attributes), size, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from upshot.sandbox.inside import kernel
@@ -19,7 +19,7 @@ KEPT = "/.kept"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
-PASSWD = f"root:x:0:0:root:/:/bin/false\nsandbox:x:{INNER_ID}:{INNER_ID}:sandbox:/tmp:/bin/sh\n"
+PASSWD = "root:x:0:0:root:/:/bin/false\nsandbox:x:{user}:{user}:sandbox:/tmp:/bin/sh\n"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Root:
     """An existing empty directory to mount the new root on while it is built."""
     extra: tuple[str, ...] = ()
     """Directories shown read-only beside the system's and Python's: language toolchains."""
-    identity: tuple[int, int] = field(default=(INNER_ID, INNER_ID))
+    user: int = INNER_ID
     """User and group id the programs run under, for /etc/passwd."""
 
 
@@ -111,8 +111,7 @@ def _build_root(root: Root) -> None:
             _bind(os.path.realpath(path), base + path)
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MS_NOSUID)
-    uid, gid = root.identity
-    _write(f"{base}/etc/passwd", PASSWD.replace(f":{INNER_ID}:{INNER_ID}:", f":{uid}:{gid}:"))
+    _write(f"{base}/etc/passwd", PASSWD.format(user=root.user))
     os.symlink("/tmp", f"{base}/dev/shm")
     for link, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         os.symlink(target, f"{base}/dev/{link}")

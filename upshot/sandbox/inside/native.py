@@ -21,7 +21,7 @@ COMPILER_OUTPUT = 64 << 10
 def run(payload: dict[str, Any], results: program.Results) -> int:
     """Write the source, compile it if need be, run it; this process stays outside the program's reach."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    program.write_files(payload.get("files") or {})
+    program.write_files(payload.get("files", {}))
     with open(payload["source_name"], "w") as file:
         file.write(payload["program"])
     if payload.get("compile"):
@@ -33,7 +33,7 @@ def run(payload: dict[str, Any], results: program.Results) -> int:
         _run_on_inputs(payload, results)
         return 0
     report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"])
-    program.fetch_files(payload.get("fetch") or [], results)
+    program.fetch_files(payload["fetch"], results)
     results.put({"run": report})
     return 0
 

@@ -70,14 +70,12 @@ def _is_record(kind: type) -> bool:
     return kind.__bases__ == (tuple,) and "_fields" in own and all(name in _RECORD for name in added)
 
 
-def _items(base: type) -> Callable[[Any, Any, int], list[Any]]:
-    iterate = base.__iter__  # type: ignore[attr-defined]
-    return lambda value, opaque, depth: [encode(item, opaque, depth) for item in iterate(value)]
+def _items(value: Any, opaque: Any, depth: int) -> list[Any]:
+    return [encode(item, opaque, depth) for item in value]
 
 
-def _tag(tag: str, base: type) -> Callable[[Any, Any, int], Any]:
-    items = _items(base)
-    return lambda value, opaque, depth: {tag: items(value, opaque, depth)}
+def _tag(tag: str) -> Callable[[Any, Any, int], Any]:
+    return lambda value, opaque, depth: {tag: _items(value, opaque, depth)}
 
 
 def _mapping(tag: str, base: Any = dict) -> Callable[[Any, Any, int], Any]:
@@ -88,23 +86,11 @@ def _mapping(tag: str, base: Any = dict) -> Callable[[Any, Any, int], Any]:
 
 
 def _encode_tuple(value: Any, opaque: Any, depth: int) -> Any:
-    items = [encode(item, opaque, depth) for item in tuple.__iter__(value)]
+    items = _items(tuple.__iter__(value), opaque, depth)
     names = getattr(type(value), "_fields", None)
     if type(names) is tuple and len(names) == len(items) and all(type(name) is str for name in names):
         return {"N": [str(type(value).__name__), list(names), items]}
     return {"t": items}
-
-
-def _encode_text(value: Any, *_: Any) -> str:
-    return str.__add__("", value)
-
-
-def _encode_int(value: Any, opaque: Any, depth: int) -> Any:
-    return encode(int.__add__(value, 0), opaque, depth)
-
-
-def _encode_float(value: Any, *_: Any) -> float:
-    return float.__add__(value, 0.0)
 
 
 def _encode_complex(value: Any, *_: Any) -> Any:
@@ -118,13 +104,13 @@ def _encode_bytes(value: Any, *_: Any) -> Any:
 
 
 def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
-    return {"F": [encode(int(value.numerator), opaque, depth), encode(int(value.denominator), opaque, depth)]}
+    return {"F": _items((int(value.numerator), int(value.denominator)), opaque, depth)}
 
 
 def _encode_deque(value: Any, opaque: Any, depth: int) -> Any:
     if value.maxlen is not None and opaque is not None:
         return opaque(value)  # a copy would not forget its first items
-    return {"q": [encode(item, opaque, depth) for item in deque.__iter__(value)]}
+    return {"q": _items(value, opaque, depth)}
 
 
 def _encode_defaultdict(value: Any, opaque: Any, depth: int) -> Any:
@@ -132,9 +118,7 @@ def _encode_defaultdict(value: Any, opaque: Any, depth: int) -> Any:
 
 
 def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
-    return lambda value, opaque, depth: {
-        tag: [encode(part, opaque, depth) for part in (value.start, value.stop, value.step)]
-    }
+    return lambda value, opaque, depth: {tag: _items((value.start, value.stop, value.step), opaque, depth)}
 
 
 def _encode_time(value: Any, *_: Any) -> Any:
@@ -145,18 +129,15 @@ def _encode_time(value: Any, *_: Any) -> Any:
 
 
 _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
-    (list, _items(list)),
+    (list, _items),
     (tuple, _encode_tuple),
     (Counter, _mapping("C")),
     (OrderedDict, _mapping("M", OrderedDict)),
     (defaultdict, _encode_defaultdict),
     (dict, _mapping("d")),
-    (str, _encode_text),
-    (int, _encode_int),
-    (float, _encode_float),
-    (set, _tag("s", set)),
-    (frozenset, _tag("f", frozenset)),
-    (KEYS_VIEW, _tag("k", KEYS_VIEW)),
+    (set, _tag("s")),
+    (frozenset, _tag("f")),
+    (KEYS_VIEW, _tag("k")),
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -39,7 +38,7 @@ def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
     if pid == 0:
         try:
             for step in namespaces.private_tmp(1, 64, os.getuid(), os.getgid()):
-                _make(step)
+                kernel.perform(step)
         except OSError:
             os._exit(1)
         os._exit(0)
@@ -47,22 +46,16 @@ def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
         raise OSError("a private /tmp could not be mounted")
 
 
-def _make(step: kernel.Step) -> None:
-    call, arguments, name = step
-    if call(*arguments) < 0:
-        raise OSError(ctypes.get_errno(), name)
-
-
 def _seccomp() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    _make(seccomp.Filter(seccomp.FilterPolicy()).step)
+    kernel.perform(seccomp.Filter(alone=False).step)
     os.getpid()
 
 
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     root = os.open("/", os.O_PATH)
-    _make(landlock.prepare(landlock.abi(), [root], [root]))
+    kernel.perform(landlock.prepare(landlock.abi(), [root], [root]))
 
 
 def _read_as(uid: int) -> None:

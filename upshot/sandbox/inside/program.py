@@ -61,10 +61,8 @@ def read_payload(descriptor: int) -> dict[str, Any]:
     return marshal.loads(data)  # our supervisor's own, from the same interpreter
 
 
-def write_files(files: dict[str, str]) -> None:
-    """Put the run's files (base64) under the working directory."""
-    import base64
-
+def write_files(files: dict[str, bytes]) -> None:
+    """Put the run's files under the working directory."""
     for name, content in files.items():
         path = os.path.normpath(name)
         if os.path.isabs(path) or path.startswith(".."):
@@ -72,7 +70,7 @@ def write_files(files: dict[str, str]) -> None:
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
-            file.write(base64.b64decode(content))
+            file.write(content)
 
 
 def fresh_namespace(source: str, name: str) -> dict[str, Any]:
@@ -187,8 +185,8 @@ def _try_test(tree: ast.Module, namespace: dict[str, Any]) -> dict[str, Any]:
 
 def run_script(payload: dict[str, Any], results: Results) -> int:
     """Run the program as `python program.py` would; returns the exit code."""
-    write_files(payload.get("files") or {})
-    sys.argv[:] = [FILENAME, *payload.get("arguments", [])]
+    write_files(payload.get("files", {}))
+    sys.argv[:] = [FILENAME]
     sys.path.insert(0, os.getcwd())
     code = 0
     try:
@@ -202,7 +200,7 @@ def run_script(payload: dict[str, Any], results: Results) -> int:
         results.put({"e": [describe(error)[0]]})
     atexit._run_exitfuncs()
     flush()
-    fetch_files(payload.get("fetch") or [], results)
+    fetch_files(payload.get("fetch", []), results)
     return code
 
 

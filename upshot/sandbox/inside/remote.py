@@ -143,8 +143,7 @@ class JudgedProgram:
 
     def _take(self, data: Any) -> Any:
         """An argument; of one that is a copy we remember how it looks."""
-        value = plain.decode(data, lambda number, _: self.exports[number])
-        value = _intern(value)
+        value = _intern(plain.decode(data, lambda number, _: self.exports[number]))
         self._remember(value, self.encode(value))
         return value
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from dataclasses import dataclass
 
 from upshot.sandbox.inside import kernel
 from upshot.sandbox.inside.syscall_table import ALLOWED, AUDIT_ARCH, FATAL, MACHINE, numbers
@@ -41,28 +40,21 @@ UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "uti
 Instruction = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class FilterPolicy:
-    """What the filter of one run permits beyond the fixed lists."""
+def build(alone: bool, machine: str = MACHINE) -> bytes:
+    """The filter's instructions, ready for the kernel.
 
-    processes: bool = True
-    """Whether the program may start processes; only where a PID namespace ends them with the run."""
-    alone: bool = False
-    """Whether signals and the like may only go to the run's own process, and files keep their rights and times; PID and
-    mount namespaces make that needless."""
-
-
-def build(policy: FilterPolicy, machine: str = MACHINE) -> bytes:
-    """The filter's instructions, ready for the kernel."""
+    `alone` stands in for PID and mount namespaces: no new processes (nothing would end them with the run), signals and
+    the like only to the run's own process, and files keep their rights and times.
+    """
     table = numbers(machine)
-    blocks = {name: _errno(code) for name, code in _deny_softly(policy).items()}
+    blocks = {"clone3": [_ret(RET_ERRNO | ENOSYS)]}
     blocks |= {name: [_ret(RET_ALLOW)] for name in ALLOWED}
     blocks |= {name: [_ret(RET_KILL)] for name in FATAL}
-    blocks |= _guard(policy)
+    blocks |= _guard(alone)
     by_number = {table[name]: code for name, code in blocks.items() if name in table}
-    default = _errno(EPERM)
+    default = [_ret(RET_ERRNO | EPERM)]
     # Above the table: calls newer than this file. ENOSYS lets the C library fall back.
-    tree = _tree(_intervals(by_number, default, _errno(ENOSYS)))
+    tree = _tree(_intervals(by_number, default, [_ret(RET_ERRNO | ENOSYS)]))
     head = [(LOAD, 0, 0, OFFSET_ARCH), (JEQ, 1, 0, AUDIT_ARCH[machine]), _ret(RET_KILL), (LOAD, 0, 0, OFFSET_NR)]
     if machine == "x86_64":
         head += [(JGE, 0, 1, 0x40000000), _ret(RET_KILL)]
@@ -72,8 +64,8 @@ def build(policy: FilterPolicy, machine: str = MACHINE) -> bytes:
 class Filter:
     """A filter built once in the zygote; `step` installs it in a child, for good, after no_new_privs."""
 
-    def __init__(self, policy: FilterPolicy) -> None:
-        program = build(policy)
+    def __init__(self, alone: bool) -> None:
+        program = build(alone)
         self._buffer = ctypes.create_string_buffer(program, len(program))
         described = ctypes.pointer(_Program(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_void_p)))
         self.step = kernel.step("prctl", kernel.PR_SET_SECCOMP, 2, described, 0, 0)
@@ -96,28 +88,17 @@ def _ret(value: int) -> Instruction:
     return (RET, 0, 0, value)
 
 
-def _errno(code: int) -> list[Instruction]:
-    return [_ret(RET_ERRNO | code)]
-
-
-def _deny_softly(policy: FilterPolicy) -> dict[str, int]:
-    denied = {"clone3": ENOSYS}
-    if not policy.processes:
-        denied |= dict.fromkeys(("fork", "vfork", "execve", "execveat"), EPERM)
-    return denied
-
-
-def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
-    """Blocks for the calls whose arguments decide."""
+def _guard(alone: bool) -> dict[str, list[Instruction]]:
+    """Blocks for the calls whose arguments decide; what is left out here is refused."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)
     blocks: dict[str, list[Instruction]] = {}
     clone = [arg0, (JSET, 0, 1, NAMESPACE_FLAGS), _ret(RET_KILL)]
-    if policy.processes:
+    if alone:
+        clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
+    else:
         clone += [allow]
         blocks |= {name: [allow] for name in ("fork", "vfork", "execve", "execveat")}
-    else:
-        clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
     blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
     blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
@@ -126,12 +107,10 @@ def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
     blocks["setsockopt"] = [(LOAD, 0, 0, OFFSET_ARG2), (JEQ, 0, 1, SO_SNDBUF), _ret(RET_ERRNO), allow]
     blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_pretend_locks(), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
     blocks["flock"] = [_ret(RET_ERRNO)]
-    blocks["setpgid"] = _no_joining(others=policy.processes)
-    signal_block: list[Instruction] = [allow]
-    if policy.alone:
-        signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
+    blocks["setpgid"] = _no_joining(others=not alone)
+    signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow] if alone else [allow]
     blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
-    if policy.alone:
+    if alone:
         # Without a PID namespace these reach other processes of the same user.
         own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}

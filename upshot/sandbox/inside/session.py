@@ -6,7 +6,6 @@ import ast
 import linecache
 import signal
 import sys
-import time
 from typing import Any
 
 from upshot.sandbox.inside import program
@@ -21,22 +20,20 @@ def _interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
 
-def serve(payload: dict[str, Any], descriptor: int) -> None:
+def serve(descriptor: int) -> None:
     """Run the turns that arrive until the supervisor hangs up."""
     signal.signal(signal.SIGINT, _interrupt)
     wire = Wire(descriptor)
     namespace = program.fresh_namespace("", "__main__")
-    program.write_files(payload.get("files") or {})
     wire.send({"ready": True})
     while True:
         try:
             message = wire.receive()
         except EOFError:
             return  # the supervisor has hung up
-        started = time.perf_counter()
         failure = _interruptible(str(message["code"]), namespace)
         program.flush()
-        wire.send({"error": failure, "t": time.perf_counter() - started})
+        wire.send({"error": failure})
 
 
 def _interruptible(code: str, namespace: dict[str, Any]) -> list[str] | None:
@@ -44,12 +41,11 @@ def _interruptible(code: str, namespace: dict[str, Any]) -> list[str] | None:
     global _in_turn
     try:
         _in_turn = True
-        failure = _turn(code, namespace)
+        return _turn(code, namespace)
     except KeyboardInterrupt as error:
-        failure = program.describe(error)
+        return program.describe(error)
     finally:
         _in_turn = False
-    return failure
 
 
 def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:

@@ -48,33 +48,31 @@ class ZygoteProcess:
     def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
         _reserve_low_descriptors()
         self.control = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, MAX_FDS))
-        self.walls = confine.Walls.from_json(spec["walls"])
-        self.readable: list[int] = []
-        self.writable: list[int] = []
-        root = namespaces.Root(spec["workbench"], tuple(spec["extra_paths"]), _identity(self.walls))
-        paths = ["/"] if self.walls.namespaces else _outside_paths(tuple(spec["extra_paths"]))
+        self.walls = confine.Walls(**spec["walls"])
+        extra, uid = tuple(spec["extra_paths"]), self.walls.uid
+        user = namespaces.INNER_ID if uid is None or self.walls.namespaces == "user" else uid
+        root = namespaces.Root(spec["workbench"], extra, user)
+        paths = ["/"] if self.walls.namespaces else _outside_paths(extra)
         self.proc = cpu_time.open_proc()
         self.cores = len(os.sched_getaffinity(0))
         if self.walls.namespaces:
-            namespaces.enter(self.walls.namespaces, root, self.walls.uid)
-        for path in paths:
-            self.readable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+            namespaces.enter(self.walls.namespaces, root, uid)
         # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
-        writable = [self.walls.scratch, *(f"/dev/{name}" for name in namespaces.DEVICES)]
-        for path in ["/box", "/dev"] if self.walls.namespaces else writable:
-            self.writable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
-        self.confinement = confine.Confinement(self.walls, self.readable, self.writable)
+        outside = [self.walls.scratch, *(f"/dev/{name}" for name in namespaces.DEVICES)]
+        readable = [os.open(path, os.O_PATH) for path in paths]
+        writable = [os.open(path, os.O_PATH) for path in (["/box", "/dev"] if self.walls.namespaces else outside)]
+        self.confinement = confine.Confinement(self.walls, readable, writable)
         if not self.walls.namespaces:
             os.environ.update({"HOME": self.walls.scratch, "TMPDIR": self.walls.scratch})
-            if self.walls.uid is not None:
-                os.chown(self.walls.scratch, self.walls.uid, self.walls.uid)
+            if uid is not None:
+                os.chown(self.walls.scratch, uid, uid)
         os.umask(0o077)
 
     def serve(self) -> None:
         """Answer requests until the supervisor hangs up."""
         gc.collect()
         gc.freeze()
-        self._send({"ready": True, "pid": os.getpid()})
+        self._send({"ready": True})
         while True:
             data, fds, _, _ = socket.recv_fds(self.control, HEADER_BYTES, MAX_FDS)
             if not data:
@@ -86,7 +84,7 @@ class ZygoteProcess:
 
     def _run(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Start the request's children (one, or a program and its judge) and wait for all of them."""
-        request["limits"]["base_bytes"] = _address_space()
+        request["limits"]["base_bytes"] = _base_bytes
         plan = self.confinement.plan(request["limits"])
         started = time.monotonic()
         watched: list[WatchedChild] = []
@@ -220,10 +218,8 @@ class WatchedChild:
         """End the child and, inside a PID namespace, everything it started."""
         if self.why is None:
             self.why = why
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
     def reap(self) -> None:
         """Collect the exit status."""
@@ -255,12 +251,6 @@ def _volunteer(proc: int) -> None:
     os.close(descriptor)
 
 
-def _identity(walls: confine.Walls) -> tuple[int, int]:
-    if walls.uid is None or walls.namespaces == "user":
-        return namespaces.INNER_ID, namespaces.INNER_ID
-    return walls.uid, walls.uid
-
-
 def _outside_paths(extra: tuple[str, ...]) -> list[str]:
     system = [path for path in namespaces.SYSTEM_FILES if os.path.exists(path)]
     return [*namespaces.visible_paths(extra), *system]
@@ -284,16 +274,13 @@ def _empty(directory: str) -> None:
         os._exit(1)  # the supervisor starts another zygote; nothing may run on somebody's leftovers
 
 
-def _address_space() -> int:
-    return _BASE_PAGES * resource.getpagesize()
+_base_bytes = 0
+"""Address space of the template, which every run inherits and is not charged for."""
 
 
-def _pages() -> int:
+def _measure_address_space() -> int:
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[0])
-
-
-_BASE_PAGES = 0
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _has_hung_up(link: socket.socket) -> bool:
@@ -306,9 +293,7 @@ def _settle(fds: list[int]) -> list[int]:
     """Put the run's memory files on descriptors 0, 1, 2, 3 … and close all others."""
     for index, descriptor in enumerate(fds):
         os.dup2(descriptor, index, inheritable=index < 3)
-    call, arguments, _ = _CLOSE_FROM[len(fds)]
-    if call(*arguments) < 0:
-        raise OSError("close_range")
+    kernel.perform(_CLOSE_FROM[len(fds)])
     return _NUMBERS[: len(fds)]
 
 
@@ -324,10 +309,8 @@ def _reserve_low_descriptors() -> None:
 
 def _warm(modules: list[str]) -> None:
     for name in modules:
-        try:
+        with contextlib.suppress(ImportError):
             __import__(name)
-        except ImportError:
-            continue
 
 
 def template(control: socket.socket, spec: dict[str, Any]) -> None:
@@ -340,8 +323,8 @@ def template(control: socket.socket, spec: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _warm(spec["modules"])
     _forget_ourselves()
-    global _BASE_PAGES
-    _BASE_PAGES = _pages()
+    global _base_bytes
+    _base_bytes = _measure_address_space()
     control.send(b'{"ready": true}')
     while True:
         data, fds, _, _ = socket.recv_fds(control, HEADER_BYTES, MAX_FDS)

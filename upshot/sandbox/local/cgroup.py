@@ -33,7 +33,9 @@ class Cgroups:
                 for old in list_abandoned(home.parent):
                     _remove(old)
                 home.mkdir()
-            self._delegate()
+                control = home / "cgroup.subtree_control"
+                if control.exists():  # on v2 the controllers must be switched on for the children
+                    control.write_text("+memory +pids")
         except OSError as error:
             self.reason = f"{error.strerror or error}: {error.filename or mount}"
             self.close()
@@ -54,13 +56,6 @@ class Cgroups:
         for home in set(self.homes.values()):
             _remove(home)
         self.homes = {}
-
-    def _delegate(self) -> None:
-        """On v2 the controllers must be switched on for the children."""
-        for home in set(self.homes.values()):
-            control = home / "cgroup.subtree_control"
-            if control.exists():
-                control.write_text("+memory +pids")
 
 
 class SlotGroup:

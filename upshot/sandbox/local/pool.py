@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import logging
 import os
@@ -26,7 +25,7 @@ from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
 from upshot.sandbox.local.looks import TestedProgram
 from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
-from upshot.sandbox.local.sessions import LocalSession, SessionTerms
+from upshot.sandbox.local.sessions import LocalSession
 from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
@@ -118,7 +117,7 @@ class Sandbox(CodeRunner):
     @property
     def waiting(self) -> int:
         """Runs in the queue."""
-        return len(self._open().waiting)
+        return self._open().waiting
 
     @property
     def running(self) -> int:
@@ -193,8 +192,7 @@ class Sandbox(CodeRunner):
 
     async def _run(self, job: ProgramJob) -> RunResult:
         limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
-        encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
-        payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
+        payload: dict[str, Any] = {"program": job.code, "files": dict(job.files), "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
             remains = await self._execute(tier_of(job.code), RunRequest("script", payload, limits, stdin))
             result = run_result.of_script(remains, job.fetch)
@@ -230,9 +228,8 @@ class Sandbox(CodeRunner):
         self._opening += 1  # counted from now on: others may ask while this one starts
         try:
             self._session_count += 1
-            number = self.count + self._session_count
-            terms = SessionTerms(number, self.session_idle_seconds, forget=self._sessions.discard)
-            session = await LocalSession.open(terms, slots, limits or self.limits)
+            index, forget = self.count + self._session_count, self._sessions.discard
+            session = await LocalSession.open(slots, index, limits or self.limits, self.session_idle_seconds, forget)
             self._sessions.add(session)
         finally:
             self._opening -= 1
@@ -261,8 +258,7 @@ class Sandbox(CodeRunner):
             remains = Remains(fault="not run")
             for attempt in range(2):
                 try:
-                    zygote = await slot.zygote(tier)
-                    remains = await request.run_on(zygote, slot.groups.get(tier))
+                    remains = await request.run_on(await slot.zygote(tier))
                 except (ZygoteGone, OSError) as error:
                     remains = Remains(fault=str(error))
                 if remains.fault is None:

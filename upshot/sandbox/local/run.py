@@ -27,7 +27,6 @@ from typing import Any
 from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
-from upshot.sandbox.local.cgroup import SlotGroup
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 
 SLACK = 8192
@@ -76,8 +75,9 @@ class RunRequest:
         if native_wall is not None:
             self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
 
-    async def run_on(self, zygote: Zygote, group: SlotGroup | None) -> Remains:
+    async def run_on(self, zygote: Zygote) -> Remains:
         """Run on a zygote and collect what is left."""
+        group = zygote.group
         try:
             self._open_files()
             if group is not None:

@@ -20,14 +20,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from upshot.core.time_limit import pause_clock
 from upshot.sandbox.asserts.verdict import Remains, ending
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
-from upshot.sandbox.local.cgroup import SlotGroup
 from upshot.sandbox.local.run import bounded_output, read_output, sealed_input
 from upshot.sandbox.local.slots import SandboxSlots
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
@@ -40,6 +39,7 @@ SOFT_STOP_SECONDS = 1.0
 """How long an interrupted turn has to come back before its session is ended."""
 LIFETIME_SECONDS = 24 * 3600.0
 LIFETIME_CPU_SECONDS = 3600.0
+Forget = Callable[["LocalSession"], None]
 
 
 class SessionOver(Exception):
@@ -50,52 +50,39 @@ class TurnTooLong(SessionOver):
     """A turn ran out of time and did not stop when interrupted."""
 
 
-@dataclass(frozen=True)
-class SessionTerms:
-    """What a session has from the sandbox that opened it."""
-
-    index: int
-    """The number of its zygote, beyond the slots'."""
-    idle_seconds: float
-    """A session unused for so long is ended."""
-    forget: Callable[[LocalSession], None]
-    """To be called when it has ended."""
-
-
 class LocalSession(Session):
     """A session in a zygote of its own."""
 
-    def __init__(
-        self, terms: SessionTerms, zygote: Zygote, limits: Limits, files: list[int], wire: socket.socket
-    ) -> None:
-        self.terms = terms
+    def __init__(self, zygote: Zygote, limits: Limits, idle_seconds: float, forget: Forget) -> None:
         self.zygote = zygote
         self.limits = limits
-        self.files = files
-        self.wire = wire
+        self.idle_seconds = idle_seconds
+        """A session unused for so long is ended."""
+        self.forget = forget
+        """To be called when it has ended."""
+        self.wire, theirs = socket.socketpair()
+        self.wire.setblocking(False)
+        output = limits.output_kb << 10
+        self.files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
+        self.files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
         self.pid = 0
         self.handles: list[int] = []
         """Our own descriptors: of /proc, and of the session's process, whose number may be another's one day."""
         self.last_used = time.monotonic()
         self.over: str | None = None
-        self.group: SlotGroup | None = None
         self._turns = asyncio.Lock()
         self._working: asyncio.Future[RunResult] | None = None
         self._ended: asyncio.Task[dict[str, Any]] | None = None
         self._eviction: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, terms: SessionTerms, slots: SandboxSlots, limits: Limits, tier: str = "plain") -> LocalSession:
-        """Start a zygote and in it the session's process."""
-        group = slots.cgroups.slot(f"session-{terms.index}")
-        zygote = await slots.templates[tier].spawn(slots.spec(terms.index, tier), group)
-        output = limits.output_kb << 10
-        ours, theirs = socket.socketpair()
-        files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
-        files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
-        ours.setblocking(False)
-        self = cls(terms, zygote, limits, files, ours)
-        self.group = group
+    async def open(
+        cls, slots: SandboxSlots, index: int, limits: Limits, idle_seconds: float, forget: Forget
+    ) -> LocalSession:
+        """Start a zygote, whose number is beyond the slots', and in it the session's process."""
+        group = slots.cgroups.slot(f"session-{index}")
+        zygote = await slots.templates["plain"].spawn(slots.spec(index, "plain"), group)
+        self = cls(zygote, limits, idle_seconds, forget)
         try:
             await self._start()
         except BaseException:
@@ -110,8 +97,8 @@ class LocalSession(Session):
         return self._turns.locked()
 
     async def _start(self) -> None:
-        if self.group is not None:
-            self.group.limit_to(self.limits)
+        if self.zygote.group is not None:
+            self.zygote.group.limit_to(self.limits)
         limits = self.limits.as_request() | {"wall_seconds": LIFETIME_SECONDS, "cpu_seconds": LIFETIME_CPU_SECONDS}
         role = {"mode": "session", "fds": [0, 1, 2, 3, 4, 5], "environment": {}}
         request = {"roles": [role], "limits": limits, "announce": True}
@@ -124,8 +111,8 @@ class LocalSession(Session):
 
     async def _wait_for_end(self) -> dict[str, Any]:
         try:
-            return await self.zygote.reply(LIFETIME_SECONDS + 60)
-        except (ZygoteGone, OSError, TimeoutError) as error:
+            return await self.zygote.finish(LIFETIME_SECONDS + 60)
+        except ZygoteGone as error:
             return {"fault": str(error)}
 
     @pause_clock
@@ -255,7 +242,7 @@ class LocalSession(Session):
         if self._ended is not None and (await asyncio.wait([self._ended], timeout=5))[0]:
             report = self._ended.result()
         child = (report.get("children") or [{}])[0]
-        oom = self.group is not None and self.group.oom_kills() > 0
+        oom = self.zygote.group is not None and self.zygote.group.oom_kills() > 0
         clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
         why = "cpu" if isinstance(error, TurnTooLong) else clock
         outcome, detail = ending(Remains(status=child.get("status", 0), why=why, wall=wall, oom=oom)) or (
@@ -270,13 +257,12 @@ class LocalSession(Session):
         return replace(result, outcome=outcome, detail=f"{detail}; the session has ended")
 
     async def _evict_when_idle(self) -> None:
-        idle = self.terms.idle_seconds
         while self.over is None:
-            wait = self.last_used + idle - time.monotonic()
+            wait = self.last_used + self.idle_seconds - time.monotonic()
             if self.busy or wait > 0:
                 await asyncio.sleep(max(wait, 0.05))
                 continue
-            self.over = f"idle for {idle:.0f} s"
+            self.over = f"idle for {self.idle_seconds:.0f} s"
             log.info("session evicted: %s", self.over)
             self._eviction = None
             await self.aclose()
@@ -284,7 +270,7 @@ class LocalSession(Session):
     async def aclose(self) -> None:
         """End the session and everything it started; a turn under way learns that it has ended."""
         self.over = self.over or "closed"
-        self.terms.forget(self)
+        self.forget(self)
         with contextlib.suppress(OSError):
             self.wire.shutdown(socket.SHUT_RDWR)
         if self._working is not None and self._working is not asyncio.current_task():
@@ -299,6 +285,6 @@ class LocalSession(Session):
         for descriptor in [*self.files, *self.handles]:
             os.close(descriptor)
         self.files, self.handles = [], []
-        if self.group is not None:
-            await asyncio.to_thread(self.group.remove)
-            self.group = None
+        group, self.zygote.group = self.zygote.group, None
+        if group is not None:
+            await asyncio.to_thread(group.remove)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 from upshot.sandbox.inside.namespaces import SCRATCH
-from upshot.sandbox.local.cgroup import Cgroups, SlotGroup
+from upshot.sandbox.local.cgroup import Cgroups
 from upshot.sandbox.local.languages import extra_paths
 from upshot.sandbox.local.layers import Layers
 from upshot.sandbox.local.zygotes import TIERS, Template, Zygote, ZygoteGone
@@ -32,7 +31,6 @@ class Slot:
         self.index = index
         self.pool = pool
         self.zygotes: dict[str, Zygote] = {}
-        self.groups: dict[str, SlotGroup | None] = {}
 
     async def zygote(self, tier: str) -> Zygote:
         """The live zygote of a tier."""
@@ -43,9 +41,9 @@ class Slot:
             return zygote
         if zygote is not None:
             zygote.close()
-        if tier not in self.groups:
-            self.groups[tier] = self.pool.cgroups.slot(f"{self.index}-{tier}")
-        self.zygotes[tier] = await self.pool.templates[tier].spawn(self.pool.spec(self.index, tier), self.groups[tier])
+        # A group outlives its zygotes, and knows which kills it has told of.
+        group = zygote.group if zygote is not None else self.pool.cgroups.slot(f"{self.index}-{tier}")
+        self.zygotes[tier] = await self.pool.templates[tier].spawn(self.pool.spec(self.index, tier), group)
         return self.zygotes[tier]
 
     def close(self) -> None:
@@ -65,12 +63,12 @@ class SandboxSlots:
         self.templates = {tier: Template(tier) for tier in TIERS}
         self.all = [Slot(index, self) for index in range(count)]
         self.free = list(reversed(self.all))
-        self.waiting: deque[asyncio.Future[Slot]] = deque()
+        self.waiting = 0
         self.closed = False
+        self._gate = asyncio.Semaphore(count)
         self._zygotes = 0
         self.busy_seconds = 0.1
         """A running mean of how long a run holds a slot, for Retry-After."""
-        self._extra_paths: tuple[str, ...] | None = None
 
     def spec(self, index: int, tier: str) -> dict[str, Any]:
         """What a zygote must know to put up its walls."""
@@ -82,8 +80,6 @@ class SandboxSlots:
             path = self.workdir / f"slot-{index}-{tier}-{self._zygotes}"
             path.mkdir(mode=0o700)
             scratch = str(path)
-        if tier == "native" and self._extra_paths is None:
-            self._extra_paths = extra_paths()
         walls = {
             "namespaces": layers.namespaces,
             "landlock": layers.landlock,
@@ -91,46 +87,35 @@ class SandboxSlots:
             "uid": None if layers.uid_base is None else layers.uid_base + index % 1000,
             "scratch": scratch,
         }
-        extra = self._extra_paths or () if tier == "native" else ()
-        return {"walls": walls, "workbench": str(self.workdir / "root"), "extra_paths": list(extra)}
+        extra = extra_paths() if tier == "native" else ()
+        return {"walls": walls, "workbench": str(self.workdir / "root"), "extra_paths": extra}
 
     async def acquire(self, tier: str) -> Slot:
         """A free slot, one with a warm zygote of the tier if there is one; raises Busy when the queue is full."""
-        if self.free:
-            for position in range(len(self.free) - 1, -1, -1):
-                if tier in self.free[position].zygotes:
-                    return self.free.pop(position)
-            return self.free.pop()
-        if len(self.waiting) >= self.queue:
-            raise Busy(len(self.waiting), max(1.0, len(self.waiting) * self.busy_seconds / len(self.all)))
-        future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self.waiting.append(future)
+        if self._gate.locked() and self.waiting >= self.queue:
+            raise Busy(self.waiting, max(1.0, self.waiting * self.busy_seconds / len(self.all)))
+        self.waiting += 1
         try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.release(future.result(), 0.0)
-            elif future in self.waiting:  # one that waits no more must not fill the queue
-                self.waiting.remove(future)
-            raise
+            await self._gate.acquire()
+        finally:
+            self.waiting -= 1
+        if self.closed:
+            raise ZygoteGone("the sandbox was closed")
+        slot = next((slot for slot in reversed(self.free) if tier in slot.zygotes), self.free[-1])
+        self.free.remove(slot)
+        return slot
 
     def release(self, slot: Slot, held_seconds: float) -> None:
-        """Give a slot to whoever waits longest, or back."""
+        """Give a slot back, to whoever waits longest."""
         self.busy_seconds += 0.05 * (held_seconds - self.busy_seconds)
-        while self.waiting:
-            future = self.waiting.popleft()
-            if not future.done():
-                future.set_result(slot)
-                return
         self.free.append(slot)
+        self._gate.release()
 
     def close(self) -> None:
         """End every zygote, template and group; runs under way and waiting become faults."""
         self.closed = True
-        while self.waiting:
-            future = self.waiting.popleft()
-            if not future.done():
-                future.set_exception(ZygoteGone("the sandbox was closed"))
+        for _ in range(self.waiting):
+            self._gate.release()
         for slot in self.all:
             slot.close()
         for template in self.templates.values():

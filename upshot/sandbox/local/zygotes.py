@@ -93,7 +93,7 @@ class Template:
                 raise ZygoteGone(f"the {self.tier} template is gone: {error}") from error
             finally:
                 theirs.close()
-        zygote = Zygote(self.tier, born["pid"], ours)
+        zygote = Zygote(born["pid"], ours, group)
         try:
             ready = await _reply(ours)
             if not ready.get("ready"):
@@ -144,10 +144,10 @@ class Template:
 class Zygote:
     """One live zygote; serves one run at a time."""
 
-    def __init__(self, tier: str, pid: int, control: socket.socket) -> None:
-        self.tier = tier
+    def __init__(self, pid: int, control: socket.socket, group: SlotGroup | None) -> None:
         self.pid = pid
         self.control = control
+        self.group = group
         self.runs = 0
         self.closed = False
         self._waiting = False
@@ -162,7 +162,7 @@ class Zygote:
             raise ZygoteGone(f"zygote {self.pid} is gone: {error}") from error
 
     async def finish(self, patience: float) -> dict[str, Any]:
-        """The report of the request handed over; raises ZygoteGone if none comes."""
+        """The report of the request handed over or of the run begun; raises ZygoteGone if none comes."""
         self._waiting = True
         try:
             return await _reply(self.control, patience)
@@ -177,15 +177,11 @@ class Zygote:
 
     async def begin(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Start a run that stays; returns its process id."""
-        socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
-        started = await _reply(self.control)
+        self.send(request, descriptors)
+        started = await self.finish(START_SECONDS)
         if "pids" not in started:
             raise ZygoteGone(f"zygote {self.pid} could not start a run: {started.get('fault')}")
         return int(started["pids"][0])
-
-    async def reply(self, patience: float) -> dict[str, Any]:
-        """Wait for the report of a run begun before."""
-        return await _reply(self.control, patience)
 
     def end_run(self) -> None:
         """Have the zygote end the run begun before; its report follows."""

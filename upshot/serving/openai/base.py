@@ -86,8 +86,9 @@ class ApiServer:
     async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
         if isinstance(error, HTTPException):  # no such path, or not with that method
-            said = error.detail if error.status_code == 401 else _nothing_at(http.method, http.url.path, self.served)
-            return self._turn_away(error.status_code, said)
+            place = f"{http.method} {http.url.path[:200]}"
+            absent = f"{place} is not served here (no embeddings, responses or audio): {self.served}"
+            return self._turn_away(error.status_code, error.detail if error.status_code == 401 else absent)
         if isinstance(error, OtherModel):
             return failure(404, str(error))
         if isinstance(error, ClientGone):
@@ -118,8 +119,3 @@ class ApiServer:
             return await while_connected(http.receive, reading)
         finally:
             self._long -= 1
-
-
-def _nothing_at(method: str, path: str, served: str) -> str:
-    """What is said of a path that a server does not have."""
-    return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"

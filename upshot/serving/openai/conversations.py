@@ -27,7 +27,7 @@ from upshot.core.http_server import while_connected
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
 from upshot.serving.openai.base import ApiServer, OtherModel, event
-from upshot.serving.openai.format import ChatRequest, Names, SampledTokens, choice_of, envelope, read_body, usage
+from upshot.serving.openai.format import ChatRequest, SampledTokens, choice_of, envelope, read_body, usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ConversationServer(ApiServer):
 
     def _choice(self, asked: ChatRequest, index: int, body: dict[str, Any], reply: ChatReply) -> dict[str, Any]:
         sampled = SampledTokens(reply.ids, reply.logprobs)
-        return choice_of(asked, index, body, reply.finish, sampled, Names(self.pieces, asked))
+        return choice_of(asked, index, body, reply.finish, sampled, self.pieces)
 
     async def _events(self, asked: ChatRequest, replies: list[ChatReply], counts: dict[str, int]) -> AsyncIterator[str]:
         outer = envelope("chat.completion.chunk", self.name)

@@ -130,6 +130,10 @@ class CommonFields(StrictBody):
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def name_of(self, token: int, pieces: TokenPieces) -> str:
+        """How the response names a token: by its text or, if asked to, by its id."""
+        return f"token_id:{token}" if self.return_tokens_as_token_ids else pieces.text(token)
+
     def sampling(self, max_tokens: int) -> Sampling:
         """How to sample."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -174,13 +178,15 @@ class ChatRequest(CommonFields):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _check_tools(self) -> ChatRequest:
+    def _check_fit(self) -> ChatRequest:
         for i, tool in enumerate(self.tools):
             check_tool(tool, f"tools.{i}")
         if self.must_call and self.schema_of() is not None:
             raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
         if self.must_call:
             self.demanded_tools()
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("'top_logprobs' needs logprobs: true")
         return self
 
     @property
@@ -202,20 +208,19 @@ class ChatRequest(CommonFields):
             raise ValueError(f"tool_choice names the tool {name!r}; {did_you_mean(str(name), known)}")
         return found[:1]
 
-    @model_validator(mode="after")
-    def _check_top_logprobs(self) -> ChatRequest:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("'top_logprobs' needs logprobs: true")
-        return self
-
-    def logprobs_of(self, sampled: SampledTokens, names: Names) -> dict[str, Any] | None:
+    def logprobs_of(self, sampled: SampledTokens, pieces: TokenPieces) -> dict[str, Any] | None:
         """Log-probabilities in the chat endpoint's form, where they are asked for."""
         if not self.logprobs:
             return None
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name, raw = self.name_of(token, pieces), list(pieces.raw(token))
+            return {"token": name, "logprob": max(logprob, LOWEST), "bytes": raw}
+
         content = []
         for i, (token, logprob) in enumerate(zip(sampled.ids, sampled.logprobs, strict=True)):
-            above = [names.entry(t, p) for t, p in (sampled.tops[i] if sampled.tops else ())]
-            content.append({**names.entry(token, logprob or 0.0), "top_logprobs": above})
+            above = [entry(t, p) for t, p in (sampled.tops[i] if sampled.tops else ())]
+            content.append({**entry(token, logprob or 0.0), "top_logprobs": above})
         return {"content": content, "refusal": None}
 
     def request(self, limit: int, thinks: bool = False) -> Request:
@@ -234,23 +239,15 @@ class CompletionRequest(CommonFields):
     echo: bool = False
 
     @property
-    def prompt_count(self) -> int:
-        """How many prompts there are."""
-        return (
-            1
-            if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-            else len(self.prompt)
-        )
+    def given(self) -> Sequence[Any]:
+        """The prompts, each a text or ids; one alone comes without a list around it."""
+        alone = not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if alone else self.prompt
 
     def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
         """The prompts as ids."""
-        given = self.prompt
-        if isinstance(given, str):
-            given = [given]
-        if given and isinstance(given[0], int):
-            given = [given]  # type: ignore[list-item]
-        prompts = [encode(p) if isinstance(p, str) else list(p) for p in given]  # type: ignore[arg-type,call-overload]
-        if not prompts or not all(prompts):
+        prompts = [encode(given) if isinstance(given, str) else list(given) for given in self.given]
+        if not all(prompts):
             raise UserError("prompt: an empty prompt cannot be continued; give at least one token")
         return prompts
 
@@ -271,19 +268,22 @@ class CompletionRequest(CommonFields):
             return []
         return [Request(ids, top_logprobs=self.logprobs, given=len(ids) - 1) for ids in prompts if len(ids) > 1]
 
-    def logprobs_of(self, sampled: SampledTokens, names: Names) -> dict[str, Any] | None:
+    def logprobs_of(self, sampled: SampledTokens, pieces: TokenPieces) -> dict[str, Any] | None:
         """Log-probabilities in the completions endpoint's form, where they are asked for."""
         if self.logprobs is None:
             return None
         offsets, offset = [], 0
         for token in sampled.ids:
             offsets.append(offset)
-            offset += len(names.pieces.text(token))
+            offset += len(pieces.text(token))
         tops = sampled.tops or [()] * len(sampled.ids)
         # The likeliest last: of two tokens with one name its number stays.
-        top = [None if above is None else {names(t): max(p, LOWEST) for t, p in reversed(above)} for above in tops]
+        top = [
+            None if above is None else {self.name_of(t, pieces): max(p, LOWEST) for t, p in reversed(above)}
+            for above in tops
+        ]
         return {
-            "tokens": [names(t) for t in sampled.ids],
+            "tokens": [self.name_of(t, pieces) for t in sampled.ids],
             "token_logprobs": [None if p is None else max(p, LOWEST) for p in sampled.logprobs],
             "top_logprobs": top,
             "text_offset": offsets,
@@ -343,21 +343,6 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-class Names:
-    """How a response names tokens: by their text or, if asked to, by their ids."""
-
-    def __init__(self, pieces: TokenPieces, asked: CommonFields) -> None:
-        self.pieces = pieces
-        self.by_ids = asked.return_tokens_as_token_ids
-
-    def __call__(self, token: int) -> str:
-        return f"token_id:{token}" if self.by_ids else self.pieces.text(token)
-
-    def entry(self, token: int, logprob: float) -> dict[str, Any]:
-        """A token in the chat endpoint's form."""
-        return {"token": self(token), "logprob": max(logprob, LOWEST), "bytes": list(self.pieces.raw(token))}
-
-
 class SampledTokens(NamedTuple):
     """Tokens of a choice with their log-probabilities."""
 
@@ -374,8 +359,8 @@ def choice_of(
     body: dict[str, Any],
     finish: str | None,
     sampled: SampledTokens,
-    names: Names,
+    pieces: TokenPieces,
 ) -> dict[str, Any]:
     """One choice of a response, or of an event of a stream; `body` is its message, text or delta."""
-    choice = {"index": index, **body, "finish_reason": finish, "logprobs": asked.logprobs_of(sampled, names)}
+    choice = {"index": index, **body, "finish_reason": finish, "logprobs": asked.logprobs_of(sampled, pieces)}
     return {**choice, "token_ids": list(sampled.ids)} if asked.return_token_ids else choice

@@ -21,10 +21,10 @@ from upshot.models.tool_calls.base import CallParser, ToolCall, parser_for
 class GrowingMessage:
     """The parts of one message while its text grows."""
 
-    def __init__(self, parser: CallParser | None, thought: GrowingThought | None, several: bool = True) -> None:
-        self._parser = parser
-        self._thought = thought
-        self._several = several
+    def __init__(self, form: ReplyFormat) -> None:
+        self._parser = form.parser() if form.parser else None
+        self._thought = GrowingThought(form.opened) if form.thinks else None
+        self._several = form.several
         self.calls = 0
 
     def feed(self, text: str) -> dict[str, Any]:
@@ -92,14 +92,9 @@ class ReplyFormat:
     hidden: frozenset[int] = frozenset()
     """Special tokens that are no part of the text; empty: none of them is."""
 
-    def begin(self) -> GrowingMessage:
-        """A fresh reader of one reply."""
-        thought = GrowingThought(self.opened) if self.thinks else None
-        return GrowingMessage(self.parser() if self.parser else None, thought, self.several)
-
     def read(self, ids: Sequence[int], stops: Sequence[str], finish: str) -> tuple[dict[str, Any], str]:
         """A whole reply as an assistant's message, and why it ended."""
-        message = self.begin()
+        message = GrowingMessage(self)
         text, _ = cut_at_stop(self.decode(ids), stops)
         return message.whole(text), message.ending(finish)
 

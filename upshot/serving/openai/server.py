@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from starlette.background import BackgroundTask
@@ -25,7 +26,6 @@ from upshot.serving.openai.base import ApiServer, event
 from upshot.serving.openai.format import (
     ChatRequest,
     CompletionRequest,
-    Names,
     SampledTokens,
     choice_of,
     envelope,
@@ -124,15 +124,14 @@ class OpenAIServer(ApiServer):
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
         form = self.dialect.reply_format(prompt, bool(request.tools), request.schema is not None, several)
         rules = self.dialect.grammar(asked.demanded_tools(), form) if asked.must_call else ""
-        fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
-        return Request(prompt, *fields, lark=rules), form
+        return replace(request, prompt=prompt, lark=rules), form
 
     def _chat_choice(
         self, index: int, done: Completion, asked: ChatRequest, request: Request, form: ReplyFormat
     ) -> dict[str, Any]:
         message, finish = form.read(done.ids or (), request.sampling.stop, done.finish)
         sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
-        return choice_of(asked, index, {"message": message}, finish, sampled, Names(self.pieces, asked))
+        return choice_of(asked, index, {"message": message}, finish, sampled, self.pieces)
 
     async def completions(self, http: HttpRequest) -> Response:
         """POST /v1/completions."""
@@ -156,21 +155,20 @@ class OpenAIServer(ApiServer):
     def _read_completion(self, raw: bytes) -> tuple[CompletionRequest, list[list[int]]]:
         asked = read_body(CompletionRequest, raw)
         self._check_name(asked.model)
-        self.model.check_queue(asked.n * asked.prompt_count)
+        self.model.check_queue(asked.n * len(asked.given))
         return asked, asked.prompts(self.model.encode)
 
     def _text_choice(
         self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
     ) -> dict[str, Any]:
-        names = Names(self.pieces, asked)
         sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
-        choice = choice_of(asked, index, {"text": done.text}, done.finish, sampled, names)
+        choice = choice_of(asked, index, {"text": done.text}, done.finish, sampled, self.pieces)
         if asked.echo:
             choice["text"] = self.model.tokenizer.decode(prompt, skip_special_tokens=False) + done.text
             own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
             tops = [None, *(above or [()] * len(own)), *(sampled.tops or [()] * len(sampled.ids))]
             whole = SampledTokens([*prompt, *sampled.ids], [None, *own, *sampled.logprobs], tops)
-            choice["logprobs"] = asked.logprobs_of(whole, names)
+            choice["logprobs"] = asked.logprobs_of(whole, self.pieces)
         return choice
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
@@ -220,9 +218,8 @@ class OpenAIServer(ApiServer):
         if asked.include_usage:
             outer["usage"] = None  # until the last event
         texts = [GrowingText(form, stops) for _ in running]
-        messages = [form.begin() for _ in running]
+        messages = [GrowingMessage(form) for _ in running]
         index = {id(seq): i for i, seq in enumerate(running)}
-        names = Names(self.pieces, asked)
         left = len(running)
         # Starlette cancels a task that waits, and while tokens come with every turn of the loop this one never
         # does: its next token is there already. So the hang-up comes by the same queue.
@@ -250,7 +247,7 @@ class OpenAIServer(ApiServer):
                 piece = texts[i].add(token, last)
                 said = {"delta": messages[i].feed(piece) or {"content": ""}} if chat else {"text": piece}
                 sampled = SampledTokens([token], [logprob], seq.tops[at : at + 1])
-                yield event(outer, choice_of(asked, i, said, None, sampled, names))
+                yield event(outer, choice_of(asked, i, said, None, sampled, self.pieces))
             if asked.include_usage:
                 prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
                 counts = usage(prompts, sum(len(s.sampled) for s in running))

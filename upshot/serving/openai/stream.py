@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from upshot.core.thought import overlap_length
+from upshot.models.openai_format import cut_at_stop
 
 WINDOW = 32
 """Ids decoded again for every new one, about."""
@@ -38,10 +39,8 @@ class GrowingText:
         whole = not decoded.endswith("�")
         if whole:
             self._settle(text)
-        cut = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
-        if cut >= 0:
-            text = text[:cut]
-        elif not last:
+        text, stopped = cut_at_stop(text, self.stops)
+        if not stopped and not last:
             text = text[: len(text) - overlap_length(text, self.stops)]
             if not whole:
                 text = text.rstrip("�")

@@ -54,7 +54,8 @@ def place_servers(servers: Mapping[str, ServerConfig], gpus: Sequence[str]) -> d
 
 def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Each server's share of the memory of its GPUs; a sum over 1 on any of them is refused with the arithmetic."""
-    out: dict[str, Fraction] = {n: _exact(s.memory) for n, s in servers.items() if s.memory is not None and places[n]}
+    # As they are written: 0.1 + 0.2 + 0.7 is 1.
+    out = {n: Fraction(str(s.memory)) for n, s in servers.items() if s.memory is not None and places[n]}
     open_to: dict[str, Fraction] = {}
     for gpu in sorted({number for numbers in places.values() for number in numbers}):
         here = [name for name in servers if gpu in places[name]]
@@ -72,11 +73,6 @@ def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequ
             part = (SPARE - given) / len(free)
             open_to[name] = min(open_to.get(name, part), part)
     return {name: float(share) for name, share in {**out, **open_to}.items()}
-
-
-def _exact(share: float | None) -> Fraction:
-    """0.1 + 0.2 + 0.7 is 1."""
-    return Fraction(str(share))
 
 
 def pick_ports(config: ServersConfig) -> dict[str, int]:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -190,7 +190,9 @@ def lease(file: str | None, say: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         if started is not None and _nobody_else(folder):
-            _wait_for_end(started)
+            # It ends by itself, unless another run takes it over; its memory is needed by whatever runs next.
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(2 * GRACE_S)
 
 
 def _start(file: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -220,14 +222,6 @@ def _wait(file: str, folder: Path, started: subprocess.Popen[bytes] | None, with
 def _nobody_else(folder: Path) -> bool:
     with lock(folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
         return free
-
-
-def _wait_for_end(started: subprocess.Popen[bytes]) -> None:
-    """Wait for its end, which it comes to by itself: its memory is needed by whatever runs next."""
-    try:
-        started.wait(2 * GRACE_S)
-    except subprocess.TimeoutExpired:
-        return  # another run has taken it over
 
 
 def tail(log: Path, lines: int = 8) -> str:

@@ -46,7 +46,7 @@ class ModelPool:
         """Bytes that a load copies at once."""
         self.ticks = 0
         on_gpu = self.arena.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.arena.device) if on_gpu else None
+        self.stream = torch.cuda.Stream(self.arena.device) if on_gpu else None
         self._minder: asyncio.Task[None] | None = None
         self.swaps = self.moved = 0
         self.swap_s = self.waiting_s = 0.0
@@ -54,29 +54,6 @@ class ModelPool:
     def seat(self, name: str) -> PoolSlot | None:
         """The slot of a model; None: it has none here."""
         return self.seats.get(name)
-
-    def bring(self, slot: PoolSlot) -> None:
-        """Have a model there now, whoever has to leave."""
-        if slot.load is None and not slot.here:
-            for rival in self._rivals(slot):
-                rival.finish_load()
-                rival.leave()
-            self._load(slot)
-        slot.finish_load()
-
-    def _rivals(self, slot: PoolSlot) -> list[PoolSlot]:
-        held = [self.seats[name] for name in self.arena.held]
-        return [other for other in held if other is not slot and other.region.overlaps(slot.region)]
-
-    def _load(self, slot: PoolSlot) -> None:
-        """Begin to load a model whose region is free."""
-        self.arena.take()
-        if self._stream is not None:
-            # What others computed there is done, but the zeros that an engine begins with may not be.
-            for other in self.seats.values():
-                if other.engine is not None and other.region.overlaps(slot.region):
-                    self._stream.wait_stream(other.engine.stream or torch.cuda.default_stream(self.arena.device))
-        slot.begin_load(self._stream)
 
     def rest(self) -> None:
         """Give all memory back, captured steps too, until the next request: somebody else needs it for a while."""
@@ -97,7 +74,7 @@ class ModelPool:
         try:
             while any(slot.load is not None or slot.wanted for slot in self.seats.values()):
                 self.tick()
-                loading = self._stream is not None and any(slot.load for slot in self.seats.values())
+                loading = self.stream is not None and any(slot.load for slot in self.seats.values())
                 await asyncio.sleep(PAUSE if loading else 0)
         except BaseException as error:
             for slot in self.seats.values():  # else they would wait for ever
@@ -121,7 +98,7 @@ class ModelPool:
 
     def _take_turns(self, newcomers: Sequence[PoolSlot]) -> None:
         """Who waits comes where those in its region may leave; those whose turn is over begin nothing new."""
-        contended = {rival.name for newcomer in newcomers for rival in self._rivals(newcomer)}
+        contended = {rival.name for newcomer in newcomers for rival in newcomer.rivals()}
         for slot in self.seats.values():  # a turn begins when the load has ended
             slot.contended_since = (slot.contended_since or self.ticks) if slot.here and slot.name in contended else 0
         ending: set[str] = set()
@@ -129,11 +106,11 @@ class ModelPool:
         for newcomer in newcomers:
             if any(newcomer.region.overlaps(region) for region in reserved):
                 continue
-            rivals = self._rivals(newcomer)
+            rivals = newcomer.rivals()
             if all(rival.may_leave for rival in rivals):
                 for rival in rivals:
                     rival.leave()
-                self._load(newcomer)
+                newcomer.begin_load()
                 reserved.append(newcomer.region)
                 continue
             over = {rival.name for rival in rivals if rival.turn_over}
@@ -207,6 +184,11 @@ class PoolSlot:
         idle = scheduler is None or not scheduler.waiting
         return self.turn_over or (idle and self.pool.ticks - self.used >= GRACE)
 
+    def rivals(self) -> list[PoolSlot]:
+        """Those that are, or come, where it would be."""
+        held = [self.pool.seats[name] for name in self.arena.held]
+        return [other for other in held if other is not self and other.region.overlaps(self.region)]
+
     # --- a model moves in and out
 
     def furnish(self, module: torch.nn.Module) -> None:
@@ -242,9 +224,16 @@ class PoolSlot:
         start = self.region.size - self.kv_bytes
         return self.arena.bytes_of(self.region)[start : start + count].view(dtype).view(size)
 
-    def begin_load(self, stream: torch.cuda.Stream | None) -> None:
+    def begin_load(self) -> None:
         """Begin to come; the region is free."""
         assert self.weights is not None, "furnish() comes first"
+        self.arena.take()
+        stream = self.pool.stream
+        if stream is not None:
+            # What others computed there is done, but the zeros that an engine begins with may not be.
+            for other in self.pool.seats.values():
+                if other.engine is not None and other.region.overlaps(self.region):
+                    stream.wait_stream(other.engine.stream or torch.cuda.default_stream(self.arena.device))
         self.arena.claim(self.region)
         target = self.arena.bytes_of(self.region)[: self.weights.size]
         self.load = HostCopy(self.weights.flat, target, stream, self.pool.piece)
@@ -279,7 +268,12 @@ class PoolSlot:
 
     def enter(self) -> None:
         """Be here now, whoever has to leave."""
-        self.pool.bring(self)
+        if self.load is None and not self.here:
+            for rival in self.rivals():
+                rival.finish_load()
+                rival.leave()
+            self.begin_load()
+        self.finish_load()
 
     async def turn(self) -> bool:
         """Wait to be here and to have something to do; False: there is nothing to do any more."""

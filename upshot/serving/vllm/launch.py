@@ -1,4 +1,5 @@
-"""Where the server of a run's policy is, and what of its GPU is whose. Who starts it: `run/policy_server.py`."""
+"""The server of a run's policy: where it is, what of its GPU is whose, and its routes that change what it holds (gate,
+weights, adapters, sleep). Who starts it: `run/policy_server.py`."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.core.http_client import AttemptError, HttpClient
 from upshot.models.local import pick_device
 from upshot.serving.servers.state import folder_of, is_up, read_state
 
@@ -19,6 +22,10 @@ KEY = "UPSHOT_POLICY_KEY"
 START_S = 900.0
 BESIDE, ALONE = 0.4, 0.9
 """Share of a GPU's memory, beside the learner and without it."""
+CHANGE_S = 600.0
+"""Most seconds of one change: gigabytes of weights take some."""
+LOOK_S = 10.0
+"""Most seconds of a question."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +101,53 @@ def devices_of(recipe: Recipe) -> list[int]:
 def share_of(recipe: Recipe) -> float:
     """Which part of its GPUs' memory the server takes while it is awake."""
     return recipe.model.engine.memory or (BESIDE if own_gpu(recipe) in devices_of(recipe) else ALONE)
+
+
+class ServerDown(Exception):
+    """The server did not do what it was asked: it is gone, or is just starting again."""
+
+
+class VllmClient:
+    """A server's changes, one call each; all raise `ServerDown`."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = HttpClient(url.removesuffix("/v1"), headers={"Authorization": f"Bearer {key}"})
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def close_gate(self) -> None:
+        """Let no request in, and wait until none is under way."""
+        await self.change("/upshot/gate")
+
+    async def open_gate(self, version: str) -> None:
+        """Let requests for this version in."""
+        await self.change(f"/upshot/gate?version={version}")
+
+    async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
+        """What every worker answers."""
+        body = {"method": method, "args": list(arguments)}
+        return list((await self.change("/collective_rpc", body, told=True))["results"])
+
+    async def sleep(self, level: int) -> None:
+        """Give the GPU's memory back: 1 keeps the weights on the host, 2 forgets them."""
+        await self.change(f"/sleep?level={level}")
+
+    async def look(self, path: str) -> dict[str, Any]:
+        """How the server stands."""
+        return await self._send("GET", path, None, LOOK_S, told=True)
+
+    async def change(self, path: str, body: Any = None, told: bool = False) -> dict[str, Any]:
+        """Have it change, and what it says to that where it is `told` in JSON."""
+        return await self._send("POST", path, body, CHANGE_S, told)
+
+    async def _send(self, method: str, path: str, body: Any, seconds: float, told: bool) -> dict[str, Any]:
+        """A failed change is not tried again behind others' backs."""
+        try:
+            answer = await self._http.send(method, path, body, timeout_s=seconds)
+            if answer.status != 200:
+                raise answer.failure()
+            return answer.json_object() if told else {}
+        except AttemptError as error:
+            raise ServerDown(f"{path}: {error.reason}: {error.detail}") from error

@@ -21,8 +21,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.serving.vllm.client import ServerDown, VllmClient
-from upshot.serving.vllm.launch import Address
+from upshot.serving.vllm.launch import Address, ServerDown, VllmClient
 from upshot.serving.vllm.weights import ROUTE_NAMES, Route, check_arrival, choose_route, folder_for, pack_weights
 
 log = logging.getLogger(__name__)
@@ -105,9 +104,7 @@ class VllmPolicy(Model):
                 try:
                     await self.client.close_gate()
                     await self.client.sleep(self.address.level)
-                except (
-                    ServerDown
-                ) as error:  # one that is gone takes no memory; it is waited for when replies are wanted
+                except ServerDown as error:  # it is gone and takes no memory; who wants replies waits for it
                     log.warning("vLLM: %s; it could not be put to sleep", error)
 
     def play_ahead(self, steps: int) -> None:
@@ -180,7 +177,7 @@ class VllmPolicy(Model):
         deadline = time.monotonic() + self.address.start_s
         while True:
             try:
-                if await self.client.version() != self._loaded:
+                if (await self.client.look("/upshot/gate"))["version"] != self._loaded:
                     self._loaded = None
                 return
             except ServerDown as error:
@@ -198,14 +195,14 @@ class VllmPolicy(Model):
         began = time.monotonic()
         self._loaded = None
         await self.client.close_gate()
-        asleep = self.address.same_gpu and await self.client.is_asleep()
+        asleep = self.address.same_gpu and (await self.client.look("/is_sleeping"))["is_sleeping"]
         if asleep:
             _release()
-            await self.client.wake("weights")
+            await self.client.change("/wake_up?tags=weights")
         told = await (self._swap(version) if self.adapters else self._load(version))
         if asleep:
-            await self.client.wake("kv_cache")
-        await self.client.reset_prefix_cache()
+            await self.client.change("/wake_up?tags=kv_cache")
+        await self.client.change("/reset_prefix_cache")
         await self.client.open_gate(version)
         self.endpoint.headers = {HEADER: version}
         # Prefixes of other weights would not be found even if some were left.
@@ -231,11 +228,12 @@ class VllmPolicy(Model):
         weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
         route: Route = choose_route(weights, same_gpu=False)
         name = f"policy-{version}"
-        for other in await self.client.adapters():
-            await self.client.unload_adapter(other)
+        for other in (await self.client.look("/v1/models"))["data"]:
+            if other.get("parent"):  # an adapter
+                await self.client.change("/v1/unload_lora_adapter", {"lora_name": other["id"]})
         with folder_for(route, self.run) as folder:
             await asyncio.to_thread(self.module.save_pretrained, folder)
-            await self.client.load_adapter(name, folder)
+            await self.client.change("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         self.endpoint.served = name
         return f"a new adapter through {ROUTE_NAMES[route]}"
 

@@ -150,7 +150,7 @@ class ShopTask(Task):
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Definitions of the policy's tools."""
-        return [tool.definition for tool in self.state.policy.tools.values()]
+        return self.state.policy.definitions()
 
     def vocabulary(self) -> list[str]:
         """Every word of the little language."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.dual import STATE
-from upshot.tasks.participants.tools import ACTS, CALLING, Tool, ToolEnvironment, calls_of
+from upshot.tasks.participants.tools import ACTS, Tool, ToolEnvironment, calls_of
 
 ENDED = {"user": "user_stop", "policy": "agent_stop"}
 """Why it ended, in the words of its evaluator; all else is a conversation that was cut, worth 0 there."""
@@ -118,7 +117,7 @@ class Tau2Task(Task):
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Definitions of the agent's tools."""
-        return [tool.definition for tool in self._tools.tools.values()]
+        return self._tools.definitions()
 
     def world(self, conversation: Conversation) -> Any:
         """The conversation's own environment, set up as its task says."""
@@ -174,7 +173,7 @@ class Tau2Task(Task):
             domain_policy=self._pristine.get_policy(), agent_instruction=agent.AGENT_INSTRUCTION
         )
         if self.describe:
-            policy += f"\n\n{CALLING}\n" + "\n".join(json.dumps(tool["function"]) for tool in self.tools())
+            policy += f"\n\n{self._tools.describe()}"
         history = (task.initial_state.message_history if task.initial_state is not None else None) or []
         said = [Message(m.role, m.content) for m in history if m.role in ("user", "assistant") and m.content]
         return Row(name, (Message("system", policy), *said), simulator.system_prompt, name, self.name)

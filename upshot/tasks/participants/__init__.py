@@ -1,1 +1,1 @@
-"""Who speaks besides the policy: simulated users, judges, environments."""
+"""Who speaks besides the policy: simulated users, environments; how models are asked."""

@@ -31,9 +31,8 @@ class Feedback(Participant):
     matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
     """
 
-    def __init__(self, review: Review, role: str = "user", cost: float = 0.0) -> None:
+    def __init__(self, review: Review, cost: float = 0.0) -> None:
         self.review = review
-        self.role = role
         self.cost = cost
         """What a fault costs its turn, where credit is given by turns."""
 
@@ -50,4 +49,4 @@ class Feedback(Participant):
             return Observation(done=True, reason="answered", metrics=metrics)
         metrics[f"{fault.kind}_errors"] = 1.0
         score = Score(-self.cost) if self.cost else None
-        return Observation((Message(self.role, fault.text),), note={"fault": fault.kind}, metrics=metrics, score=score)
+        return Observation((Message("user", fault.text),), note={"fault": fault.kind}, metrics=metrics, score=score)

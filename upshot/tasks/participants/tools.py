@@ -169,6 +169,14 @@ class ToolEnvironment(Participant):
         self.seconds = seconds
         self.by = by
 
+    def definitions(self) -> list[dict[str, Any]]:
+        """OpenAI definitions of the tools."""
+        return [tool.definition for tool in self.tools.values()]
+
+    def describe(self) -> str:
+        """The tools and how to call them, for a prompt whose template does not show them."""
+        return "\n".join([CALLING, *(json.dumps(tool["function"]) for tool in self.definitions())])
+
     def answers_calls(self, row: Row | None = None) -> bool:
         """That is what it does."""
         return True

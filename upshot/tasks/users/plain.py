@@ -25,7 +25,7 @@ from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Observation, User, find_model, users
 from upshot.tasks.participants.dual import act_as_user
 from upshot.tasks.participants.templates import as_text
-from upshot.tasks.participants.tools import CALLING, ToolEnvironment, calls_of
+from upshot.tasks.participants.tools import calls_of
 from upshot.tasks.users.noise import mistype
 from upshot.tasks.users.personas import check_persona, choose_persona
 
@@ -49,13 +49,6 @@ def with_acts(conversation: Conversation) -> list[Message]:
             out += [Message("user", f"<tool_call>{called}</tool_call>"), Message("assistant", _answer(act))]
         out.append(turn.message)
     return out
-
-
-def describe(tools: ToolEnvironment | None) -> str:
-    """What a user's prompt says of its tools; '' where it has none."""
-    if tools is None:
-        return ""
-    return "\n".join([CALLING, *(json.dumps(tool.definition["function"]) for tool in tools.tools.values())])
 
 
 def _answer(act: Mapping[str, Any]) -> str:
@@ -103,7 +96,8 @@ class PlainUser(User):
         """The user's next message, or its leaving; `ModelCallError` when the model says nothing."""
         name, person = choose_persona(self.persona, conversation.row, self.seed)
         tools = self.task.part(conversation.row).user_tools() if self.task is not None else None
-        prompt = "\n\n".join(filter(None, (self.prompt, describe(tools), person)))
+        described = tools.describe() if tools is not None else ""
+        prompt = "\n\n".join(filter(None, (self.prompt, described, person)))
         shown = swap_roles(conversation.row.goal, with_acts(conversation), prompt)
         text = await self._speak(shown, conversation)
         acts: list[dict[str, Any]] = []

@@ -143,8 +143,9 @@ def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], thresh
     fp = sum(p and not t for p, t in hits)
     fn = sum(t and not p for p, t in hits)
     out: dict[str, float] = {"tp": tp, "tn": tn, "fp": fp, "fn": fn}
-    out |= _ratio("precision", tp, tp + fp) | _ratio("recall", tp, tp + fn) | _ratio("f1", 2 * tp, 2 * tp + fp + fn)
-    out |= _ratio("accuracy", tp + tn, len(pairs)) | _ratio("tpr", tp, tp + fn) | _ratio("tnr", tn, tn + fp)
+    rates = {"precision": (tp, tp + fp), "recall": (tp, tp + fn), "f1": (2 * tp, 2 * tp + fp + fn)}
+    rates |= {"accuracy": (tp + tn, len(pairs)), "tpr": (tp, tp + fn), "tnr": (tn, tn + fp)}
+    out |= {name: above / below for name, (above, below) in rates.items() if below}
     if "tpr" in out and "tnr" in out:
         out["gmean2"] = out["tpr"] * out["tnr"]  # 0 for who always says the same, whatever the share of right answers
     return out | {"valid": len(pairs), "missing": len(predictions) - len(pairs)}
@@ -166,10 +167,6 @@ def graded_metrics(predictions: Sequence[Score], truths: Sequence[Score]) -> dic
         cov = sum((p - mean_p) * (t - mean_t) for p, t in pairs)
         out["correlation"] = cov / math.sqrt(var_p * var_t)
     return out
-
-
-def _ratio(name: str, above: float, below: float) -> dict[str, float]:
-    return {name: above / below} if below else {}
 
 
 verifiers: Registry[Verifier] = Registry(

@@ -33,13 +33,12 @@ def chosen_letter(text: str, last: str = "Z") -> str | None:
 
 def letter_of(reference: Any, extra: Extra) -> str | None:
     """The right letter: given as one, as an index, or as the text of one of the choices."""
-    choices = _choices(extra)
+    choices, labels = _list_choices(extra)
     if isinstance(reference, bool):
         return None
     if isinstance(reference, int) and 0 <= reference < 26:
         return chr(65 + reference)
     text = str(reference).strip()
-    labels = choice_labels(extra.get("choices") or extra.get("options"))
     if text in labels:
         return chr(65 + labels.index(text))
     if re.fullmatch(r"\(?[A-Za-z]\)?\.?", text):
@@ -51,17 +50,13 @@ def letter_of(reference: Any, extra: Extra) -> str | None:
     return None
 
 
-def choice_labels(choices: Any) -> list[str]:
-    """The labels that choices come with, as ARC's do: some of its questions count 1 to 4 instead of A to D."""
-    labels = choices.get("label") if isinstance(choices, Mapping) else None
-    return [str(label) for label in labels] if labels is not None else []
-
-
-def _choices(extra: Extra) -> list[str]:
+def _list_choices(extra: Extra) -> tuple[list[str], list[str]]:
+    """The choices, and the labels that ARC's come with: some of its questions count 1 to 4 instead of A to D."""
     choices = extra.get("choices") or extra.get("options") or []
+    labels: Any = None
     if isinstance(choices, Mapping):  # ARC: {'text': […], 'label': […]}
-        choices = choices.get("text", [])
-    return [str(choice) for choice in choices]
+        choices, labels = choices.get("text", []), choices.get("label")
+    return [str(choice) for choice in choices], [] if labels is None else [str(label) for label in labels]
 
 
 @verifiers.register(
@@ -85,7 +80,7 @@ class MultipleChoiceVerifier(Verifier):
             return Score.missing(
                 Reason.BAD_ROW, "multiple-choice: reference is not a choice", reference=str(reference)[:200]
             )
-        choices = _choices(extra)
+        choices, _ = _list_choices(extra)
         letter = chosen_letter(response, chr(64 + len(choices)) if len(choices) > 1 else "Z")
         return Score(float(letter == truth), detail={"answer": letter})
 

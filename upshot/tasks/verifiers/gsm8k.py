@@ -51,12 +51,6 @@ def strict_answer(text: str, form: str = MARK) -> Fraction | None:
     return None if line is None else parse_number(line)
 
 
-def flexible_answer(text: str, form: str = MARK) -> Fraction | None:
-    """The number of the answer line, else the last number of the text."""
-    strict = strict_answer(text, form)
-    return last_number(text) if strict is None else strict
-
-
 def reference_number(reference: Any) -> Fraction | None:
     """The truth as a number: a number, '72', or a whole GSM8K solution that ends in '#### 72'."""
     if isinstance(reference, bool):
@@ -86,17 +80,15 @@ class Gsm8kVerifier(Verifier):
             raise BadRow("no number for an answer")
         return show_number(number)
 
-    def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
-        """Always cheap."""
-        return self.score(response, reference, extra)
-
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict; missing only when the reference itself is no number."""
         truth = reference_number(reference)
         if truth is None:
             return Score.missing(Reason.BAD_ROW, "gsm8k: reference is not a number", reference=str(reference)[:200])
         form = asked_form(extra.get("prompt"))
-        answer = (strict_answer if self.mode == "strict" else flexible_answer)(response, form)
+        answer = strict_answer(response, form)
+        if answer is None and self.mode == "flexible":
+            answer = last_number(response)
         if answer is None:
             line = answer_line(response, form)
             fault = f"no {form} line" if line is None else f"the {form} line is not one number"

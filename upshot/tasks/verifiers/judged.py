@@ -130,16 +130,8 @@ class RubricVerifier(JudgedVerifier):
 
     shows_reference = True
 
-    def __init__(
-        self,
-        rubric: Words,
-        low: Whole = 1,
-        high: Count = 10,
-        judge: Model | None = None,
-        max_tokens: Count = 1024,
-        seconds: Positive | None = None,
-    ) -> None:
-        super().__init__(judge, max_tokens, seconds)
+    def __init__(self, rubric: Words, low: Whole = 1, high: Count = 10, **judging: Any) -> None:
+        super().__init__(**judging)
         if low >= high:
             raise UserError(f"verifier 'judged': low is {low} and high is {high}; low must be below high")
         self.low, self.high = low, high

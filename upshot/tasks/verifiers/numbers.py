@@ -2,7 +2,7 @@
 
 Covers signs (also `−` and `-$5`), thousands commas, decimals, `$ € £`, a trailing `%` (a unit: 50% is 50), plain and
 LaTeX fractions, mixed numbers, `1e3`, `5k` and `5 million`. Does not cover number words, roots or expressions: see
-`math_equal`. `not 5`, `at least 5` and `5 and a half` are not the number 5.
+`math`. `not 5`, `at least 5` and `5 and a half` are not the number 5.
 """
 
 from __future__ import annotations
@@ -71,12 +71,8 @@ def to_fraction(match: re.Match[str]) -> Fraction | None:
         value += int(match["whole"])
     if match["scale"]:
         value *= 10 ** _SCALES[match["scale"].strip().lower()]
-    return -value if "-" in _signs(match) else value
-
-
-def _signs(match: re.Match[str]) -> str:
     signs = (match["sign"] or "") + (match["sign2"] or "")
-    return signs.replace("−", "-").replace("–", "-")
+    return -value if re.search("[-−–]", signs) else value
 
 
 def last_number(text: str) -> Fraction | None:

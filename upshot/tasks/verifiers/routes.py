@@ -10,31 +10,22 @@ from typing import Any
 
 from upshot.tasks.verifiers.base import verifiers
 
-LABELS: dict[str, str] = {
-    "gsm8k": "gsm8k",
-    "math": "math",
-    "strict_math": "math",
-    "math_hard": "math",
-    "code": "code",
-    "code_stdio": "code-stdio",
-    "code_contests": "code-contests",
-    "code_contests_modify_code": "code-contests",
-    "hendrycks_math": "math",
-    "ifeval": "constraints",
-    "ifeval_old": "constraints",
-    "instruction_following": "constraints",
-    "precise_if": "constraints",
-    "newfacade/leetcodedataset": "humaneval",
-    "leetcode": "humaneval",
-    "general": "general-quality",
-    "general_reward": "general-quality",
-    "general_quality": "general-quality",
-    "general-quality_ref": "general-quality",
-    "string_matcher": "exact-match",
-    "string_f1": "exact-match",
-    "flan": "exact-match",
+_LABELS = {
+    label: name
+    for name, labels in {
+        "gsm8k": "gsm8k",
+        "math": "math strict-math math-hard hendrycks-math",
+        "code": "code",
+        "code-stdio": "code-stdio",
+        "code-contests": "code-contests code-contests-modify-code",
+        "humaneval": "newfacade/leetcodedataset leetcode",
+        "constraints": "ifeval ifeval-old instruction-following precise-if",
+        "general-quality": "general general-reward general-quality general-quality-ref",
+        "exact-match": "string-matcher string-f1 flan",
+    }.items()
+    for label in labels.split()
 }
-"""Labels of the Dolci and OLMo mixes → verifiers."""
+"""Labels of the Dolci and OLMo mixes, as `_spelling` writes them → verifiers."""
 
 
 def route(record: Mapping[str, Any], fallback: str) -> str:
@@ -58,12 +49,9 @@ def route(record: Mapping[str, Any], fallback: str) -> str:
 
 def verifier_of_label(label: Any) -> str:
     """The verifier of a mix's label; '' where none is known."""
-    return _SPELLED.get(_spelling(str(label)), "")
+    return _LABELS.get(_spelling(str(label)), "")
 
 
 def _spelling(name: str) -> str:
     """A name as all its spellings are: case and the kind of dash do not matter."""
     return name.lower().replace("_", "-")
-
-
-_SPELLED = {_spelling(label): name for label, name in LABELS.items()}

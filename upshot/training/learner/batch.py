@@ -72,14 +72,9 @@ class TrainBatch:
     share: Tensor | None = None
     """[sequences] What the loss of each counts for; None: all count alike."""
 
-    @property
-    def sequences(self) -> int:
-        """How many sequences there are."""
-        return len(self.lengths)
-
     def sums(self, per_token: Tensor) -> Tensor:
         """[M] → [sequences]: sums over the trained tokens of each sequence."""
-        return per_token.new_zeros(self.sequences).index_add(0, self.owner, per_token)
+        return per_token.new_zeros(len(self.lengths)).index_add(0, self.owner, per_token)
 
     def counts(self) -> Tensor:
         """[sequences] How many trained tokens each sequence has."""
@@ -120,6 +115,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         parts = [np.array(getattr(d, name), dtype=np.float32)[own] for d, own in zip(data, trained, strict=True)]
         return on_device(np.concatenate(parts), device)
 
+    shares = [datum.share for datum in data]
     present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
     return TrainBatch(
         ids=on_device(flat, device),
@@ -130,12 +126,8 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
         layout=layout,
         columns={name: column(name) for name in present},
-        share=on_device(np.array([d.share for d in data], dtype=np.float32), device) if _differ(data) else None,
+        share=on_device(np.array(shares, dtype=np.float32), device) if any(share != 1.0 for share in shares) else None,
     )
-
-
-def _differ(data: Sequence[Datum]) -> bool:
-    return any(datum.share != 1.0 for datum in data)
 
 
 def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:

@@ -80,17 +80,14 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
-    def add(length: int, parent: int) -> int:
-        start = segments[-1].start + segments[-1].length if segments else 0
-        segments.append(Segment(start, length, parent))
-        return len(segments) - 1
-
     def grow(first: int, stop: int, depth: int, path: tuple[int, ...]) -> None:
         """Sequences order[first:stop], which begin with the `depth` tokens of `path`."""
         only = stop - first == 1
         until = len(sequences[order[first]]) if only else min(common[first + 1 : stop])
         if until > depth:
-            path = (*path, add(until - depth, path[-1] if path else -1))
+            start = segments[-1].start + segments[-1].length if segments else 0
+            segments.append(Segment(start, until - depth, path[-1] if path else -1))
+            path = (*path, len(segments) - 1)
         if only:
             paths[order[first]] = path
             return

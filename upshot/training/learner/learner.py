@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from upshot.config.recipe import TrainConfig
+from upshot.engine.llama.driver import out_of_training
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
 from upshot.training.learner.forward.dropout import without_dropout
@@ -54,16 +55,14 @@ class Learner:
         self.steps = 0
         self.read = 0
         """Tokens that went through forward and backward, context included."""
-        self.value_head = (
-            nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
-        )
-        if self.value_head is not None:
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         """Of the model: all weights, or those of its adapters."""
         self.parameters = list(self.trained.values())
-        if self.value_head is not None:
+        self.value_head: nn.Linear | None = None
+        if value_head:
+            self.value_head = nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
             self.parameters += list(self.value_head.parameters())
         self.ranks = ranks
         """Each reads and learns its share of the data; weights and logs are those of all."""
@@ -172,7 +171,7 @@ class Learner:
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
         share = self.forward.shares and shareable(units)
-        with self._evaluating(), self.forward.open():
+        with torch.no_grad(), out_of_training(self.module.modules()), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
                 values = column(self.forward.read(batch, self.temperature, value_head=head))
@@ -186,17 +185,6 @@ class Learner:
         sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
         own = shares(sizes, self.ranks.size)[self.ranks.rank]
         return units[own.start : own.stop]
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Neither gradients nor dropout."""
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.module.train(training)
 
     @contextmanager
     def _as_reference(self) -> Iterator[None]:

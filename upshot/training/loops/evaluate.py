@@ -1,17 +1,15 @@
 """Held-out examples while training: played in the same context at a temperature of their own, or as a loss. Nothing is
-learned, no dropout. What follows from it: the best checkpoint stays, or the training ends early.
+learned, no dropout. When they are, and what follows: `phase.py`.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from upshot.config.phases import WARM_START
-from upshot.config.recipe import EvalConfig, Recipe
+from upshot.config.recipe import Recipe
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
@@ -25,61 +23,10 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.metrics.best import HELD_OUT, BestTracker, best_metric, is_evaluation
+from upshot.training.metrics.best import HELD_OUT
 from upshot.training.metrics.step import by_group, every_score, summarise
 from upshot.training.metrics.task import task_metrics
 from upshot.training.objectives import losses
-
-Evaluate = Callable[[], Awaitable[Logs]]
-"""What evaluates the model as it is now."""
-
-
-class Evaluator:
-    """When the model is evaluated, and what follows."""
-
-    def __init__(self, run: LoopRun) -> None:
-        self.run = run
-        self.config = run.recipe.eval if run.phase != WARM_START else EvalConfig()
-        self.tracker = BestTracker.from_lines(run.recipe, run.lines())
-
-    @property
-    def enough(self) -> bool:
-        """Whether too many evaluations have passed without a new best."""
-        return bool(self.config.stop_after) and self.tracker.since_best() >= self.config.stop_after
-
-    @property
-    def last_is_due(self) -> bool:
-        """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
-        return bool(self.config.every) and not any(map(is_evaluation, self.run.lines(self.run.step)))
-
-    async def evaluate_before(self, step: int, evaluate: Evaluate) -> Logs:
-        """Metrics under `eval/` of the model after so many steps, when the recipe evaluates there."""
-        return await self._evaluate(step, evaluate) if self.config.every and step % self.config.every == 0 else {}
-
-    async def evaluate_last(self, evaluate: Evaluate) -> None:
-        """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-        if self.run.ranks.broadcast_object("last look", self.last_is_due):
-            self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
-            if lost := self.tracker.describe_loss():
-                kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
-                self.run.say(f"{lost}: {kept}")
-
-    def write_stop(self, logs: Logs) -> None:
-        """Say that the training ends early, with the evaluation that decided it as a line of its own."""
-        self.run.write_evaluation(logs)
-        self.run.say(
-            f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of {self.tracker.metric}; "
-            f"training ends after step {self.run.step}"
-        )
-
-    async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
-        started = time.perf_counter()
-        logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
-        self.tracker.check_known(logs)
-        best = self.tracker.add(step, logs)
-        if best is not None and best_metric(self.run.recipe):
-            self.run.checkpoint(best)
-        return logs | {"time/eval": time.perf_counter() - started}
 
 
 async def play_held_out(run: LoopRun, services: Services, context: RolloutContext) -> Logs:

@@ -10,15 +10,15 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
-from upshot.config.recipe import ImportanceConfig
 from upshot.core.conversation import derive_seed
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs
-from upshot.training.objectives.mismatch import MismatchObjective, logged_drift
+from upshot.training.objectives.mismatch import logged_drift
 from upshot.training.objectives.objectives import Objective
 
 T = TypeVar("T")
@@ -35,12 +35,6 @@ class Round:
     """What there is to log of it before anything is learned."""
     counts: Logs = field(default_factory=dict)
     """What it is made of."""
-    importance: ImportanceConfig | None = None
-    """How its only update weighs tokens in passing; None: they are weighed already, or not."""
-
-    def watched(self) -> MismatchObjective:
-        """The objective, which also sees how far the learner is from the sampler."""
-        return MismatchObjective(self.objective(), self.importance)
 
 
 def update(learner: Learner, given: Round, seed: int) -> Logs:
@@ -49,7 +43,7 @@ def update(learner: Learner, given: Round, seed: int) -> Logs:
     steps: list[Logs] = []
     drift = logged_drift(given.logs)
     for part in minibatches(given.units, learner.config.minibatches, seed):
-        objective = given.watched()
+        objective = given.objective()
         found.append((learner.forward_backward(part, objective), objective))
         drift = drift or objective.drift(learner.ranks)
         steps.append(learner.step())
@@ -73,17 +67,11 @@ def pick(size: int, count: int, step: int, seed: int) -> list[int]:
     return chosen
 
 
-_orders: dict[tuple[int, int], list[int]] = {}
-
-
+@lru_cache(maxsize=8)
 def _order(size: int, seed: int) -> list[int]:
-    if (size, seed) not in _orders:
-        order = list(range(size))
-        random.Random(seed).shuffle(order)
-        if len(_orders) > 8:
-            _orders.clear()
-        _orders[size, seed] = order
-    return _orders[size, seed]
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def join_means(found: Sequence[tuple[Mapping[str, float], Objective]]) -> Logs:

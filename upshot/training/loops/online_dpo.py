@@ -16,9 +16,9 @@ from upshot.rollout.rollout import Branch, Rollout
 from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.loops.base import LoopRun
 from upshot.training.loops.dpo import prepare as prepare_pairs
-from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.minibatches import Round
 from upshot.training.loops.rl import play_and_learn
 
 Candidate = Rollout | Branch
@@ -27,7 +27,7 @@ Pair = tuple[Candidate, Candidate]
 
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
-    await play_and_learn(run, config, learn, reference=True)
+    await play_and_learn(run, config, prepare, reference=True)
 
 
 def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
@@ -57,11 +57,6 @@ def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
     given = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
     given.logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
     return given
-
-
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
-    """One round of updates on the pairs of a step."""
-    return update(learner, prepare(learner, groups), seed)
 
 
 def _datum(reply: Candidate) -> Datum:

@@ -7,16 +7,21 @@ is awaited between an optimizer step and its line in the run folder, and Ctrl-C 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from upshot.config.recipe import TrainConfig
+from upshot.config.phases import WARM_START
+from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.evaluate import Evaluate, Evaluator
-from upshot.training.metrics.throughput import StepTimes, ThroughputMeter
+from upshot.training.metrics.best import BestTracker, best_metric, is_evaluation
+from upshot.training.metrics.throughput import ThroughputMeter
+
+Evaluate = Callable[[], Awaitable[Logs]]
+"""What evaluates the model as it is now."""
 
 
 @dataclass
@@ -26,7 +31,8 @@ class Step:
     number: int
     """Steps before it."""
     phase: TrainingPhase
-    times: StepTimes
+    times: Logs
+    """Where its time goes."""
     groups: Sequence[Sequence[Rollout]] = ()
     """The replies that it learns from, where the method plays."""
     evaluation: Logs = field(default_factory=dict)
@@ -35,12 +41,12 @@ class Step:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Inside, the weights change: on all ranks together, and timed."""
-        with self.phase.run.ranks.update(), self.times.learning(self.phase.learner):
+        with self.phase.run.ranks.update(), self.phase.meter.learning(self.phase.learner, self.times):
             yield
 
 
 class TrainingPhase:
-    """A phase of a run: one method, one learner, so many steps."""
+    """A phase of a run: one method, one learner, so many steps; evaluated on the way, which may end it early."""
 
     learner: Learner
     meter: ThroughputMeter
@@ -49,20 +55,26 @@ class TrainingPhase:
         self.run = run
         self.config = config.resolve_steps(examples)
         """With its epochs counted in steps."""
-        self.evaluator = Evaluator(run)
+        self.eval = run.recipe.eval if run.phase != WARM_START else EvalConfig()
+        self.tracker = BestTracker.from_lines(run.recipe, run.lines())
         if config.epochs is not None:
             run.say(f"{config.epochs:g} epochs of {examples} examples: {self.config.steps} steps")
 
     @property
     def stopped(self) -> bool:
-        """Whether evaluations have ended it early."""
-        return self.evaluator.enough
+        """Whether too many evaluations have passed without a new best."""
+        return bool(self.eval.stop_after) and self.tracker.since_best() >= self.eval.stop_after
+
+    @property
+    def last_is_due(self) -> bool:
+        """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
+        return bool(self.eval.every) and not any(map(is_evaluation, self.run.lines(self.run.step)))
 
     @property
     def over(self) -> bool:
         """Whether a finished run was resumed, with nothing left to do."""
         at_end = self.run.step > 0 and self.run.step >= self.config.steps
-        return self.stopped or (at_end and not self.evaluator.last_is_due)
+        return self.stopped or (at_end and not self.last_is_due)
 
     def begin(self, reference: bool = False, value_head: bool = False) -> Learner:
         """Make the learner, or restore it where the phase is resumed; with the reference that the phase began with."""
@@ -85,15 +97,34 @@ class TrainingPhase:
                 step = Step(number, self, times)
                 if play is not None:
                     await play(step)
-                step.evaluation = await self.evaluator.evaluate_before(number, evaluate)
+                if self.eval.every and number % self.eval.every == 0:
+                    step.evaluation = await self._evaluate(number, evaluate)
                 if self.stopped:
-                    self.evaluator.write_stop(step.evaluation)
+                    self.run.write_evaluation(step.evaluation)
+                    self.run.say(
+                        f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
+                        f"{self.tracker.metric}; training ends after step {self.run.step}"
+                    )
                     return
                 yield step
-            self.run.step_done(number + 1, step.logs | times.logs, step.groups)
+            self.run.step_done(number + 1, step.logs | times, step.groups)
             await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
 
     async def finish(self, evaluate: Evaluate) -> None:
-        """Save the finished model and evaluate it."""
+        """Save the finished model and evaluate it, as a line of its own; when interrupted, when the run goes on."""
         self.run.checkpoint()
-        await self.evaluator.evaluate_last(evaluate)
+        if self.run.ranks.broadcast_object("last look", self.last_is_due):
+            self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
+            if lost := self.tracker.describe_loss():
+                kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
+                self.run.say(f"{lost}: {kept}")
+
+    async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
+        """Metrics under `eval/` of the model after so many steps; the best one so far is saved."""
+        started = time.perf_counter()
+        logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
+        self.tracker.check_known(logs)
+        best = self.tracker.add(step, logs)
+        if best is not None and best_metric(self.run.recipe):
+            self.run.checkpoint(best)
+        return logs | {"time/eval": time.perf_counter() - started}

@@ -20,7 +20,7 @@ from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.minibatches import Round
 from upshot.training.loops.rl import Lesson, play_and_learn, round_of
 from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Ppo
@@ -30,18 +30,13 @@ from upshot.training.objectives.surrogates.base import surrogate
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, learn, reference=bool(config.kl.weight), value_head=True)
+    await play_and_learn(run, config, prepare, reference=bool(config.kl.weight), value_head=True)
 
 
 def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
     """What is learned from a step's replies."""
     lesson, logs = lesson_of(learner, groups)
     return round_of(lesson, lambda: Ppo(learner.config), logs)
-
-
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
-    """One round of updates on a step's replies."""
-    return update(learner, prepare(learner, groups), seed)
 
 
 def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,8 +34,8 @@ from upshot.training.objectives.surrogates.base import surrogate
 
 Lesson = list[tuple[Rollout, Datum]]
 """What is learned from a step's replies, each sequence with the reply that it is of."""
-Learn = Callable[[Learner, Sequence[Sequence[Rollout]], int], Logs]
-"""One round of updates on a step's groups, with a seed for the order of minibatches; what to log."""
+Prepare = Callable[[Learner, Sequence[Sequence[Rollout]]], Round]
+"""What a method learns from a step's groups."""
 OWN_DOING = (Reason.NO_THOUGHT,)
 """Reasons for a missing part that are the policy's own doing, not a failure to measure."""
 NOTHING_TRAINED = (
@@ -49,11 +48,11 @@ NOTHING_TRAINED = (
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Policy gradient over groups, from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, learn, reference=bool(config.kl.weight))
+    await play_and_learn(run, config, prepare, reference=bool(config.kl.weight))
 
 
 async def play_and_learn(
-    run: LoopRun, config: TrainConfig, learn: Learn, reference: bool, value_head: bool = False
+    run: LoopRun, config: TrainConfig, prepare: Prepare, reference: bool, value_head: bool = False
 ) -> None:
     """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe, policy = run.recipe, run.policy
@@ -71,10 +70,9 @@ async def play_and_learn(
             return play(recipe, context, rows, step, run.show_progress, run.ranks)
 
         async def play_next(step: Step) -> None:
-            played = await schedule.get(step.number)
-            step.groups = played.groups
-            step.logs = played.times | summarise(played.groups) | measure(played.groups, context)
-            step.logs |= policy.sync_times() | (staleness(played.groups, step.number) if ahead else {})
+            step.groups, times = await schedule.get(step.number)
+            step.logs = times | summarise(step.groups) | measure(step.groups, context)
+            step.logs |= policy.sync_times() | (staleness(step.groups, step.number) if ahead else {})
 
         def evaluate() -> Awaitable[Logs]:
             return play_held_out(run, services, context)
@@ -89,7 +87,7 @@ async def play_and_learn(
                 await policy.rest()
                 seed = derive_seed(recipe.seed, "minibatches", step.number)
                 with step.learning():
-                    learned = await schedule.learn(partial(learn, learner, step.groups, seed))
+                    learned = await schedule.learn(partial(learn, learner, step.groups, seed, prepare))
                     step.logs |= step.evaluation | learned
         await phase.finish(evaluate)
 
@@ -232,11 +230,11 @@ def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]], estimate: boo
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return replace(round_of(lesson, lambda: PolicyGradient(config), logs), importance=passing)
+    return round_of(lesson, lambda: PolicyGradient(config, passing), logs)
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
-    """One round of updates on a step's replies."""
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int, prepare: Prepare = prepare) -> Logs:
+    """One round of updates on a step's replies; `seed`: for the order of minibatches."""
     return update(learner, prepare(learner, groups), seed)
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
@@ -23,14 +22,8 @@ from upshot.training.snapshots import PLAYING, PolicyModel
 
 T = TypeVar("T")
 Groups = list[list[Rollout]]
-
-
-@dataclass(frozen=True)
-class StepRollouts:
-    """A step's replies, grouped by row, and how long it took to play them."""
-
-    groups: Groups
-    times: dict[str, float]
+TimedGroups = tuple[Groups, dict[str, float]]
+"""A step's replies, grouped by row, and how long it took to play them."""
 
 
 class RolloutSchedule:
@@ -49,13 +42,13 @@ class RolloutSchedule:
         self.copies = sampler.ahead if isinstance(sampler, PolicyModel) else []
         self.ahead = ahead
         self.steps = steps
-        self._under_way: dict[int, asyncio.Task[StepRollouts]] = {}
+        self._under_way: dict[int, asyncio.Task[TimedGroups]] = {}
 
     async def __aenter__(self) -> RolloutSchedule:
         if self.sampler is not None:
             self.sampler.resume_at(self.steps.start)
         for step in range(self.steps.start, self.steps.start + self.ahead):
-            self.copies[step % self.ahead].version = max(step - self.ahead, 0)
+            self.copies[step % self.ahead].engine.version = max(step - self.ahead, 0)
             self._begin(step)
         return self
 
@@ -64,7 +57,7 @@ class RolloutSchedule:
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    async def get(self, step: int) -> StepRollouts:
+    async def get(self, step: int) -> TimedGroups:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
@@ -86,7 +79,7 @@ class RolloutSchedule:
         if self.sampler is not None:
             self.sampler.renew(step)
 
-    async def _play(self, step: int) -> StepRollouts:
+    async def _play(self, step: int) -> TimedGroups:
         """Play a step, and note where the time went."""
         started = time.perf_counter()
         with Stopwatch().running() as watch:
@@ -94,7 +87,7 @@ class RolloutSchedule:
         took = time.perf_counter() - started
         times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
         tokens = count_sampled(reply for group in groups for reply in group)
-        return StepRollouts(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
+        return groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)}
 
     def _begin(self, step: int) -> None:
         if step in self.steps:

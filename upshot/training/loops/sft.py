@@ -41,8 +41,6 @@ class Dialogues(Sequence[Datum]):
         return len(self._dialogues)
 
     def __getitem__(self, index: Any) -> Any:
-        if index >= len(self):
-            raise IndexError(index)
         if index not in self._rendered:
             ids, mask = self._renderer.demonstration(self._dialogues[index], self._tools)
             self._rendered[index] = Datum(ids[: self._limit], mask[: self._limit])

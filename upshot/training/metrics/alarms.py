@@ -38,20 +38,47 @@ def bad_step(logs: Mapping[str, Any]) -> str | None:
     return "the gradient is not finite" if logs.get("train/skipped") else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Past:
-    """What is known of a metric: means over `WINDOW` steps."""
+    """What is known of a metric: means over the last lines, as many as the window of its alarm has."""
 
-    first: float
-    now: float
-    best: float
+    values: list[float] = field(default_factory=list)
+    """Those of the window."""
+    first: float = math.nan
+    now: float = math.nan
+    best: float = -math.inf
     """The largest there was."""
-    best_step: int
+    best_step: int = 0
     """The last step of that window."""
-    noise: float
+    noise: float = math.nan
     """How far the mean of the last window may be off by chance."""
-    chance: float
-    """The standard error of a difference of two means, by how far a step is from the next: a trend adds little."""
+    jumps: int = 0
+    """From one value to the next."""
+    squares: float = 0.0
+    """Of the jumps, summed: of independent values each is twice their variance."""
+
+    @property
+    def chance(self) -> float:
+        """The standard error of a difference of two means, by how far a step is from the next: a trend adds little."""
+        return math.sqrt(self.squares / self.jumps / len(self.values))
+
+    def add(self, value: float, step: int, window: int) -> bool:
+        """Take note of a value; whether there is a whole window."""
+        if self.values:
+            self.jumps, self.squares = self.jumps + 1, self.squares + (value - self.values[-1]) ** 2
+        self.values.append(value)
+        del self.values[:-window]
+        if len(self.values) < window:
+            return False
+        # Of two evaluations the better one: it has fallen when both are low.
+        mean = statistics.fmean(self.values)
+        self.now = mean if window == WINDOW else max(self.values)
+        if self.jumps == window - 1:
+            self.first = self.now
+        if self.now > self.best:
+            self.best, self.best_step = self.now, step
+        self.noise = math.dist(self.values, [mean] * window) / math.sqrt(window * (window - 1))
+        return True
 
 
 @dataclass(frozen=True)
@@ -132,45 +159,11 @@ ALARMS = (
 )
 
 
-@dataclass
-class _Watch:
-    """What was seen of one metric."""
-
-    values: list[float] = field(default_factory=list)
-    """The last ones, as many as a window has."""
-    first: float | None = None
-    best: float = -math.inf
-    best_step: int = 0
-    jumps: int = 0
-    """From one value to the next."""
-    squares: float = 0.0
-    """Of the jumps, summed: of independent values each is twice their variance."""
-
-    def add(self, value: float, step: int, window: int) -> Past | None:
-        """Take note of a value; what is known, once there is a whole window."""
-        if self.values:
-            self.jumps, self.squares = self.jumps + 1, self.squares + (value - self.values[-1]) ** 2
-        self.values.append(value)
-        del self.values[:-window]
-        if len(self.values) < window:
-            return None
-        # Of two evaluations the better one: it has fallen when both are low.
-        mean = statistics.fmean(self.values)
-        now = mean if window == WINDOW else max(self.values)
-        if self.first is None:
-            self.first = now
-        if now > self.best:
-            self.best, self.best_step = now, step
-        noise = math.dist(self.values, [mean] * window) / math.sqrt(window * (window - 1))
-        chance = math.sqrt(self.squares / self.jumps / window)
-        return Past(self.first, now, self.best, self.best_step, noise, chance)
-
-
 class Alarms:
     """Watches the lines of a phase; each alarm is said when it begins, and again only after it was over."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Watch] = {}
+        self._seen: dict[str, Past] = {}
         self.ringing: dict[str, str] = {}
         """What is said now, by metric."""
 
@@ -192,7 +185,6 @@ class Alarms:
     def _judge(self, alarm: Alarm, value: float | None, step: int) -> str | None:
         if value is None:
             return self.ringing.get(alarm.metric)  # a line that says nothing of it
-        past = self._seen.setdefault(alarm.metric, _Watch()).add(value, step, alarm.window)
-        if past is None or not alarm.rings(past):
-            return None
-        return alarm.words.format(first=past.first, now=past.now, best=past.best, best_step=past.best_step)
+        past = self._seen.setdefault(alarm.metric, Past())
+        rings = past.add(value, step, alarm.window) and alarm.rings(past)
+        return alarm.words.format(**vars(past)) if rings else None

@@ -105,11 +105,7 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
         put_mean(out, "rollout/thought_tokens", thoughts)
     put_mean(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
     futures = [f for reply in replies for f in reply.futures]
-    put_mean(
-        out,
-        "rollout/future_turns",
-        [float(len(future.conversation.turns) - future.shared) for future in futures],
-    )
+    put_mean(out, "rollout/future_turns", [float(len(f.conversation.turns) - f.shared) for f in futures])
     out["rollout/futures"] = float(len(futures))
     talked = [future for future in futures if future.by == "user" and future.missing is None]
     put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("window", "length")) for f in talked])

@@ -33,16 +33,19 @@ def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {}
-    for k in (1, *_powers(max((len(group) for group in groups), default=0))):
+    largest = max([1, *map(len, groups)])
+    for k in (2**n for n in range(12) if 2**n <= largest):
         put_mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
     put_mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
     put_mean(out, "turns", (float(turns) for reply in replies if (turns := turns_of(reply))))
-    counts = _counts(replies)
+    counts: Counter[str] = Counter()
+    for reply in replies:
+        counts.update(reply.conversation.session.get("metrics", {}))
     for name in sorted(counts):
         out[name] = counts[name] / len(replies)
         if name.endswith("feedback") and counts[name]:
             kind = name.removesuffix("feedback").rstrip("_")
-            heeded = counts.get(f"{name}_used", 0.0) / counts[name]
+            heeded = counts[f"{name}_used"] / counts[name]
             out[f"feedback_heeded/{kind}" if kind else "feedback_heeded"] = heeded
     missing = Counter(v.reason for reply in replies if (v := verdict(reply)).is_missing)
     out["missing"] = float(missing.total())
@@ -94,14 +97,6 @@ def turns_of(reply: Rollout) -> int:
     return sum(1 for _ in reply.samples())
 
 
-def _counts(replies: Iterable[Rollout]) -> dict[str, float]:
-    totals: dict[str, float] = defaultdict(float)
-    for reply in replies:
-        for name, value in reply.conversation.session.get("metrics", {}).items():
-            totals[name] += value
-    return dict(totals)
-
-
 def _by_label(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, list[Sequence[Rollout]]]:
     out: dict[str, list[Sequence[Rollout]]] = defaultdict(list)
     for group in groups:
@@ -109,7 +104,3 @@ def _by_label(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[
             for name, value in groups_of(group[0].conversation.row).items():
                 out[f"{name}={value}"].append(group)
     return dict(sorted(out.items()))
-
-
-def _powers(largest: int) -> list[int]:
-    return [2**n for n in range(1, 12) if 2**n <= largest]

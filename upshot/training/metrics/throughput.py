@@ -32,20 +32,23 @@ class ThroughputMeter:
         self.peak = devices * _peak(self.device, module.dtype)
 
     @contextmanager
-    def step(self) -> Iterator[StepTimes]:
+    def step(self) -> Iterator[dict[str, float]]:
         """Inside, a step is made; afterwards its times are known."""
-        times, started = StepTimes(self), time.perf_counter()
+        times, started = dict[str, float](), time.perf_counter()
         yield times
-        times.logs |= {"time/step": time.perf_counter() - started, **self.memory()}
+        times |= {"time/step": time.perf_counter() - started, **self.memory()}
 
-    def measure_learning(self, tokens: int, seconds: float) -> dict[str, float]:
-        """Tokens a second, and model FLOPs as a share of the peak where that is known."""
-        if not tokens or seconds <= 0:
-            return {}
-        logs = {"time/learned_per_s": tokens / seconds}
-        if self.peak:
-            logs["time/mfu"] = tokens * self.flops / seconds / self.peak
-        return logs
+    @contextmanager
+    def learning(self, learner: Learner, times: dict[str, float]) -> Iterator[None]:
+        """Inside, the learner learns: tokens a second, and model FLOPs as a share of the peak where that is known."""
+        before, started = learner.read, time.perf_counter()
+        yield
+        tokens, took = learner.read - before, time.perf_counter() - started
+        times["time/learn"] = took
+        if tokens and took > 0:
+            times["time/learned_per_s"] = tokens / took
+            if self.peak:
+                times["time/mfu"] = tokens * self.flops / took / self.peak
 
     def memory(self) -> dict[str, float]:
         """The peak of the device's memory since the last call, in GiB; on the CPU that of the process so far."""
@@ -56,22 +59,6 @@ class ThroughputMeter:
             unit = 1 if sys.platform == "darwin" else 1024
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return {"time/memory_gib": peak / 2**30}
-
-
-class StepTimes:
-    """Where the time of one step goes."""
-
-    def __init__(self, meter: ThroughputMeter) -> None:
-        self.meter = meter
-        self.logs: dict[str, float] = {}
-
-    @contextmanager
-    def learning(self, learner: Learner) -> Iterator[None]:
-        """Inside, the learner learns."""
-        before, started = learner.read, time.perf_counter()
-        yield
-        took = time.perf_counter() - started
-        self.logs |= {"time/learn": took, **self.meter.measure_learning(learner.read - before, took)}
 
 
 def all_finite(weights: Sequence[torch.Tensor]) -> bool:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from upshot.config.recipe import ImportanceConfig, TrainConfig
-from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
+from upshot.training.learner.batch import Datum, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
-from upshot.training.objectives.objectives import Objective
 
 MEAN, LARGEST = "policy/drift", "policy/drift_max"
 """How the drift is logged."""
@@ -43,44 +42,32 @@ class LogprobSource(Protocol):
         """The value head's estimate before each trained token of the data."""
 
 
-class MismatchObjective(Objective):
-    """An objective that also sees how far its log-probabilities are from the sampled ones."""
+class MismatchMeter:
+    """Sees in passing how far the log-probabilities of a gradient's forward are from the sampled ones."""
 
-    def __init__(self, inner: Objective, importance: ImportanceConfig | None = None) -> None:
-        self.inner = inner
+    def __init__(self, importance: ImportanceConfig | None = None) -> None:
         self.importance = importance
         """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
-        self.needs_values, self.needs_entropy, self.dropout = inner.needs_values, inner.needs_entropy, inner.dropout
         self._gaps: list[Tensor] = []
         """Of each micro-batch: how many tokens, the sum of their differences, the largest; where they are weighed, the
         sum of the ratios, the largest, how many are out of bounds."""
 
-    def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
-        """See `Objective`."""
-        self._gaps.clear()
-        self.inner.begin(data, max_tokens, mode)
-
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, dict[str, float]]:
-        """The objective's own."""
-        if "old" in batch.columns and len(batch.columns["old"]):
-            own = found.logprobs.detach()
-            differences = own - batch.columns["old"]
-            gap = differences.abs()
-            seen = [torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]
-            if self.importance is not None:
-                ratios, weights, outside = weigh_tokens(batch, differences, self.importance)
-                seen += [ratios.sum(), ratios.amax(), outside.sum().to(ratios)]
-                batch = replace(batch, columns={**batch.columns, "old": own, "weights": weights})
-            self._gaps.append(torch.stack(seen))
-        return self.inner.loss(batch, found)
-
-    def weight(self, name: str) -> float:
-        """The objective's own."""
-        return self.inner.weight(name)
+    def watch(self, batch: TrainBatch, own: Tensor) -> TrainBatch:
+        """Take note of a micro-batch; as it is, or weighed by the learner's `own` log-probabilities [M]."""
+        if not len(own):
+            return batch
+        differences = own - batch.columns["old"]
+        gap = differences.abs()
+        seen = [torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]
+        if self.importance is not None:
+            ratios, weights, outside = weigh_tokens(batch, differences, self.importance)
+            seen += [ratios.sum(), ratios.amax(), outside.sum().to(ratios)]
+            batch = replace(batch, columns={**batch.columns, "old": own, "weights": weights})
+        self._gaps.append(torch.stack(seen))
+        return batch
 
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Mean and largest difference since `begin`, and what was made of it, over all ranks; nothing where nothing was
-        sampled."""
+        """Mean and largest difference, and what was made of it, over all ranks; nothing where nothing was sampled."""
         own = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
         rows = [row for part in ranks.all_gather_object("drift", own) for row in part]
         if not rows:

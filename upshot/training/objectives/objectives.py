@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from upshot.config.recipe import TrainConfig
+from upshot.config.recipe import ImportanceConfig, TrainConfig
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
+from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.objectives import losses
+from upshot.training.objectives.mismatch import MismatchMeter
 from upshot.training.objectives.surrogates.base import surrogate
 
 Logs = dict[str, Tensor]
@@ -47,6 +49,10 @@ class Objective(ABC):
             return max(self.tokens, 1)
         return max(self.by.tokens if self.by.mode == "token" else self.by.sequences, 1)
 
+    def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """How far the learner was from the sampler, to be logged; nothing where nothing was sampled."""
+        return {}
+
     def share(self, per_token: Tensor) -> Tensor:
         """This micro-batch's share of a mean over the step's trained tokens."""
         return per_token.detach().sum() / max(self.tokens, 1)
@@ -66,13 +72,20 @@ class Sft(Objective):
 class PolicyGradient(Objective):
     """The surrogate that the recipe names, with an optional KL penalty to the initial model and an entropy bonus."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, importance: ImportanceConfig | None = None) -> None:
+        """`importance`: how tokens are weighed in passing."""
         self.config = config
         self.surrogate = surrogate(config.loss.name, config.loss.options)
         self.needs_entropy = bool(config.entropy)
+        self.mismatch = MismatchMeter(importance)
+
+    def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """See `Objective`."""
+        return self.mismatch.drift(ranks)
 
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Surrogate x importance + kl x divergence - entropy bonus."""
+        batch = self.mismatch.watch(batch, found.logprobs.detach())
         config, columns, logprobs = self.config, batch.columns, found.logprobs
         pg = self.surrogate(batch, logprobs, config)
         entropy = -logprobs if found.entropy is None else found.entropy

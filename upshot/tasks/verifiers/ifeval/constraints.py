@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ from typing import Any, Literal
 from upshot.core.errors import did_you_mean
 from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
-from upshot.tasks.verifiers.ifeval import olmo  # noqa: F401 (registers its kinds)
-from upshot.tasks.verifiers.ifeval.checks import CHECKS, UnknownKind, keeps
+from upshot.tasks.verifiers.ifeval.checks import IFEVAL
 from upshot.tasks.verifiers.ifeval.languages import model
-from upshot.tasks.verifiers.ifeval.old_constraints import SAME
+from upshot.tasks.verifiers.ifeval.olmo import OLD, OLMO, SAME
 
 Constraint = tuple[str, dict[str, Any]]
+CHECKS = IFEVAL | OLMO | OLD
+"""All checks by the names of their constraints."""
 
 
 def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
@@ -100,11 +102,12 @@ class ConstraintsVerifier(Verifier):
         broken: list[str] = []
         unknown: dict[str, Score] = {}
         for name, given in wanted:
+            if name not in CHECKS:
+                hint = did_you_mean(name, CHECKS)
+                unknown[name] = Score.missing(Reason.BAD_ROW, f"constraints: unknown kind '{name}'", hint=hint)
+                continue
             try:
                 verdict = keeps_any(variants, name, given)
-            except UnknownKind as error:
-                hint = did_you_mean(name, CHECKS)
-                unknown[name] = Score.missing(Reason.BAD_ROW, f"constraints: {error}", hint=hint)
             except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
                 if not self.partial:
                     raise
@@ -121,7 +124,19 @@ class ConstraintsVerifier(Verifier):
         return Score(value, detail={"broken": broken} | ({"unknown": list(unknown)} if unknown else {}))
 
 
-def keeps_any(variants: Sequence[str], name: str, arguments: dict[str, Any]) -> bool | None:
+def keeps(text: str, name: str, arguments: Mapping[str, Any]) -> bool | None:
+    """Whether a response keeps one constraint, None: it does not show. Arguments that the kind has not are ignored."""
+    if not text.strip():
+        return False
+    known = inspect.signature(CHECKS[name]).parameters
+    given = {key: value for key, value in arguments.items() if key in known and value is not None}
+    lacking = [key for key, one in known.items() if one.default is one.empty and key not in ("text", *given)]
+    if lacking:
+        raise TypeError(f"the constraint '{name}' lacks {', '.join(lacking)}")
+    return CHECKS[name](text, **given)
+
+
+def keeps_any(variants: Sequence[str], name: str, arguments: Mapping[str, Any]) -> bool | None:
     """Whether one reading of a response keeps a constraint; None where none does and of one it does not show."""
     open_ = False
     for text in variants:

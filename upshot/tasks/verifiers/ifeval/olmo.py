@@ -1,18 +1,23 @@
 """The 29 kinds that OLMo's multi-constraint sets (`IF_multi_constraints_upto5`) add to IFEval, by their public names.
 
 Words are counted without punctuation, in any case; keywords are found as IFEval finds them, inside words too.
+
+And the functions that OLMo's older rows name (`{"func_name": "verify_keyword_frequency", "N": 3, …}`). They read some
+kinds otherwise than IFEval does, as open-instruct's own functions do: "N times" is exactly N, letters are counted in
+their own case, paragraphs stand between `* * *`, "around" allows a tenth (of sentences: one).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from upshot.tasks.verifiers.ifeval.checks import (
-    check,
+    Check,
     compare,
     has_word,
+    is_json,
     letter_frequency,
     number_paragraphs,
     occurrences,
@@ -39,7 +44,6 @@ def tokens(text: str) -> list[str]:
     return [bare for token in text.split() if (bare := _EDGE.sub("", token).lower())]
 
 
-@check("copy:repeat_phrase")
 def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
     """The phrase so many times, each time with one word inside it replaced."""
     wanted, said = tokens(phrase), tokens(text)
@@ -50,27 +54,17 @@ def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
     return len(changed) == small_n and all(count == 1 for count in changed)
 
 
-@check("copy:copy")
-@check("copy:copying_simple")
 def copy(text: str, prompt_to_repeat: str) -> bool:
     """The request and nothing else."""
     return same_text(text, prompt_to_repeat)
 
 
-@check("copy:copying_multiple")
 def copying_multiple(text: str, prompt_to_repeat: str, N: int) -> bool:
     """The request so many times, separated by ******, and nothing else."""
     parts = text.split("******")
     return len(parts) == N and all(same_text(part, prompt_to_repeat) for part in parts)
 
 
-@check("new:copy_span_idx")
-def copy_span(text: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    """The characters of the request from one index to another, whether the last counts or not."""
-    return any(same_text(text, prompt_to_repeat[n_start:end]) for end in (n_end, n_end + 1))
-
-
-@check("detectable_format:sentence_hyphens")
 def sentence_hyphens(text: str) -> bool:
     """Sentences joined by hyphens without spaces."""
     parts = text.strip().split("-")
@@ -78,13 +72,6 @@ def sentence_hyphens(text: str) -> bool:
     return whole and all(part.endswith((".", "!", "?")) for part in parts[:-1])
 
 
-@check("detectable_format:square_brackets")
-def square_brackets(text: str) -> bool:
-    """Every word in square brackets."""
-    return all(word.startswith("[") and word.endswith("]") for word in text.split())
-
-
-@check("detectable_format:bigram_wrapping")
 def bigram_wrapping(text: str) -> bool:
     """Every two words in double angular brackets."""
     said = text.split()
@@ -92,38 +79,12 @@ def bigram_wrapping(text: str) -> bool:
     return len(said) > 1 and all(first.startswith("<<") and second.endswith(">>") for first, second in pairs)
 
 
-@check("keywords:no_adjacent_consecutive")
 def no_adjacent_consecutive(text: str) -> bool:
     """No two words in a row start with letters that follow each other in the alphabet."""
     letters = [word[0].lower() for word in text.split()]
     return all(ord(after) - ord(before) != 1 for before, after in pairwise(letters))
 
 
-@check("keywords:word_once")
-def word_once(text: str, keyword: str | Sequence[str]) -> bool:
-    """A keyword exactly once."""
-    return occurrences(text, one(keyword)) == 1
-
-
-@check("keywords:word_count_different_numbers")
-def word_count(text: str, keyword: str | Sequence[str], frequency: int, relation: str | None = None) -> bool:
-    """A keyword so often."""
-    return compare(occurrences(text, one(keyword)), relation, frequency)
-
-
-@check("keywords:exclude_word_harder")
-def exclude_word(text: str, keyword: str | Sequence[str]) -> bool:
-    """A word of the request does not occur."""
-    return not has_word(text, one(keyword))
-
-
-@check("keywords:palindrome")
-def palindrome(text: str) -> bool:
-    """A word of two letters or more reads the same backwards."""
-    return any(len(word) > 1 and word == word[::-1] for word in tokens(text))
-
-
-@check("keywords:keyword_specific_position")
 def keyword_position(text: str, keyword: str | Sequence[str], n: int, m: int) -> bool:
     """A keyword is the m-th word of the n-th sentence."""
     found = sentences(text)
@@ -131,77 +92,24 @@ def keyword_position(text: str, keyword: str | Sequence[str], n: int, m: int) ->
     return 0 < m <= len(said) and same_text(said[m - 1], one(keyword))
 
 
-@check("keywords:start_end")
 def start_end(text: str) -> bool:
     """The same word first and last, with nothing behind it."""
     said = tokens(text)
     return len(said) > 1 and said[0] == said[-1] and text.strip()[-1].isalnum()
 
 
-@check("paragraphs:paragraphs")
-def two_paragraphs(text: str) -> bool:
-    """Two paragraphs, separated by ***."""
-    return number_paragraphs(text, 2)
-
-
-@check("paragraphs:paragraphs2")
 def two_paragraphs_by_blank_lines(text: str) -> bool:
     """Two paragraphs, separated by a blank line."""
     parts = [part.strip() for part in text.strip().split("\n\n")]
     return len(parts) == 2 and all(parts)
 
 
-def _every_sentence(text: str, place: int, word: str | Sequence[str]) -> bool:
+def every_sentence(text: str, place: int, word: str | Sequence[str]) -> bool:
+    """Whether every sentence has a word at a place."""
     found = [tokens(sentence) for sentence in sentences(text)]
     return bool(found) and all(said and said[place] == one(word).lower() for said in found)
 
 
-@check("first_word:first_word_sent")
-def first_word_of_sentences(text: str, first_word: str | Sequence[str]) -> bool:
-    """Every sentence starts with a word."""
-    return _every_sentence(text, 0, first_word)
-
-
-@check("last_word:last_word_sent")
-def last_word_of_sentences(text: str, last_word: str | Sequence[str]) -> bool:
-    """Every sentence ends with a word."""
-    return _every_sentence(text, -1, last_word)
-
-
-@check("first_word:first_word_answer")
-def first_word_of_answer(text: str, first_word: str | Sequence[str]) -> bool:
-    """The response starts with a word."""
-    return tokens(text)[:1] == [one(first_word).lower()]
-
-
-@check("last_word:last_word_answer")
-def last_word_of_answer(text: str, last_word: str | Sequence[str]) -> bool:
-    """The response ends with a word."""
-    return tokens(text)[-1:] == [one(last_word).lower()]
-
-
-def _without(mark: str) -> Callable[[str], bool]:
-    return lambda text: mark not in text
-
-
-check("punctuation:punctuation_dot")(_without("."))
-check("punctuation:punctuation_exclamation")(_without("!"))
-check("letters:letter_counting2")(letter_frequency)
-
-
-@check("count:lowercase_counting")
-def lowercase_counting(text: str, N: int) -> bool:
-    """At most so many words in small letters."""
-    return len(re.findall(r"\b[a-z]+\b", text)) <= N
-
-
-@check("letters:letter_counting")
-def letter_counting(text: str, N: int, relation: str | None = None) -> bool:
-    """So many letters."""
-    return compare(len(re.findall("[a-zA-Z]", text)), relation, N)
-
-
-@check("count:counting_composition")
 def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs (by * * *) of so many sentences of so many words each."""
     parts = [part for part in _DIVIDER.split(text) if part.strip()]
@@ -211,14 +119,136 @@ def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     )
 
 
-@check("count:count_unique")
 def count_unique(text: str) -> bool:
     """No word twice."""
     said = [word.lower() for word in words(text)]
     return len(said) == len(set(said))
 
 
-@check("count:count_increment_word")
-def count_increment(text: str, keyword1: str | Sequence[str], keyword2: str | Sequence[str]) -> bool:
-    """One keyword once, the other twice."""
-    return occurrences(text, one(keyword1)) == 1 and occurrences(text, one(keyword2)) == 2
+OLMO: dict[str, Check] = {
+    "copy:repeat_phrase": repeat_phrase,
+    "copy:copy": copy,
+    "copy:copying_simple": copy,
+    "copy:copying_multiple": copying_multiple,
+    # whether the character at the last index counts or not
+    "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: any(
+        same_text(text, prompt_to_repeat[n_start:end]) for end in (n_end, n_end + 1)
+    ),
+    "detectable_format:sentence_hyphens": sentence_hyphens,
+    "detectable_format:square_brackets": lambda text: all(
+        word.startswith("[") and word.endswith("]") for word in text.split()
+    ),
+    "detectable_format:bigram_wrapping": bigram_wrapping,
+    "keywords:no_adjacent_consecutive": no_adjacent_consecutive,
+    "keywords:word_once": lambda text, keyword: occurrences(text, one(keyword)) == 1,
+    "keywords:word_count_different_numbers": lambda text, keyword, frequency, relation=None: compare(
+        occurrences(text, one(keyword)), relation, frequency
+    ),
+    "keywords:exclude_word_harder": lambda text, keyword: not has_word(text, one(keyword)),
+    "keywords:palindrome": lambda text: any(len(word) > 1 and word == word[::-1] for word in tokens(text)),
+    "keywords:keyword_specific_position": keyword_position,
+    "keywords:start_end": start_end,
+    "paragraphs:paragraphs": lambda text: number_paragraphs(text, 2),
+    "paragraphs:paragraphs2": two_paragraphs_by_blank_lines,
+    "first_word:first_word_sent": lambda text, first_word: every_sentence(text, 0, first_word),
+    "last_word:last_word_sent": lambda text, last_word: every_sentence(text, -1, last_word),
+    "first_word:first_word_answer": lambda text, first_word: tokens(text)[:1] == [one(first_word).lower()],
+    "last_word:last_word_answer": lambda text, last_word: tokens(text)[-1:] == [one(last_word).lower()],
+    "punctuation:punctuation_dot": lambda text: "." not in text,
+    "punctuation:punctuation_exclamation": lambda text: "!" not in text,
+    "letters:letter_counting": lambda text, N, relation=None: compare(len(re.findall("[a-zA-Z]", text)), relation, N),
+    "letters:letter_counting2": letter_frequency,
+    "count:lowercase_counting": lambda text, N: len(re.findall(r"\b[a-z]+\b", text)) <= N,
+    "count:counting_composition": counting_composition,
+    "count:count_unique": count_unique,
+    "count:count_increment_word": lambda text, keyword1, keyword2: (
+        occurrences(text, one(keyword1)) == 1 and occurrences(text, one(keyword2)) == 2
+    ),
+}
+"""Checks by instruction id."""
+
+
+def meets(count: int, quantifier: str, wanted: int, slack: int) -> bool:
+    """'at least', 'at most', or 'around' within a slack; any other word is kept by nothing."""
+    if quantifier == "around":
+        return abs(count - wanted) <= slack
+    return count >= wanted if quantifier == "at least" else quantifier == "at most" and count <= wanted
+
+
+def tenth(wanted: int) -> int:
+    """The slack of 'around'."""
+    return max(round(wanted * 0.1), 1)
+
+
+def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
+    """So many sentences; a full stop of `e.g.` or `Dr.` ends none."""
+    text = text.strip()
+    ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text)]
+    short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text[max(0, end - 4) : end])) for end in ends)
+    return meets(len(ends) - short + 1, quantifier, N, 1)
+
+
+def paragraph_count(text: str, N: int) -> bool:
+    """So many paragraphs, separated by `* * *`."""
+    parts = text.split("* * *")
+    return len(parts) == N and all(part.strip() for part in parts)
+
+
+def paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
+    """So many paragraphs, separated by blank lines, and the i-th starts with a word."""
+    parts = text.split("\n\n")
+    return len(parts) == N and 0 < i <= N and parts[i - 1].strip().startswith(first_word)
+
+
+def sections(text: str, N: int, section_splitter: str) -> bool:
+    """Exactly so many sections between the splitters, an opening before the first one counted."""
+    parts = text.split(section_splitter)
+    return len(parts) - (parts[0] == "") == N
+
+
+def two_different(text: str) -> bool:
+    """Two different responses, separated by ******."""
+    first, _, second = text.partition("******")
+    return text.count("******") == 1 and first.strip() != second.strip()
+
+
+OLD: dict[str, Check] = {
+    "verify_keyword_frequency": lambda text, word, N: (
+        len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)) == N
+    ),
+    # inside words neither
+    "validate_forbidden_words": lambda text, forbidden_words: (
+        not any(word.lower() in text.lower() for word in forbidden_words)
+    ),
+    "verify_letter_frequency": lambda text, letter, N: text.count(letter) == N,
+    "verify_paragraph_count": paragraph_count,
+    "validate_word_constraint": lambda text, N, quantifier: meets(len(text.split()), quantifier, N, tenth(N)),
+    "verify_sentence_constraint": sentence_constraint,
+    "validate_paragraphs": paragraphs,
+    # something follows the marker
+    "verify_postscript": lambda text, postscript_marker: bool(text.partition(postscript_marker)[2].strip()),
+    "verify_bullet_points": lambda text, N: sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == N,
+    "validate_sections": sections,
+    "validate_json_format": is_json,
+    "validate_repeat_prompt": lambda text, original_prompt: text.startswith(original_prompt),
+    "validate_two_responses": two_different,
+    # in whatever language
+    "validate_uppercase": lambda text: text == text.upper(),
+    "validate_lowercase": lambda text: text == text.lower(),
+    "validate_frequency_capital_words": lambda text, N, quantifier: meets(
+        len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tenth(N)
+    ),
+    "validate_end": lambda text, end_phrase: text.rstrip().endswith(end_phrase.rstrip()),
+}
+"""Checks by the names of the older functions."""
+SAME: dict[str, tuple[str, dict[str, str]]] = {
+    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
+    "validate_quotation": ("startend:quotation", {}),
+    "validate_response_language": ("language:response_language", {}),
+    "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}),
+    "validate_title": ("detectable_format:title", {}),
+    "validate_choice": ("detectable_format:constrained_response", {}),
+    "validate_highlighted_sections": ("detectable_format:number_highlighted_sections", {"N": "num_highlights"}),
+    "validate_no_commas": ("punctuation:no_comma", {}),
+}
+"""Functions that mean what an IFEval kind means → its id, and how their arguments are called there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from upshot.tasks.verifiers.math.answer import MAX_ANSWER
 from upshot.tasks.verifiers.math.expressions import (
@@ -50,18 +51,8 @@ def costly(answer: str, truth: str) -> bool:
     """Whether an answer is one that nobody writes and algebra would choke on."""
     if _TOWER.search(answer) and not _TOWER.search(truth):
         return True
-    return _depth(answer) > 12 or answer.count("=") > 10 or answer.count("+") > 60
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        if character in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "})]":
-            depth -= 1
-    return deepest
+    depths = accumulate(((character in "{([") - (character in "})]") for character in answer), initial=0)
+    return max(depths) > 12 or answer.count("=") > 10 or answer.count("+") > 60
 
 
 def quick_verdict(answer: str, truth: str) -> bool | None:
@@ -154,14 +145,10 @@ def _same_named(given: Value, wanted: Value) -> bool | None:
 def _same_digits(given: Value, wanted: Value) -> bool | None:
     """Digits in a base: it may be left out where the reference says it, but 17 in base 8 is not 17."""
     if {given.base, wanted.base} <= {0, 10}:
-        return _same_worth(given.text, wanted.text)
+        return False if _is_refused(given.text, wanted.text) else same_value(given.text, wanted.text)
     if given.base not in (wanted.base, 0):
         return False
     return given.text.lstrip("0") == wanted.text.lstrip("0")
-
-
-def _same_worth(given: str, wanted: str) -> bool | None:
-    return False if _is_refused(given, wanted) else same_value(given, wanted)
 
 
 def _letters(text: str) -> bool:

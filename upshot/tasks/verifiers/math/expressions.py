@@ -42,25 +42,10 @@ _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
     "arcsin": cmath.asin,
     "arccos": cmath.acos,
 }
-_GREEK = frozenset(
-    {
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "theta",
-        "lambda",
-        "mu",
-        "omega",
-        "phi",
-        "varphi",
-        "rho",
-        "sigma",
-        "tau",
-    }
-)
+_GREEK = frozenset({
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "theta", "lambda", "mu", "omega", "phi", "varphi",
+    "rho", "sigma", "tau",
+})  # fmt: skip
 _CALLED = frozenset("fghFGHPE")
 """Letters that name a function where a bracket follows; any other one is a factor: n(n+1)."""
 _TIMES = ("*", "\\cdot", "\\times")
@@ -171,11 +156,7 @@ class _Reader:
     def sum(self) -> Term:
         term = self._product()
         while self._peek() in ("+", "-"):
-            sign = self._next()
-            other = self._product()
-            self.undone |= term.literal and other.literal
-            value = combine(term.value, sign, other.value)
-            term = Term(value, term.literal and other.literal)
+            term = self._join(term, self._next(), self._product())
         return term
 
     def _product(self) -> Term:
@@ -185,25 +166,25 @@ class _Reader:
             token = self._peek()
             if token in _TIMES:
                 self._next()
-                term = self._times(term, self._read_signed())
+                term = self._join(term, "*", self._read_signed())
             elif token in ("/", "\\div"):
                 self._next()
-                below = self._read_signed()
-                self.undone |= token == "\\div" and term.literal and below.literal
-                term = Term(combine(term.value, "/", below.value), term.literal and below.literal)
+                term = self._join(term, "/", self._read_signed(), left_undone=token == "\\div")
                 divided = True
             elif self._starts_factor(token):
                 if divided:
                     raise UnsureQuantity  # 1/2x means either
                 if token[0].isdigit():
                     raise _Malformed  # two numbers side by side
-                term = self._times(term, self._power())
+                term = self._join(term, "*", self._power())
             else:
                 return term
 
-    def _times(self, term: Term, other: Term) -> Term:
-        self.undone |= term.literal and other.literal
-        return Term(combine(term.value, "*", other.value), term.literal and other.literal)
+    def _join(self, term: Term, sign: str, other: Term, left_undone: bool = True) -> Term:
+        """Two terms as one; `left_undone`: of plain numbers somebody should have worked it out."""
+        literal = term.literal and other.literal
+        self.undone |= left_undone and literal
+        return Term(combine(term.value, sign, other.value), literal)
 
     def _read_signed(self) -> Term:
         if self._peek() not in ("-", "+"):
@@ -267,15 +248,13 @@ class _Reader:
         if len(token) > 100:
             raise UnsureQuantity
         value = Fraction(token)
-        if (
-            self._peek() == "\\frac" and value.denominator == 1
-        ):  # a mixed number, if the fraction is a plain one below 1
+        if self._peek() == "\\frac" and value.denominator == 1:
+            # a mixed number, if the fraction is a plain one below 1
             start, undone = self.at, self.undone
             self._next()
-            above, below = self._argument(), self._argument()
-            part = combine(above.value, "/", below.value)
-            if above.literal and below.literal and isinstance(part, Fraction) and 0 < part < 1:
-                return Term(value + part, literal=True)
+            part = self._join(self._argument(), "/", self._argument(), left_undone=False)
+            if part.literal and isinstance(part.value, Fraction) and 0 < part.value < 1:
+                return Term(value + part.value, literal=True)
             self.at, self.undone = start, undone
         return Term(value, literal=True)
 
@@ -291,8 +270,7 @@ class _Reader:
 
     def _command(self, name: str) -> Term:
         if name == "frac":
-            above, below = self._argument(), self._argument()
-            return Term(combine(above.value, "/", below.value), above.literal and below.literal)
+            return self._join(self._argument(), "/", self._argument(), left_undone=False)
         if name == "sqrt":
             return self._root()
         if name == "pi":

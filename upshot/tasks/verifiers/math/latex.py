@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_UNICODE = {
+_UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "π": "\\pi ", "∞": "\\infty ",
     "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
     "≠": "\\ne ", "≈": "\\approx ", "∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ",
@@ -19,10 +19,9 @@ _UNICODE = {
     "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
     "⅕": "\\frac{1}{5}", "⅖": "\\frac{2}{5}", "⅗": "\\frac{3}{5}", "⅘": "\\frac{4}{5}", "⅙": "\\frac{1}{6}",
     "⅚": "\\frac{5}{6}", "⅛": "\\frac{1}{8}", "⅜": "\\frac{3}{8}", "⅝": "\\frac{5}{8}", "⅞": "\\frac{7}{8}",
-}  # fmt: skip
-_CHARACTERS = re.compile("[" + "".join(_UNICODE) + "]")
-_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
-_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+})  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
     "neq": "ne", "lt": "<", "gt": ">", "varnothing": "emptyset", "backslash": "setminus", "smallsetminus": "setminus",
@@ -55,9 +54,9 @@ def canonical(text: str) -> str:
     """The one spelling of an answer, its spaces kept."""
     out = _unwrap(text.strip()).replace("\\\\", NEW_ROW)
     out = re.sub(r"\{(?:[bBp]|small)matrix\}", "{matrix}", out)
-    out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + "".join(_RAISED[c] for c in m[0]) + "}", out)
-    out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
-    out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)
+    out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + m[0].translate(_RAISED) + "}", out)
+    out = re.sub("[₀-₉]+", lambda m: "_{" + m[0].translate(_LOWERED) + "}", out)
+    out = out.translate(_UNICODE)
     out = re.sub(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])", r"\\sqrt{\1}", out).replace("√", "\\sqrt")
     out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), re.sub(r"\\!\s*", "", out))
     out = _NAMED.sub(r"\\\1 ", _WRAPPED.sub(r"\1\2", out.replace("\\mathbb{R}", "\\R ")))
@@ -81,11 +80,10 @@ def _unwrap(text: str) -> str:
 
 
 def _command(match: re.Match[str]) -> str:
-    name = match[1]
-    same = _SAME.get(name)
+    same = _SAME.get(match[1])
     if same is None:
         return match[0]
-    return f"\\{same} " if same.isalpha() else same + " " * (same[:1].isalpha())
+    return f"\\{same} " if same.isalpha() else same
 
 
 def _text(match: re.Match[str]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from fractions import Fraction
 
 Number = Fraction | complex
 
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _MAX_BITS = 12_000
 """Larger fractions are not worked with: nobody means them, and they take long."""
 _COMMON = 10**6
@@ -31,27 +33,14 @@ def close(first: Number, second: Number) -> bool | None:
     return True if gap <= 1e-11 else False if gap > 1e-8 else None
 
 
-def combine(first: Number, operator: str, second: Number) -> Number:
+def combine(first: Number, sign: str, second: Number) -> Number:
     """A sum, difference, product or quotient; exact when both are."""
     if isinstance(first, Fraction) and isinstance(second, Fraction):
-        value = _exactly(first, operator, second)
+        value: Fraction = _OPERATORS[sign](first, second)
         if _bits(value) > _MAX_BITS:
             raise UnsureQuantity
         return value
-    one, two = complex(first), complex(second)
-    if operator == "+":
-        return one + two
-    if operator == "-":
-        return one - two
-    return one * two if operator == "*" else one / two
-
-
-def _exactly(first: Fraction, operator: str, second: Fraction) -> Fraction:
-    if operator == "+":
-        return first + second
-    if operator == "-":
-        return first - second
-    return first * second if operator == "*" else first / second
+    return _OPERATORS[sign](complex(first), complex(second))
 
 
 def power(base: Number, exponent: Number) -> Number:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import accumulate
 
 from upshot.tasks.verifiers.math.expressions import PointValue, evaluate_at
 from upshot.tasks.verifiers.math.kinds import (
@@ -165,12 +166,8 @@ def _is_factor(text: str) -> bool:
 
 def _encloses(text: str) -> bool:
     """Whether the first bracket is closed by the last."""
-    level = 0
-    for position, character in enumerate(text):
-        level += (character in "([{⦃") - (character in ")]}⦄")
-        if level == 0:
-            return position == len(text) - 1
-    return False
+    levels = accumulate((character in "([{⦃") - (character in ")]}⦄") for character in text)
+    return next((position for position, level in enumerate(levels) if level == 0), None) == len(text) - 1
 
 
 def _read_enclosed(text: str, depth: int) -> Kind | None:

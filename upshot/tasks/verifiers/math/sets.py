@@ -74,14 +74,12 @@ def as_reals(kind: Kind) -> RealSet | None:
 
 def conditions(parts: list[Reals], joins: list[str]) -> Kind:
     """Inequalities joined: 'or' unites, 'and' intersects, a comma means whichever is not empty."""
-    both = reduce(RealSet.intersection, (part.members for part in parts))
-    either = reduce(RealSet.union, (part.members for part in parts))
-    if len({part.variable for part in parts}) > 1:
-        return Opaque(" ".join(str(part) for part in parts))
     unites = any("or" in join for join in joins)
     intersects = any("and" in join for join in joins)
-    if unites and intersects:
+    if len({part.variable for part in parts}) > 1 or (unites and intersects):
         return Opaque(" ".join(str(part) for part in parts))
+    both = reduce(RealSet.intersection, (part.members for part in parts))
+    either = reduce(RealSet.union, (part.members for part in parts))
     return Reals(either if unites or (not intersects and not both.pieces) else both, parts[0].variable)
 
 

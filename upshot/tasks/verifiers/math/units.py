@@ -54,7 +54,7 @@ _LEAD = re.compile(
     r"(?:is|:|=)*\s*:?",
     re.IGNORECASE,
 )
-_LABEL = re.compile(r"\(?([A-J])\)?[.:]?|\(([A-J])\)")
+_LABEL = re.compile(r"\(?([A-J])\)?[.:]?")
 _OPENING = re.compile(r"⟪([^⟪⟫]*)⟫")
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound"}
 _MONEY = re.compile(r"^(-?)\s*(\\\$|€|£)\s*(-?)")
@@ -82,7 +82,7 @@ def split_unit(text: str) -> UnitValue | None:
         rest = text[opening.end() :].strip()
         lettered = _LABEL.fullmatch(opening[1].strip())
         if rest and lettered:
-            text, label = rest, lettered[1] or lettered[2]
+            text, label = rest, lettered[1]
         elif rest and _LEAD.fullmatch(opening[1].strip()):
             text = rest
     elif lead := _LEAD.match(text):

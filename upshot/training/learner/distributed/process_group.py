@@ -55,7 +55,6 @@ class RankStopped(UserError):
 
     def __init__(self, why: dict[str, Any]) -> None:
         super().__init__(why["reason"] if why.get("signal") else f"rank {why['rank']}: {why['reason']}")
-        self.rank: int = why["rank"]
         self.signal: int = why.get("signal", 0)
 
 
@@ -210,7 +209,8 @@ class ProcessGroup(Ranks):
             self.agreed = False
             with suppress(RuntimeError):
                 self.store.set(APART, "yes")
-            self.lost = error if isinstance(error, RankLost) else RankLost(f"the ranks lost each other: {_line(error)}")
+            line = next(iter(str(error).splitlines()), type(error).__name__)
+            self.lost = error if isinstance(error, RankLost) else RankLost(f"the ranks lost each other: {line}")
             self.reason = str(self.lost)
             return False
 
@@ -315,10 +315,6 @@ def _take_gpu(device: str, rank: int) -> None:
     elif seen:
         own = seen.split(",")[rank : rank + 1]
         os.environ["CUDA_VISIBLE_DEVICES"] = own[0] if own else ""
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _alive(pid: int) -> bool:

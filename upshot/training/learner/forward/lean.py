@@ -141,19 +141,15 @@ class BlockStack:
             if kept is None:
                 break
             if isinstance(kept, RecomputedBlock):
-                kept = self._recompute(block, kept)
+                with same_draws(kept):
+                    _, _, kept = block.forward(self.batch, kept.h, None, True, hollow=True)
+                assert kept is not None
             further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
             d, grads = block.backward(self.batch, kept, d, further)
             for parameter, grad in grads:
                 before = found.get(id(parameter))
                 found[id(parameter)] = grad if before is None else before + grad
         return d, found
-
-    def _recompute(self, block: Block, kept: RecomputedBlock) -> SavedActivations:
-        with same_draws(kept):
-            _, _, found = block.forward(self.batch, kept.h, None, True, hollow=True)
-        assert found is not None
-        return found
 
 
 class StackFunction(torch.autograd.Function):

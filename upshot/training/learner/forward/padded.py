@@ -45,10 +45,16 @@ class PaddedForward(Forward):
         """See `Forward`."""
         ids = pad_sequence(batch.ids.split(batch.lengths), batch_first=True)
         attention = pad_sequence([torch.ones_like(own) for own in batch.ids.split(batch.lengths)], batch_first=True)
-        out = self._output(ids, attention, value_head is not None)
+        hidden = value_head is not None
+        with nullcontext() if self.exact is None else self.exact.operations():
+            out = self.module(input_ids=ids, attention_mask=attention, output_hidden_states=hidden, use_cache=False)
         places = self._padded_rows(batch, ids.shape[1])
+        if self.exact is None:
+            logprobs = losses.token_logprobs(out.logits, ids, temperature)
+        else:
+            logprobs = self.exact.token_logprobs(out.logits, ids, temperature)
         return ForwardOutput(
-            self._logprobs(out.logits, ids, temperature).flatten()[places + 1],
+            logprobs.flatten()[places + 1],
             losses.entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
             None if value_head is None else values_of(out.hidden_states[-1].flatten(0, 1)[places], value_head),
         )
@@ -61,20 +67,6 @@ class PaddedForward(Forward):
         """Where the batch's rows are in the padded tensor."""
         lengths = torch.tensor(batch.lengths, device=batch.rows.device)
         return batch.rows + (width - lengths).cumsum(0).roll(1).index_fill(0, lengths.new_zeros(1), 0)[batch.owner]
-
-    def _output(self, ids: Tensor, attention: Tensor, hidden: bool) -> Any:
-        def call() -> Any:
-            return self.module(input_ids=ids, attention_mask=attention, output_hidden_states=hidden, use_cache=False)
-
-        if self.exact is None:
-            return call()
-        with self.exact.operations():
-            return call()
-
-    def _logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        if self.exact is not None:
-            return self.exact.token_logprobs(logits, ids, temperature)
-        return losses.token_logprobs(logits, ids, temperature)
 
 
 def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:

@@ -198,10 +198,11 @@ def usable(total: int) -> int:
 def layer_bytes(job: MemoryJob) -> int:
     """Bytes that a token keeps in one layer."""
     shape, size, model, lora = job.shape, job.size, job.recipe.model, job.recipe.model.lora
+    heads_normed = shape.family == "qwen3"
     ranks = lora.r * len(set(lora.targets or SEVEN) & set(SEVEN)) if lora else 0
     h, a, kv, m = shape.hidden, shape.queries, shape.keys, shape.mlp
     # The residual before each half, queries, keys and values, attention's result, gate and up; its log-sums in float32.
-    numbers = 2 * h + 2 * a + 2 * kv + 2 * m + ranks + (a + 2 * kv if shape.head_norms else 0)
+    numbers = 2 * h + 2 * a + 2 * kv + 2 * m + ranks + (a + 2 * kv if heads_normed else 0)
     total = numbers * size + 4 * shape.heads
     if shape.family not in LEAN:  # norms and their float32 inputs, unrotated queries and keys, gated, ungated parts
         return total + size * (2 * h + a + 2 * kv + 2 * m) + 8 * h

@@ -33,8 +33,6 @@ class ModelShape:
     """Most positions."""
     tied: bool = False
     """Whether embedding and head are one matrix."""
-    head_norms: bool = False
-    """Whether queries and keys have norms of their own."""
     family: str = "llama"
 
     @classmethod
@@ -43,7 +41,6 @@ class ModelShape:
         text: Mapping[str, Any] = config.get("text_config") or config
         text = {own: text[other] for other, own in OTHER_NAMES.items() if other in text} | dict(text)
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-        family = str(text.get("model_type") or config.get("model_type") or "")
         return cls(
             hidden=hidden,
             layers=int(text["num_hidden_layers"]),
@@ -54,8 +51,7 @@ class ModelShape:
             vocab=int(text["vocab_size"]),
             context=int(text.get("max_position_embeddings") or 0),
             tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-            head_norms=family == "qwen3",
-            family=family,
+            family=str(text.get("model_type") or config.get("model_type") or ""),
         )
 
     @property
@@ -73,8 +69,8 @@ class ModelShape:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.keys
 
-    def sizes(self, name: str) -> tuple[int, int]:
-        """Inputs and outputs of a projection, of the embedding or the head."""
+    def sizes(self, name: str) -> tuple[int, int, int]:
+        """Inputs and outputs of a projection, of the embedding or the head, and how many there are of it."""
         known = {
             "q_proj": (self.hidden, self.queries),
             "k_proj": (self.hidden, self.keys),
@@ -86,14 +82,11 @@ class ModelShape:
             "embed_tokens": (self.vocab, self.hidden),
             "lm_head": (self.hidden, self.vocab),
         }
-        return known.get(name, (self.hidden, self.hidden))
+        return *known.get(name, (self.hidden, self.hidden)), self.layers if name in SEVEN else 1
 
     def count(self, *names: str) -> int:
         """Weights of these names in the whole model."""
-        return sum(inner * outer * self._times(name) for name in names for inner, outer in [self.sizes(name)])
-
-    def _times(self, name: str) -> int:
-        return self.layers if name in SEVEN else 1
+        return sum(inner * outer * times for inner, outer, times in map(self.sizes, names))
 
     @property
     def projections(self) -> int:
@@ -108,8 +101,8 @@ class ModelShape:
 
     def adapters(self, rank: int, targets: Sequence[str], dora: bool = False) -> int:
         """Weights of LoRA adapters on the targets."""
-        sizes = [(self.sizes(name), self._times(name)) for name in targets]
-        return sum((rank * (inner + outer) + outer * dora) * times for (inner, outer), times in sizes)
+        sizes = map(self.sizes, targets)
+        return sum((rank * (inner + outer) + outer * dora) * times for inner, outer, times in sizes)
 
     def count_merged(self, targets: Sequence[str]) -> int:
         """Weights that the engine has a second time where adapters on the targets are merged into a copy."""

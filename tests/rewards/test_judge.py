@@ -10,13 +10,14 @@ import pytest
 from tests.tasks.participants.speakers import chat, in_turn, speaker
 from upshot.core.score import Score
 from upshot.models.base import Completion, ModelCallError, Request
-from upshot.tasks.participants.judge import Judge, extract_artefact, judge_prompt
+from upshot.rewards.metrics.extraction import extract_artefact
+from upshot.rewards.metrics.judged import JudgedMetric
 
 
 def rate(model, **options) -> Score:
     """The judge's rating of a small conversation."""
-    judge = Judge(model, options.pop("rubric", "interactivity"), "interactivity", **options)
-    return asyncio.run(judge.rate(chat("hi", "Hello.", goal="tea", reference="green")))
+    judge = JudgedMetric(options.pop("rubric", "interactivity"), model, "interactivity", **options)
+    return asyncio.run(judge.score(chat("hi", "Hello.", goal="tea", reference="green")))
 
 
 def verdict(value) -> str:
@@ -67,7 +68,9 @@ def test_whole_numbers_only_where_asked() -> None:
 
 def test_the_rubrics_show_what_they_need_and_the_last_word() -> None:
     conversation = chat("hi", "Hello.", "and?", "LAST WORD", goal="tea", reference="green")
-    accuracy, interactivity = (judge_prompt(name, conversation) for name in ("accuracy", "interactivity"))
+    accuracy, interactivity = (
+        JudgedMetric(name, in_turn("")).prompt(conversation) for name in ("accuracy", "interactivity")
+    )
     for part in ("tea", "green", "User: and?", "Assistant: LAST WORD"):
         assert part in accuracy
     assert "green" not in interactivity and "Assistant: LAST WORD" in interactivity
