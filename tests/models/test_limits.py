@@ -8,7 +8,8 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Completion, Request
 from upshot.models.client.limits import Pace
-from upshot.models.connect import connect
+from upshot.models.connect import Endpoints, connect
+from upshot.models.local import BorrowedModel
 
 
 def test_calls_per_minute_are_kept():
@@ -53,3 +54,8 @@ def test_more_than_the_bucket_holds_is_paid_back():
         return time.monotonic() - began
 
     assert asyncio.run(run()) >= 0.35
+
+
+def test_a_borrowed_policy_is_asked_by_all_at_once_whatever_endpoints_take():
+    borrowed = connect("policy", role="judge", policy=connect("scripted:echo"), endpoints=Endpoints())
+    assert isinstance(borrowed, BorrowedModel) and borrowed.limits.concurrency == 1_000_000
