@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from tests.support import humaneval
 from upshot.core.errors import UserError
-from upshot.core.files import append_jsonl, dump_json_line, filter_jsonl, read_jsonl, read_user_jsonl, write_jsonl
+from upshot.core.files import (
+    append_jsonl,
+    dump_json_line,
+    expand_home,
+    filter_jsonl,
+    read_jsonl,
+    read_user_jsonl,
+    write_jsonl,
+)
 from upshot.core.score import Score
 from upshot.offline.job import Journal
 from upshot.run.report.lines import LogTail
@@ -116,3 +124,13 @@ def test_whatever_is_written_is_a_line_that_can_be_read() -> None:
     assert read["score"] == {"missing": "timeout"}
     assert read["strange"][:5] == ["<Odd>", [1], [1, 2], "x", "1j"]
     assert read["half"] == "\\\ud83d" and read["('a', 1)"] == {"None": 1}
+
+
+def test_a_home_that_no_shell_has_expanded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ("~/x", "$HOME/x", "${HOME}/x"):
+        assert expand_home(text) == "/home/me/x"
+        assert expand_home(f"run_dir={text}") == "run_dir=/home/me/x"
+        assert expand_home(f"--out={text}") == "--out=/home/me/x"
+    for text in ("a~/x", "$HOMER/x", "~you/x", "x $HOME/y", "see: ~/x"):
+        assert expand_home(text) == text

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.templates import byte_tokenizer
-from upshot.core.thought import MARKERS, Thought, after_thought, find_thought
+from upshot.core.thought import MARKERS, Thought, find_thought, split_thought
 from upshot.models.rendering import Renderer
 
 HEADINGS = ("### Reasoning", "### Output")
@@ -103,4 +103,4 @@ def test_the_pieces_of_ids_spell_the_text(text: str) -> None:
     ],
 )
 def test_what_a_text_says_after_its_thought(text: str, said: str) -> None:
-    assert after_thought(text) == said
+    assert split_thought(text)[1] == said

@@ -232,3 +232,14 @@ def test_a_line_separator_inside_a_text_loses_no_row(tmp_path: Path) -> None:
     for _ in range(2):
         assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
     assert sum(b"reward" in line for line in (tmp_path / "c.jsonl.scores.jsonl").read_bytes().split(b"\n")) == 2
+
+
+def test_thoughts_are_shown_to_neither_user_nor_judge(tmp_path: Path) -> None:
+    rows = [{"prompt": "hi", "completion": "<think>right, I think</think>wrong", "goal": "g", "reference": "r"}]
+    file, out = write(tmp_path / "in.jsonl", [*rows, whole("<think>right</think>wrong")]), tmp_path / "out.jsonl"
+    assert score(file, "--judge", MODEL, "--metrics", "accuracy", "--rounds", "0", "--out", str(out)) == 0
+    assert [line["reward"]["means"]["accuracy"]["value"] for line in lines_of(out)] == [0.0, 0.0]
+    again = tmp_path / "futures.jsonl"
+    words = ("--policy", MODEL, "--user", MODEL, "--rounds", "1", "--samples", "1")
+    assert score(file, "--judge", MODEL, "--metrics", "accuracy", *words, "--out", str(again)) == 0
+    assert [line["reward"]["means"]["accuracy"]["value"] for line in lines_of(again)] == [0.0, 0.0]

@@ -215,3 +215,27 @@ def _wait_for(url: str) -> None:
 def test_an_option_may_be_a_list(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown option 'x'"):
         run(rows_file(tmp_path / "in.jsonl", GSM8K), "--task", "gsm8k", "--option", "x=[1]")
+
+
+def test_the_form_that_messages_ask_for_counts_as_that_of_a_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of RLVR sets hold the question under `messages`, with examples that end in 'the answer is'."""
+    question = "Q: 40 + 2?\nA: So the answer is 42.\n\nQ: 1 + 1?"
+    opening = [{"role": "user", "content": question}]
+    asked = {"ground_truth": "2", "dataset": "gsm8k", "response": "So the answer is 2."}
+    replied = {"messages": [*opening, {"role": "assistant", "content": "So the answer is 2."}]}
+    rows = [{**asked, "prompt": opening}, {**asked, "messages": opening}, {**asked, "response": None, **replied}]
+    bare = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "So the answer is 2."}]
+    rows.append({**asked, "messages": bare})  # the form of the response itself is not what was asked for
+    assert run(rows_file(tmp_path / "in.jsonl", rows), "--out", str(tmp_path / "out.jsonl")) == 0
+    scores = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert scores == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_validation_dump_with_a_null_column_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """verl fills what a reward function reported of other rows only with null, under any name."""
+    dumped = {"input": "user\n1 + 1?", "output": "#### 2", "gts": "2", "score": 1.0, "step": 3}
+    rows = [{**dumped, "response": None}, {**dumped, "response": "#### 2"}]
+    assert run(rows_file(tmp_path / "3.jsonl", rows), "--task", "gsm8k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 1.0

@@ -75,10 +75,11 @@ def settings(sft: Path, lora: Mapping[str, Any] | None) -> dict[str, Any]:
     ("lora", "words", "trained"),
     [
         (SHAPE, "it is trained on", "lora_"),
+        (SHAPE, "its newest checkpoint", "lora_"),
         ({**SHAPE, "r": 2}, "merged into", "lora_"),
         (None, "it is merged, and all weights are trained", "model."),
     ],
-    ids=["same shape", "other shape", "no adapters"],
+    ids=["same shape", "run folder", "other shape", "no adapters"],
 )
 def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
     lora: Mapping[str, Any] | None, words: str, trained: str, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +96,8 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
 
     monkeypatch.setattr(TrainingRun, "begin", look)
     reporter = Says()
-    train(recipe(tmp_path / "rl", **settings(sft, lora)), reporter=reporter)
+    start = sft.parents[1] if words == "its newest checkpoint" else sft
+    train(recipe(tmp_path / "rl", **settings(start, lora)), reporter=reporter)
     assert words in reporter.said
     for found in begun[0]:
         assert torch.allclose(found, loaded(sft), atol=1e-5)

@@ -173,7 +173,8 @@ class Scorer:
         turn = conversation.turns[-1]
         if not self.max_tokens or turn.message.role != "assistant":
             return
-        if len(self.tokenizer.encode(turn.message.content, add_special_tokens=False)) > self.max_tokens:
+        said = f"{turn.note.get('thought', '')}{turn.message.content}"
+        if len(self.tokenizer.encode(said, add_special_tokens=False)) > self.max_tokens:
             conversation.turns = (*conversation.turns[:-1], replace(turn, note={**turn.note, "finish": "length"}))
 
 

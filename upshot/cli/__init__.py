@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import did_you_mean, user_error_in
+from upshot.core.files import expand_home
 from upshot.core.threads import settle_threads
 from upshot.core.version import __version__
 
@@ -36,7 +37,7 @@ _LINE = re.compile(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; what the user must mend is one line on stderr and exit code 2."""
     settle_threads()
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [expand_home(word) for word in (sys.argv[1:] if argv is None else argv)]  # a quoted `~` as well
     load_environment()
     if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"], ["user"]):  # verbs of their own
         from upshot.cli.eval import inner_parser

@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 JsonObject = dict[str, Any]
 DEPTH = 50
 """What is nested deeper is written as text."""
+_HOME = re.compile(r"^((?:--)?[\w.-]+=|)(?:~|\$HOME\b|\$\{HOME\})(?=/|$)")
 LARGE_BITS = 10_000
 """Python writes no longer integers as decimals."""
 
@@ -185,6 +187,11 @@ def _text(value: Any) -> str:
         return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def expand_home(text: str) -> str:
+    """A text with the `~`, `$HOME` or `${HOME}` that it begins with replaced, as a shell does; so behind `key=`."""
+    return _HOME.sub(lambda match: match[1] + str(Path.home()), text)
 
 
 def read_text(path: Path, what: str = "file") -> str:

@@ -62,10 +62,10 @@ def _after(ends: Sequence[int], position: int) -> int:
     return bisect_left(ends, position) + 1 if position > 0 else 0
 
 
-def after_thought(text: str) -> str:
-    """What a text says after its thought; the whole where it has none, nothing where the thought never ends."""
-    found = find_thought(text)  # each of its characters a token
-    return text if found is None else text[found.answer :]
+def split_thought(text: str, markers: tuple[str, str] = MARKERS) -> tuple[str, str]:
+    """(thought, answer) of a whole text: without markers all is answer, of a thought that never ends nothing is."""
+    span = find_thought(text, markers)  # each of its characters a token
+    return ("", text) if span is None else (text[span.start : span.stop].strip(), text[span.answer :].lstrip())
 
 
 def opens_thought(prompt: str) -> bool:

@@ -16,6 +16,7 @@ from upshot.config.load import list_recipes
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.config.phases import order
 from upshot.core.errors import UserError
+from upshot.core.files import expand_home
 from upshot.core.threads import settle_threads
 from upshot.models.base import Abilities, Model, Request
 from upshot.models.client.guarded import GuardedModel, Guards
@@ -56,7 +57,7 @@ def local_path(name: str) -> str:
         from upshot.models.smollm2 import smollm2_folder
 
         return str(smollm2_folder())
-    folder = Path(name).expanduser()
+    folder = Path(expand_home(name))
     if folder.is_dir():
         if (folder / "checkpoints").is_dir() and not (folder / "config.json").is_file():
             folder = _checkpoint_of(folder)
@@ -73,7 +74,7 @@ def local_path(name: str) -> str:
 
 def describe_choice(name: str) -> str:
     """Which of its checkpoints a run folder stands for, in words; empty for anything that is no run folder."""
-    run = Path(name.removeprefix("local:")).expanduser()
+    run = Path(expand_home(name.removeprefix("local:")))
     if not (run / "checkpoints").is_dir() or (run / "config.json").is_file():
         return ""
     chosen = _checkpoint_of(run)
@@ -151,7 +152,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a folder, hub name or `smollm2-135m`."""
-    own = Path(name).expanduser()  # a folder may hold a tokenizer and no model
+    own = Path(expand_home(name))  # a folder may hold a tokenizer and no model
     path = str(own) if (own / "tokenizer_config.json").is_file() else local_path(name)
     folder = Path(path)
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):

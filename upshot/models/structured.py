@@ -14,7 +14,7 @@ from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
-from upshot.core.thought import MARKERS, after_thought
+from upshot.core.thought import MARKERS, split_thought
 from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.tool_calls.base import Extent, refuse_constant
 
@@ -53,7 +53,7 @@ def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dic
 
 def _candidates(text: str) -> Iterator[str]:
     yield text.strip()
-    answer = after_thought(text)
+    answer = split_thought(text)[1]
     yield answer.strip()
     for fenced in _FENCE.finditer(answer):
         yield fenced[1].strip()

@@ -42,7 +42,10 @@ def rename_dumped(row: Record) -> Record:
     if not {"input", "output", "gts"} <= row.keys():
         return row
     named = {"prompt": row["input"], "completion": row["output"], "ground_truth": row["gts"]}
-    return named | {key: value for key, value in row.items() if key not in ("input", "output", "gts")}
+    # What a verifier reported of some rows only is null in all others.
+    return named | {
+        key: value for key, value in row.items() if key not in ("input", "output", "gts") and value is not None
+    }
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:

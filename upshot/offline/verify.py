@@ -22,7 +22,7 @@ from upshot.core.score import Reason, Score, tell_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
-from upshot.tasks.datasets.records import extra_of, reference_of
+from upshot.tasks.datasets.records import extra_of, first, reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route
@@ -137,6 +137,9 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
     used = ("response", "completion", "ground_truth")
     extra = {key: value for key, value in extra_of(row).items() if key not in used}
     extra |= {key: row[key] for key in ("prompt", "messages") if row.get(key) is not None}
+    if "prompt" not in extra and isinstance(extra.get("messages"), list):
+        # How the answer was asked for is read there; the response itself asks for nothing.
+        extra["prompt"] = [m for m in extra["messages"] if m.get("content") != response]
     options = options_of(settings)
     if settings.seconds is not None and _is_judged(source):
         options.setdefault("seconds", settings.seconds)
@@ -145,7 +148,7 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
 
 def response_of(row: Mapping[str, Any]) -> str | None:
     """The response of a row: a column, or the assistant's last message; None where there is none."""
-    response = row.get("response", row.get("completion"))
+    response = first(row, ("response", "completion"))
     if response is None and isinstance(row.get("messages"), list):
         response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
     return response if isinstance(response, str) else None

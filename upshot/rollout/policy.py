@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Sample, Turn, derive_seed
-from upshot.core.thought import MARKERS, find_thought
+from upshot.core.thought import MARKERS, find_thought, split_thought
 from upshot.models.base import Completion, Model, Request
 from upshot.models.rendering import Renderer
 
@@ -111,9 +111,8 @@ class Policy:
         (completion,) = await self.model.generate(request)
         text = completion.text
         note: dict[str, Any] = {"finish": completion.finish}
-        found = find_thought(text, self.think) if self.think is not None else None
-        if found is not None:
-            note["thought"], text = text[found.start : found.stop].strip(), text[found.answer :].lstrip()
+        thought, text = split_thought(text, self.think) if self.think is not None else ("", text)
+        note |= {"thought": thought} if thought else {}
         message = Message("assistant", text, tool_calls=completion.tool_calls)
         if completion.completion_tokens:
             note["tokens"] = completion.completion_tokens

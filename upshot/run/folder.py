@@ -43,6 +43,7 @@ from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
 from upshot.core.files import (
     append_jsonl,
+    expand_home,
     filter_jsonl,
     parse_json_line,
     read_jsonl,
@@ -373,7 +374,7 @@ def moment(value: Any) -> float | None:
 
 def place_of(recipe: Recipe) -> Path:
     """The folder that a recipe is run in."""
-    return Path(recipe.run_dir) if recipe.run_dir else free_place(recipe.name)
+    return Path(expand_home(recipe.run_dir)) if recipe.run_dir else free_place(recipe.name)
 
 
 def free_place(name: str) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import write_folder
-from upshot.models.local import adapter_config, describe_choice, load_whole
+from upshot.models.local import adapter_config, describe_choice, load_whole, local_path
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -45,7 +45,7 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
         return StartingPoint(config.path)
     if same_shape(config.lora, found) and adapter_config(base) is None:
         say(f"{what}: it is trained on; the reference is the model with it")
-        return StartingPoint(base, config.path)
+        return StartingPoint(base, local_path(config.path))
     merged = run.resolve() / "start"
     say(
         f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.core.files import read_text, read_user_jsonl
+from upshot.core.files import expand_home, read_text, read_user_jsonl
 
 Record = dict[str, Any]
 """One row of a file, column by column."""
@@ -52,7 +52,7 @@ def read_tables(
 
 
 def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
-    path = Path(source).expanduser()
+    path = Path(expand_home(source))
     if path.is_dir():
         return _folder(path, without)
     if path.is_file():

@@ -17,12 +17,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
+from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed, messages_from
 from upshot.core.errors import UserError
+from upshot.core.thought import split_thought
 from upshot.tasks.datasets.files import how_to_prepare, read_table
 from upshot.tasks.verifiers.routes import route
 
@@ -169,11 +170,15 @@ class RecordedReplies:
         endings: list[tuple[Message, ...]] = [(Message("assistant", text),) for text in self.replies] or [self.said]
         out = []
         for index, ending in enumerate(endings):
-            conversation = Conversation(self.row, derive_seed(seed, self.row.id, index), f"{self.row.id}#{index}")
-            for message in ending:
-                conversation.say(message)
-            out.append(conversation)
+            name, turns = f"{self.row.id}#{index}", tuple(map(heard, (*self.row.messages, *ending)))
+            out.append(Conversation(self.row, derive_seed(seed, self.row.id, index), name, turns))
         return out
+
+
+def heard(message: Message) -> Turn:
+    """A message as a turn that everybody hears: an assistant's thought is a note, as in training."""
+    thought, answer = split_thought(message.content) if message.role == "assistant" else ("", message.content)
+    return Turn(replace(message, content=answer), note={"thought": thought} if thought else {})
 
 
 def read_replies(records: Sequence[Mapping[str, Any]], futures: bool = False) -> list[RecordedReplies]:
