@@ -201,8 +201,8 @@ def library_product(x: Rows8, weight: Rows8, dtype: torch.dtype) -> Tensor:
 def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | None:
     """The tile with which this is faster than the library's product on `units` multiprocessors, if any.
 
-    By measurement (docs/performance.md): up to 128 rows all that counts is that every multiprocessor reads weights, as
-    many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, for which there must be room at once.
+    Measured (docs/dev/performance-2026-11.md): up to 128 rows all that counts is that every multiprocessor reads
+    weights, as many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, which must fit at once.
     """
 
     def cut(height: int, cols: int, slots: int) -> int:

@@ -158,8 +158,8 @@ def _gated_product(
 def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
     """The tile with which this is faster than the library's product and `gate` on `units` multiprocessors, if any.
 
-    By measurement (docs/performance.md): small tiles where all of them run at once, else larger ones that leave no part
-    of the GPU idle. The longer the rows, the less the gate matters.
+    Measured (docs/dev/performance-2026-11.md): small tiles where all of them run at once, else larger ones that leave
+    no part of the GPU idle. The longer the rows, the less the gate matters.
     """
 
     def waves(tile: Tile) -> int:
