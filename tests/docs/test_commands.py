@@ -103,6 +103,7 @@ ELSEWHERE = {
     "upshot train questions.yaml": PASTED,
     "upshot train goals.yaml": PASTED,
     "make test": "Makefile::test",
+    "make test-full": "Makefile::test-full",
     "upshot train quickstart --engine verl --dry-run": VERL,
     "pip install -e '.[verl]' vllm": "Makefile::test-cluster",
     "python -m tests.support.verl_cpu quickstart": f"{REAL}/test_quickstart.py::test_every_step_has",
@@ -278,6 +279,7 @@ def test_commands_of_the_pages_run(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.offline.demo.quickstart.ROWS", 8)
+    monkeypatch.setattr("upshot.offline.demo.workers.cores", lambda: 1)  # in this process
     if "kiosk.yaml" in command:
         assert main(["new", "task", "kiosk"]) == 0
     words = shlex.split(SAME_AS.get(command, command))[1:]

@@ -7,7 +7,7 @@ import argparse
 from upshot.core.errors import UserError, did_you_mean
 
 DEMOS = {
-    "quickstart": "a tiny model learns to ask before it answers (about three minutes)",
+    "quickstart": "a tiny model learns to ask before it answers (about two minutes)",
     "tree": "training the reply alone falls, training along the tree of its futures holds (some minutes)",
     "classmates": "a tiny model learns to think so that others can follow, three seeds (about ten minutes on one core)",
 }
@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "demo",
-        help="the quickstart: a tiny model learns to ask before it answers (three minutes); or: tree, classmates",
+        help="the quickstart: a tiny model learns to ask before it answers (two minutes); or: tree, classmates",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train tiny models in a few ways and compare them on what they have not seen.\n\n"
         + "\n".join(f"  upshot demo {name}  {what}" for name, what in DEMOS.items()),

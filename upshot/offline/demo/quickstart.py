@@ -13,8 +13,8 @@ from upshot.config.recipe import Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
-from upshot.core.threads import thread_count
-from upshot.offline.demo.stages import Demonstration
+from upshot.offline.demo.stages import Demonstration, train_stage
+from upshot.offline.demo.workers import Progress, Workers, start_workers
 from upshot.offline.play.stage import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
@@ -30,6 +30,8 @@ ROWS = 600
 """Held-out conversations per model."""
 ROUNDS = 4
 """User turns after which a held-out conversation is cut."""
+SHARES = {"warm start": 0.3, "training": 0.6, "evaluation": 0.1}
+"""Of the time, on two cores."""
 STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
 Stage = tuple[str, str, dict[str, Any]]
 """Its name, what it is in words, and how its recipe differs."""
@@ -75,17 +77,35 @@ def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
 def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage], title: str, hint: str) -> int:
     """Train a warm start and from there every stage; compare all on held-out goals. The last one is in bold."""
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
-    whole: list[Stage] = [(STAGES[0], "demonstrations that mostly guess what was left unsaid", warm), *stages]
-    checkpoints: dict[str, Path] = {}
-    for number, (name, what, changes) in enumerate(whole, 1):
-        demo.tell(f"\n{number}. {name}: {what}")
-        start = checkpoints.get(STAGES[0])
-        checkpoints[name] = demo.train(recipe, name, name.replace(" ", "-"), changes, start)
-    demo.tell(f"\nevaluation on {ROWS} held-out openings each")
-    table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()}, title)
-    table["note"] += f" Seed {recipe.seed}, {thread_count()} CPU threads (another number rounds otherwise);"
-    table |= tell_finding(table["rows"]) | show_asking(demo.root, [name for name, _, _ in stages])
-    return demo.finish(recipe, table, whole[-1][0], hint)
+    with start_workers(Progress(demo.quiet)) as workers:
+        demo.tell(f"\n1. {STAGES[0]}: demonstrations that mostly guess what was left unsaid")
+        [start] = _train_all(workers, demo, [demo.recipe_of(recipe, STAGES[0], _folder(STAGES[0]), warm)])
+        recipes = []
+        for number, (name, what, changes) in enumerate(stages, 2):
+            demo.tell(f"{number}. {name}: {what}")
+            recipes.append(demo.recipe_of(recipe, name, _folder(name), changes, start))
+        paths = [start, *_train_all(workers, demo, recipes)]
+        demo.tell(f"evaluation on {ROWS} held-out openings each")
+        outcomes = workers.run("evaluation", SHARES["evaluation"], _evaluate, [(recipe, path, ROWS) for path in paths])
+    names = [STAGES[0], *(name for name, _, _ in stages)]
+    table = make_table(dict(zip(names, outcomes, strict=True)), title)
+    table["note"] += f" Seed {recipe.seed};"
+    table |= tell_finding(table["rows"]) | show_asking(demo.root, names[1:])
+    return demo.finish(recipe, table, names[-1], hint)
+
+
+def _train_all(workers: Workers, demo: Demonstration, recipes: Sequence[Recipe]) -> list[Path]:
+    """The last checkpoints of recipes trained side by side."""
+    quiet = demo.quiet or not workers.here
+    steps = [
+        (Path(own.run_dir or ""), own.train.steps + (own.warm_start.steps if own.warm_start else 0)) for own in recipes
+    ]
+    name = "warm start" if len(recipes) == 1 else "training"
+    return workers.run(name, SHARES[name], train_stage, [(own, quiet) for own in recipes], steps)
+
+
+def _folder(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -110,7 +130,7 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
 
     lines, example = [], None
     for name in stages:
-        folder = name.replace(" ", "-")
+        folder = _folder(name)
         asked: dict[int, list[bool]] = {}
         for reply in read_jsonl(root / folder / ROLLOUTS):
             own = [message for message in reply["messages"][reply["opening"] :] if message["role"] == "assistant"]
@@ -126,7 +146,7 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
     return {"curve": curve} | ({"example": example} if example else {})
 
 
-def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
+def _evaluate(recipe: Recipe, checkpoint: Path, count: int) -> list[OpeningOutcome]:
     """Whole conversations of one model on the test split, all at once."""
     from upshot.rewards.metrics.verifier import VerifierMetric
 
@@ -137,7 +157,7 @@ def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     async def play_all() -> list[OpeningOutcome]:
         model, renderer = await start_policy(with_policy(recipe, checkpoint), task)
         policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
-        rows = task.rows("test")[:ROWS]
+        rows = task.rows("test")[:count]
         return list(await asyncio.gather(*(_play(row, policy, user, metric, recipe.seed) for row in rows)))
 
     return asyncio.run(play_all())

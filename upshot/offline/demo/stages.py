@@ -28,27 +28,29 @@ class Demonstration:
         if not self.quiet:
             print(text, flush=True)
 
-    def train(
+    def recipe_of(
         self, recipe: Recipe, name: str, folder: str, changes: Mapping[str, Any], start: Path | None = None
-    ) -> Path:
-        """Train the recipe with `changes` (by section or section.field) and return its last checkpoint.
+    ) -> Recipe:
+        """The recipe of one stage: with `changes` (by section or section.field), in a folder of its own.
 
-        With `start` it goes on from that checkpoint, without a warm start of its own.
+        With `start` it begins with that checkpoint, without a warm start of its own.
         """
-        from upshot.run.run import train
-
         data = recipe.model_dump() | {"run_dir": str(self.root / folder), "name": name}
         if start is not None:
             data["warm_start"], data["model"]["path"] = None, str(start)
         for key, value in changes.items():
-            section, _, own = key.partition(".")
-            if own:
-                data[section][own] = value
+            section, _, option = key.partition(".")
+            if option:
+                data[section][option] = value
             else:
                 data[section] = value
-        latest = train(validate_recipe(data), None, make_reporter(self.quiet)).latest()
-        assert latest is not None
-        return latest.path
+        return validate_recipe(data)
+
+    def train(
+        self, recipe: Recipe, name: str, folder: str, changes: Mapping[str, Any], start: Path | None = None
+    ) -> Path:
+        """Train one stage in this process and return its last checkpoint."""
+        return train_stage(self.recipe_of(recipe, name, folder, changes, start), self.quiet)
 
     def finish(self, recipe: Recipe, table: dict[str, Any], strong: str, last: str = "") -> int:
         """Write the table and the report, and show them, with one row in bold."""
@@ -65,6 +67,15 @@ class Demonstration:
         _print_table(table, strong)
         print(f"\nreport  {page}{last}")
         return 0
+
+
+def train_stage(recipe: Recipe, quiet: bool) -> Path:
+    """The last checkpoint of a recipe, trained to its end."""
+    from upshot.run.run import train
+
+    latest = train(recipe, None, make_reporter(quiet)).latest()
+    assert latest is not None
+    return latest.path
 
 
 def _print_table(table: dict[str, Any], strong: str) -> None:

@@ -1,0 +1,55 @@
+"""A demonstration trains side by side, with a fixed number of threads, and shows the time left."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from upshot.core.files import write_jsonl
+from upshot.core.threads import thread_count
+from upshot.offline.demo.workers import Progress, Workers, how_far, start_workers
+
+
+def ended(value: object) -> Future[object]:
+    future: Future[object] = Future()
+    future.set_result(value)
+    return future
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshot.offline.demo.workers.cores", lambda: cores)
+    before = thread_count()
+    with start_workers(Progress(quiet=True)) as workers:
+        assert workers.here == (cores == 1)
+        assert workers.run("warm start", 0.3, thread_count, [()]) == [2], "alone"
+        assert workers.run("training", 0.6, thread_count, [(), ()]) == [1, 1], "side by side"
+    assert thread_count() == before
+
+
+def test_a_failure_of_one_job_is_raised() -> None:
+    with pytest.raises(ValueError, match="could not convert"):
+        Workers(None, Progress(quiet=True)).run("training", 0.6, float, [("1",), ("one",)])
+
+
+def test_the_slower_run_says_how_far_a_stage_is(tmp_path: Path) -> None:
+    for name, count in (("fast", 8), ("slow", 2)):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "metrics.jsonl", [{"step": step, "reward/mean": 0.5} for step in range(count)])
+    steps = [(tmp_path / "fast", 10), (tmp_path / "slow", 10)]
+    assert how_far([], steps) == (0.2, "step 8 and 2 of 10, reward 0.50 and 0.50")
+    assert how_far([], [(tmp_path / "not begun", 10)]) == (0.0, "step 0 of 10")
+    assert how_far([ended(1), Future()], []) == (0.5, "1 of 2")
+
+
+def test_the_line_tells_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 130.0)
+    progress = Progress(quiet=False, began=100.0, done=0.3)
+    progress.show("training", 0.6, 0.5, "step 40 of 80")
+    assert capsys.readouterr().out == "   training: step 40 of 80, about 20 s left\n"
+    progress.show("training", 0.6, 0.55, "step 44 of 80")
+    assert capsys.readouterr().out == "", "in a log, a line every ten seconds"
+    Progress(quiet=False, began=129.9).show("warm start", 0.3, 0.0, "step 0 of 120")
+    assert capsys.readouterr().out == "   warm start: step 0 of 120\n", "too early to tell"

@@ -1,0 +1,134 @@
+"""Two processes in which a demonstration trains and evaluates side by side, and a line that shows the time left.
+
+The number of threads takes part in how sums are rounded, so it is fixed: a job that runs alone has two threads, jobs
+that run side by side have one each. The table of a demonstration then does not depend on the number of cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from upshot.core.files import read_jsonl
+from upshot.core.threads import cores
+from upshot.run.console import duration
+from upshot.run.folder import METRICS
+
+Result = TypeVar("Result")
+THREADS = "OMP_NUM_THREADS"
+Steps = Sequence[tuple[Path, int]]
+"""Run folders, and how many lines their metrics will have."""
+PRINT_EVERY_S = 10.0
+"""How often the line is printed where it cannot be redrawn in place."""
+
+
+@dataclass
+class Progress:
+    """How far a demonstration is, as a share of its time, and the line that says so."""
+
+    quiet: bool
+    began: float = field(default_factory=time.monotonic)
+    done: float = 0.0
+    """The share of the stages that have ended."""
+    printed: float = 0.0
+
+    def show(self, name: str, share: float, finished: float, detail: str) -> None:
+        """A stage that takes this share of the whole is `finished` to that part."""
+        reached, elapsed = self.done + share * finished, time.monotonic() - self.began
+        left = f", about {duration(elapsed * (1 - reached) / reached)} left" if reached > 0.03 else ""
+        line = f"   {name}: {detail}{left}"
+        if self.quiet:
+            return
+        if sys.stdout.isatty():
+            print(f"\r{line}\x1b[K", end="\n" if finished == 1 else "", flush=True)
+        elif finished == 1 or time.monotonic() - self.printed >= PRINT_EVERY_S:
+            print(line, flush=True)
+            self.printed = time.monotonic()
+
+
+class Workers:
+    """Runs jobs, each a function of a module with arguments that can be pickled."""
+
+    def __init__(self, pool: Executor | None, progress: Progress) -> None:
+        self._pool, self._progress = pool, progress
+
+    @property
+    def here(self) -> bool:
+        """Whether jobs run in this process, one after another, because there is a single core."""
+        return self._pool is None
+
+    def run(
+        self, name: str, share: float, job: Callable[..., Result], calls: Sequence[tuple[Any, ...]], steps: Steps = ()
+    ) -> list[Result]:
+        """The results of a job for each of several arguments; meanwhile show how far the runs in `steps` are."""
+        threads = 2 if len(calls) == 1 else 1
+        if self._pool is None:
+            return [_with_threads(threads, job, call) for call in calls]
+        futures = [self._pool.submit(_with_threads, threads, job, call) for call in calls]
+        while wait(futures, timeout=0.5).not_done:
+            _raise_failure(futures)
+            self._progress.show(name, share, *how_far(futures, steps))
+        results = [future.result() for future in futures]
+        self._progress.show(name, share, 1.0, how_far(futures, steps)[1])
+        self._progress.done += share
+        return results
+
+
+def how_far(futures: Sequence[Future[Any]], steps: Steps) -> tuple[float, str]:
+    """The part that is finished, below 1, and in words: by the steps of runs, else by the jobs that have ended."""
+    if not steps:
+        ended = sum(future.done() for future in futures)
+        return min(ended / len(futures), 0.99), f"{ended} of {len(futures)}"
+    lines = [read_jsonl(folder / METRICS) for folder, _ in steps]
+    reached = min(len(own) / max(1, total) for own, (_, total) in zip(lines, steps, strict=True))
+    detail = f"step {' and '.join(str(len(own)) for own in lines)} of {max(total for _, total in steps)}"
+    rewards = [own[-1]["reward/mean"] for own in lines if own and "reward/mean" in own[-1]]
+    if rewards:
+        detail += f", reward {' and '.join(f'{reward:.2f}' for reward in rewards)}"
+    return min(reached, 0.99), detail
+
+
+@contextmanager
+def start_workers(progress: Progress) -> Iterator[Workers]:
+    """Two workers that load PyTorch while they wait for a job; none where there is a single core."""
+    if cores() < 2:
+        yield Workers(None, progress)
+        return
+    spawn = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
+    with ProcessPoolExecutor(2, spawn, _load_torch) as pool:
+        pool.submit(_load_torch)
+        yield Workers(pool, progress)
+
+
+def _raise_failure(futures: Sequence[Future[Any]]) -> None:
+    for future in futures:
+        if future.done():
+            future.result()
+
+
+def _load_torch() -> None:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+
+def _with_threads(threads: int, job: Callable[..., Result], call: tuple[Any, ...]) -> Result:
+    import torch
+
+    before, stated = torch.get_num_threads(), os.environ.get(THREADS)
+    torch.set_num_threads(threads)
+    os.environ[THREADS] = str(threads)  # what a run folder notes
+    try:
+        return job(*call)
+    finally:
+        torch.set_num_threads(before)
+        os.environ.pop(THREADS)
+        if stated is not None:
+            os.environ[THREADS] = stated
