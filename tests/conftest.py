@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.durations import Recorder, read_recording
 from tests.patience import patience
 
 # A busy machine is no fault of a property's.
@@ -21,6 +22,25 @@ settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them, and every command that they start, ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How `make durations` times the tests."""
+    parser.addoption("--record-durations", action="store_true", help="time every test and write tests/durations.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Time the tests where that is asked for."""
+    if config.getoption("record_durations"):
+        config.pluginmanager.register(Recorder())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that were recorded as long."""
+    long = read_recording().long
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -31,7 +31,7 @@ def _slower() -> float:
     return min(loop() for _ in range(3)) / LOOP_S
 
 
-def _crowded() -> float:
+def crowded() -> float:
     """How many programs there are for each core that want to run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting = os.getloadavg()[0]
@@ -42,7 +42,7 @@ def _crowded() -> float:
 
 def patience(seconds: float) -> float:
     """So many seconds of a quiet machine, as long as they are here and now."""
-    return seconds * max(1.0, _slower()) * max(1.0, _crowded())
+    return seconds * max(1.0, _slower()) * max(1.0, crowded())
 
 
 def wait_until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.02) -> Seen:

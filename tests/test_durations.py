@@ -1,0 +1,55 @@
+"""`make test` runs the tests that take less than a second, as recorded, and stays within four minutes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.durations import LONG_S, read_recording, split
+
+ROOT = Path(__file__).parent.parent
+CORES, STYLE_AND_TYPES_S = 2, 60
+SHORT_LIMIT_S, FULL_LIMIT_S = 240, 600
+
+
+def test_a_test_is_long_with_the_fixtures_that_it_shares() -> None:
+    own = {"a": 0.2, "b": 0.3, "c": 1.5, "d": 0.1}
+    recording = split(own, {"a": ["server"], "b": ["cheap"], "d": ["cheap"]}, {"server": 4.0, "cheap": 0.5})
+    assert recording.long == {"a": 4.2, "c": 1.5}
+    assert (recording.short_s, recording.all_s, recording.tests) == (round(0.3 + 0.1 + 0.5), round(6.6), 4)
+
+
+def test_a_recorded_test_carries_the_mark_and_a_new_one_does_not(request: pytest.FixtureRequest) -> None:
+    long = read_recording().long
+    for item in request.session.items:
+        assert (item.get_closest_marker("long") is not None) == (item.nodeid in long)
+
+
+def test_the_recording_fits_the_limits() -> None:
+    recording = read_recording()
+    assert all(seconds >= LONG_S for seconds in recording.long.values())
+    assert STYLE_AND_TYPES_S / CORES + recording.short_s / CORES <= SHORT_LIMIT_S
+    assert STYLE_AND_TYPES_S / CORES + recording.all_s / CORES <= FULL_LIMIT_S
+    assert max(recording.long.values()) <= FULL_LIMIT_S / 4, "one test that a second core cannot help with; split it"
+
+
+def test_most_of_what_is_recorded_still_exists() -> None:
+    long = read_recording().long
+    functions = {path: _functions(ROOT / path) for path in {name.partition("::")[0] for name in long}}
+    gone = [name for name in long if name.split("::")[-1].partition("[")[0] not in functions[name.partition("::")[0]]]
+    assert len(gone) <= len(long) / 10, f"record the tests again (make durations): {gone}"
+
+
+def _functions(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_short_tests_and_the_long_ones_are_all_of_them() -> None:
+    targets = (ROOT / "Makefile").read_text()
+    assert '-m "$(NOT_HERE) and not long"' in targets and '-m "$(NOT_HERE) and long"' in targets
+    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    assert commands == ["make test", "make test-long"], "continuous integration runs both, each once"
