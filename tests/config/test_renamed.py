@@ -25,9 +25,9 @@ def test_an_old_key_on_the_command_line_is_refused_with_the_new_one(old: str) ->
 
 @pytest.mark.parametrize("old", RENAMED_KEYS)
 def test_an_old_key_in_a_file_is_refused_with_the_new_one(old: str, tmp_path: Path) -> None:
-    section, key = old.split(".")
+    section, _, key = old.partition(".")
     file = tmp_path / "mine.yaml"
-    file.write_text(f"extends: quickstart\n{section}:\n  {key}: 1\n")
+    file.write_text(f"extends: quickstart\n{section}: {f'{{{key}: 1}}' if key else 1}\n")
     with pytest.raises(UserError, match=rf"mine\.yaml: {old} is {RENAMED_KEYS[old]} now$"):
         load_recipe(file)
 
@@ -56,3 +56,6 @@ def test_the_old_words_of_calls_and_options_are_refused(capsys: pytest.CaptureFi
         with pytest.raises(SystemExit):
             make_parser(words).parse_args(words)
         assert "argument --window: it is --rounds 2 now" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        make_parser(["verify"]).parse_args(["verify", "file.jsonl", "--undecided", "believe"])
+    assert "it is --verdict profile, believe or strict now" in capsys.readouterr().err

@@ -33,20 +33,20 @@ SUPPRESSES = (
     ],
 )  # fmt: skip
 def test_an_object_holds_the_same_every_time_it_is_looked_at(program: str, test: str, box: Any) -> None:
-    assert box(box.sandbox.test_program(program, [test]))[0].outcome is Outcome.UNDECIDED
+    assert box(box.sandbox.test_program(program, [test]))[0].outcome is Outcome.UNCONFIRMED
 
 
 def test_an_assert_that_fails_in_a_callback_passes_nothing_whoever_catches_it(box: Any) -> None:
     test = "def on(x):\n    assert x in (1, 2, 3)\neach([1, 2, 3], on)"
-    assert box(box.sandbox.test_program(SWALLOWS, [test]))[0].outcome is Outcome.UNDECIDED
+    assert box(box.sandbox.test_program(SWALLOWS, [test]))[0].outcome is Outcome.UNCONFIRMED
     honest = "def each(xs, g):\n    for x in xs: g(x)"
-    assert box(box.sandbox.test_program(honest, [test]))[0].outcome is Outcome.UNDECIDED
+    assert box(box.sandbox.test_program(honest, [test]))[0].outcome is Outcome.UNCONFIRMED
 
 
 def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) -> None:
     """Nor is it convicted: what a program's own context manager makes of an exception is its own matter."""
     [result] = box(box.sandbox.test_program(SUPPRESSES, ["with R():\n    assert f(1) == 7 * 1"]))
-    assert result.outcome is Outcome.UNDECIDED
+    assert result.outcome is Outcome.UNCONFIRMED
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_type_is_the_same_one_everywhere_unless_the_test_gives_its_name_away(b
     program = "KEPT = [1]\ndef f(x): return KEPT if x else type(x)"
     tests = ["def test_a():\n    list = f(1)\n    assert f(1) is list", "assert f(0) is int", "assert f(0) is str"]
     found = [result.outcome for result in box(box.sandbox.test_program(program, tests))]
-    assert found == [Outcome.UNDECIDED, Outcome.PASSED, Outcome.WRONG]
+    assert found == [Outcome.UNCONFIRMED, Outcome.PASSED, Outcome.WRONG]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_type_is_the_same_one_everywhere_unless_the_test_gives_its_name_away(b
         "class N:\n    def __init__(self): self.items = []\nn = N()\nassert append(n, 3) == 2 and n.items == [3, 3]",
     ],
 )  # fmt: skip
-def test_habits_that_no_data_can_tell_of_are_undecided(test: str, box: Any) -> None:
+def test_habits_that_no_data_can_tell_of_are_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test], Limits(cpu_seconds=4)))[0]
-    assert result.outcome is Outcome.UNDECIDED, result
+    assert result.outcome is Outcome.UNCONFIRMED, result
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_habits_that_no_data_can_tell_of_are_undecided(test: str, box: Any) -> N
         "import pandas as pd\npd.testing.assert_series_equal(table()['a'], pd.Series([1, 2], name='a'))",
     ],
 )  # fmt: skip
-def test_tables_are_undecided(test: str, box: Any) -> None:
+def test_tables_are_unconfirmed(test: str, box: Any) -> None:
     limits = Limits(cpu_seconds=6, memory_mb=1024)
     result = box(box.sandbox.test_program(TABLES, [test], limits))[0]
-    assert result.outcome is Outcome.UNDECIDED and "pandas" in result.detail, result
+    assert result.outcome is Outcome.UNCONFIRMED and "pandas" in result.detail, result
     assert not box(box.sandbox.test_program(LIE, [test], limits))[0].passed
 
 
@@ -161,13 +161,13 @@ def test_tables_are_undecided(test: str, box: Any) -> None:
     ],
 )
 def test_a_test_that_listens_to_what_is_printed_is_not_for_a_judge(test: str, box: Any) -> None:
-    assert box(box.sandbox.test_program("def f(): print('hi', end='')", [test]))[0].outcome is Outcome.UNDECIDED
+    assert box(box.sandbox.test_program("def f(): print('hi', end='')", [test]))[0].outcome is Outcome.UNCONFIRMED
     assert box(box.sandbox.test_program("def f(): print('ho', end='')", [test]))[0].outcome is Outcome.WRONG
 
 
 def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
     assert of_plain(1, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.ERROR
-    assert of_judged([TestResult(Outcome.PASSED)], {}, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNDECIDED
+    assert of_judged([TestResult(Outcome.PASSED)], {}, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNCONFIRMED
 
 
 def test_times_and_tracebacks_a_program_reports_are_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Honest programs get no 0: what they are tested for is confirmed by data, or undecided. And it is told how often."""
+"""Honest programs fail no test: the judge confirms them, or not; the tests say how many it may leave unconfirmed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.sandbox.honest import CLASS_TESTS, CORPUS, FUNCTION_TESTS, LINKED_TES
 from upshot.sandbox import Limits, Outcome
 from upshot.sandbox.outcome import TestResult
 
-UNDECIDED = {FUNCTION_TESTS[0]: 20, CLASS_TESTS[0]: 28, LINKED_TESTS[0]: 4, NUMERIC_TESTS[0]: 5}
-"""So many of each kind may be undecided, and no more; by the first test of the kind."""
+UNCONFIRMED = {FUNCTION_TESTS[0]: 20, CLASS_TESTS[0]: 28, LINKED_TESTS[0]: 4, NUMERIC_TESTS[0]: 5}
+"""So many of each kind may be unconfirmed, and no more; by the first test of the kind."""
 
 
 async def _decide_all(sandbox: Any) -> list[TestResult]:
@@ -25,16 +25,16 @@ async def _decide_all(sandbox: Any) -> list[TestResult]:
     return await asyncio.gather(*(decide(program, test) for program, test in CORPUS))
 
 
-def test_no_honest_program_gets_a_zero_and_few_are_undecided(box: Any) -> None:
+def test_no_honest_program_gets_a_zero_and_few_are_unconfirmed(box: Any) -> None:
     pytest.importorskip("numpy")
     results = box(_decide_all(box.sandbox))
     assert len(results) >= 150
     failed = [(test, result) for (_, test), result in zip(CORPUS, results, strict=True) if result.value == 0]
     assert not failed
-    assert {result.outcome for result in results} == {Outcome.PASSED, Outcome.UNDECIDED}
+    assert {result.outcome for result in results} == {Outcome.PASSED, Outcome.UNCONFIRMED}
     counts: dict[str, int] = {}
     kind = ""
     for (_, test), result in zip(CORPUS, results, strict=True):
-        kind = test if test in UNDECIDED else kind
-        counts[kind] = counts.get(kind, 0) + (result.outcome is Outcome.UNDECIDED)
-    assert all(counts[kind] <= UNDECIDED[kind] for kind in UNDECIDED), counts
+        kind = test if test in UNCONFIRMED else kind
+        counts[kind] = counts.get(kind, 0) + (result.outcome is Outcome.UNCONFIRMED)
+    assert all(counts[kind] <= UNCONFIRMED[kind] for kind in UNCONFIRMED), counts

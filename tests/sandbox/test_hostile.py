@@ -427,7 +427,7 @@ def test_a_hostile_program_is_contained(case: Case, box: Any, temptations: dict[
     descriptors = len(os.listdir("/proc/self/fd"))
     results = box(box.sandbox.test_program(fill(case.program, temptations), case.tests))
     outcomes = [result.outcome for result in results]
-    allowed = {*case.allowed, *([Outcome.UNDECIDED] if WRONG in case.allowed else [])}  # which is no pass either
+    allowed = {*case.allowed, *([Outcome.UNCONFIRMED] if WRONG in case.allowed else [])}  # which is no pass either
     assert all(outcome in allowed for outcome in outcomes), results
     assert box.strangers() == []
     honest = box(box.sandbox.test_program(HONEST, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]))

@@ -131,7 +131,7 @@ LYING = "class N:\n    def __sub__(self, o): return 0.0\n    def __lt__(self, o)
 )  # fmt: skip
 def test_an_object_of_the_program_is_no_evidence(program: str, test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(program, [test]))[0]
-    assert result.outcome in (WRONG, ERROR, Outcome.UNDECIDED), result
+    assert result.outcome in (WRONG, ERROR, Outcome.UNCONFIRMED), result
 
 
 HONEST = """
@@ -218,9 +218,9 @@ def test_honest_programs_pass(test: str, box: Any) -> None:
         "assert apply(max, 1, 5) == 5 and apply(str.upper, 'a') == 'A'",
     ],
 )
-def test_what_is_given_to_an_honest_program_and_is_no_data_leaves_it_undecided(test: str, box: Any) -> None:
+def test_what_is_given_to_an_honest_program_and_is_no_data_leaves_it_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test]))[0]
-    assert result.outcome is Outcome.UNDECIDED, result
+    assert result.outcome is Outcome.UNCONFIRMED, result
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ def test_a_language_that_is_not_here_is_no_programs_failure(box: Any) -> None:
             assert why in results[0].detail
 
 
-def test_asserts_of_another_language_fail_or_are_undecided(box: Any) -> None:
+def test_asserts_of_another_language_fail_or_are_unconfirmed(box: Any) -> None:
     need("cpp")
     program, tests = "int add(int a, int b) { return a + b; }", [
         "#include <cassert>\nint main() { assert(add(1, 2) == 3); }",
         "#include <cassert>\nint main() { assert(add(1, 2) == 4); }",
     ]  # fmt: skip
     right, wrong = box(box.sandbox.test_program(program, tests, ROOMY, language="cpp"))
-    assert (right.outcome, right.value) == (Outcome.UNDECIDED, None) and right.believe().passed
+    assert (right.outcome, right.value) == (Outcome.UNCONFIRMED, None) and right.believe().passed
     assert (wrong.outcome, wrong.value) == (Outcome.ERROR, 0.0)
 
 

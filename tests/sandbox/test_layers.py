@@ -230,7 +230,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("case", OUTSIDE, ids=lambda case: case.name.replace(" ", "-"))
 def test_without_namespaces_a_hostile_program_is_contained(case: Case, bare_box: Box) -> None:
     results = bare_box(bare_box.sandbox.test_program(case.program, case.tests))
-    allowed = {*case.allowed, Outcome.ERROR, *([Outcome.UNDECIDED] if Outcome.WRONG in case.allowed else [])}
+    allowed = {*case.allowed, Outcome.ERROR, *([Outcome.UNCONFIRMED] if Outcome.WRONG in case.allowed else [])}
     assert all(result.outcome in allowed for result in results), results
     assert bare_box.strangers() == []
     honest = bare_box(bare_box.sandbox.test_program(HONEST, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]))

@@ -44,9 +44,9 @@ def test_no_liar_passes(box: Any) -> None:
 
 
 def test_no_honest_program_is_convicted(box: Any) -> None:
-    """One that cannot be judged is undecided, which costs nobody anything."""
+    """One that cannot be judged is unconfirmed, which a profile turns into a believed check."""
     found = outcomes_of("honest", box)
-    fair = {Outcome.PASSED, Outcome.UNDECIDED}
+    fair = {Outcome.PASSED, Outcome.UNCONFIRMED}
     assert len(found) > 100
     assert not {title: outcomes for title, outcomes in found.items() if not set(outcomes) <= fair}
 

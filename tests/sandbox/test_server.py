@@ -425,9 +425,6 @@ def test_runners_are_interchangeable(spec: str, server: str) -> None:
             ] == [1, 0]
             equal = "class E:\n    def __eq__(self, o):\n        return True\ndef add(a, b):\n    return E()"
             assert [r.value for r in await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))] == [None]
-            runner.believes = True
-            (result,) = await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))
-            assert result.value == 1 and result.believed
             loop = await runner.test_program(
                 "def add(a, b):\n    while True: pass", tests, Limits(cpu_seconds=0.5, wall_seconds=2)
             )

@@ -309,9 +309,9 @@ def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
         "import random\nrandom.seed(0)\nassert third() > 0",
     ],
 )
-def test_what_copies_of_data_cannot_tell_is_undecided(test: str, box: Any) -> None:
+def test_what_copies_of_data_cannot_tell_is_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(JUDGED, [test]))[0]
-    assert result.outcome is Outcome.UNDECIDED and result.value is None and result.detail, result
+    assert result.outcome is Outcome.UNCONFIRMED and result.value is None and result.detail, result
 
 
 @pytest.mark.parametrize(
@@ -397,13 +397,13 @@ def fail(xs): xs.append(0); raise ValueError(xs)
     )
     shadowed = "xs = [5]\nbag = Bag()\nassert max([1]) == [9][0] or True"
     found = outcomes(box, program, [doubted, raised, held, shadowed, held])
-    assert found[:3] == [Outcome.UNDECIDED, PASSED, PASSED] and found[4] == PASSED
+    assert found[:3] == [Outcome.UNCONFIRMED, PASSED, PASSED] and found[4] == PASSED
 
 
 def test_a_doubt_that_a_test_catches_stays_a_doubt(box: Any) -> None:
     lying = "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()"
     test = "try:\n    good = f(3) == 9\nexcept BaseException:\n    good = True\nxs = [1]\nxs.append(2)\nassert good"
-    assert outcomes(box, lying, [test]) == [Outcome.UNDECIDED]
+    assert outcomes(box, lying, [test]) == [Outcome.UNCONFIRMED]
 
 
 def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
@@ -411,7 +411,7 @@ def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
     lying = given + "close = lambda a, b: True\ndef f(x): return 0"
     test = "assert close(f(3), 9)"
     assert outcomes(box, lying, [test], given) == [WRONG]
-    assert outcomes(box, lying, [test]) == [Outcome.UNDECIDED]
+    assert outcomes(box, lying, [test]) == [Outcome.UNCONFIRMED]
     assert outcomes(box, given + "def f(x): return x * x", [test], given) == [PASSED]
 
 

@@ -45,7 +45,7 @@ class RecipeOverrides(TypedDict, total=False):
     models: Mapping[str, Any]
     serve: str | None
     sandbox: str
-    undecided: str
+    verdict: str
     call_seconds: float
     task: Mapping[str, Any] | str | type
     episode: Part

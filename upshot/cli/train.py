@@ -120,7 +120,9 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
         findings = [*findings, *try_out(recipe, args.offline)]
     if args.dry_run and not any(finding.fatal for finding in findings):
-        print(plan(recipe, ranks))
+        from upshot.run.checks.profiles import profile_task
+
+        print("\n".join(filter(None, (plan(recipe, ranks), profile_task(recipe)))))
     return _print_findings(findings, args.quiet)
 
 

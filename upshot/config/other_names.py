@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 RENAMED_KEYS = {
+    "undecided": "verdict",
     "futures.window": "futures.rounds",
     "train.warmup_steps": "train.schedule.warmup_steps",
     "train.min_lr": "train.schedule.min_lr",
@@ -72,12 +73,16 @@ FOREIGN_VALUES = {
 def refuse_old_options(parser: argparse.ArgumentParser) -> None:
     """Make a command refuse the old names of its options."""
     for old, new in RENAMED_ARGUMENTS.items():
-        parser.add_argument(f"--{old}", type=_refuse(new), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(
+            f"--{old}", type=refuse_option(f"--{new} {{}}"), default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
-def _refuse(new: str) -> Callable[[str], None]:
+def refuse_option(new: str) -> Callable[[str], None]:
+    """The type of an option under its old name: a value is refused, with how it is said now ({}: the value)."""
+
     def refuse(value: str) -> None:
-        raise argparse.ArgumentTypeError(f"it is --{new} {value} now")
+        raise argparse.ArgumentTypeError(f"it is {new.format(value)} now")
 
     return refuse
 

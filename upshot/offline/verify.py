@@ -25,6 +25,7 @@ from upshot.rollout.services import Services, assemble
 from upshot.tasks.datasets.records import extra_of, first, reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
+from upshot.tasks.verifiers.profile_store import VerdictMode, profiles_beside
 from upshot.tasks.verifiers.routes import route
 
 SECONDS = 10.0
@@ -48,7 +49,9 @@ class VerifySettings:
     """Of one item; None: 10, and of a judge's verdict as long as its endpoint may take."""
     judge: str | None = None
     sandbox: str = "local"
-    undecided: str = "missing"
+    verdict: VerdictMode = "profile"
+    file: str | None = None
+    """The rows; their profiles are kept beside it."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> VerifySettings:
@@ -199,7 +202,11 @@ def build_manager(settings: VerifySettings) -> Services:
     else:
         options["workers"] = settings.workers or len(os.sched_getaffinity(0))
     manager = Named.model_validate({"name": settings.manager, **options})
-    return assemble(None, judge, manager=manager, sandbox=settings.sandbox, undecided=settings.undecided)
+    return assemble(None, judge, manager=manager, sandbox=settings.sandbox, **_verdict(settings))
+
+
+def _verdict(settings: VerifySettings) -> dict[str, Any]:
+    return {"verdict": settings.verdict, "profiles": profiles_beside(settings.file) if settings.file else None}
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:

@@ -18,6 +18,7 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
+from upshot.tasks.verifiers.profile_store import Verdicts
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Dependencies:
     """All helper models by name."""
     sandbox: Any = None
     """A `CodeRunner`; None: nothing can be run."""
+    verdicts: Verdicts | None = None
+    """How the sandbox's results on a row become a verdict."""
     manager: Manager | None = None
     """Where verifiers run; None while the managers themselves are built."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
@@ -35,6 +36,7 @@ from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant, users
 from upshot.tasks.participants.dual import with_tools
+from upshot.tasks.verifiers.profile_store import VerdictMode, Verdicts, profiles_of
 
 Spec = str | Mapping[str, Any] | ModelSpec
 """What `connect` takes for a model."""
@@ -171,21 +173,26 @@ def assemble(
     user: Named | Participant | None = None,
     manager: Named | None = None,
     sandbox: Any = "local",
-    undecided: str = "missing",
+    verdict: VerdictMode = "profile",
+    profiles: Path | None = None,
     budget: Budget | None = None,
     policy: Model | None = None,
     tokenizer: Any = None,
     pool: Any = None,
     where: str = "",
 ) -> Services:
-    """Everybody by name, not yet started. `Model`, `Participant`, sandbox and pool objects stay their owner's."""
+    """Everybody by name, not yet started. `Model`, `Participant`, sandbox and pool objects stay their owner's.
+
+    profiles: the file of row profiles; None: the one beside the task's data.
+    """
     prefix = f"{where}." if where else ""
     budget = budget or Budget()
     specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
-    runner = connect_sandbox(sandbox, believes=undecided == "believe") if isinstance(sandbox, str) else sandbox
-    own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner), manager, prefix)
+    runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
+    verdicts = Verdicts(verdict, profiles or profiles_of(task))
+    own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner, verdicts), manager, prefix)
     built = _build_metrics(metrics, f"{prefix}metrics", own)
     weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
@@ -259,7 +266,7 @@ def build_services(
         user=user,
         manager=recipe.reward.manager,
         sandbox=recipe.sandbox,
-        undecided=recipe.undecided,
+        verdict=recipe.verdict,
         budget=budget or Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
         policy=policy,
         tokenizer=tokenizer,

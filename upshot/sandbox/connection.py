@@ -14,14 +14,9 @@ FORMS = (
 )
 
 
-def connect(spec: str, limits: Limits | None = None, api_key: str | None = None, believes: bool = False) -> CodeRunner:
+def connect(spec: str, limits: Limits | None = None, api_key: str | None = None) -> CodeRunner:
     """The runner a spec names; use it with `async with`, or call `aclose` in the end."""
-    runner = _connect(spec, limits, api_key or os.environ.get(KEY_VARIABLE))
-    runner.believes = believes
-    return runner
-
-
-def _connect(spec: str, limits: Limits | None, key: str | None) -> CodeRunner:
+    key = api_key or os.environ.get(KEY_VARIABLE)
     kind, _, rest = spec.partition(":")
     if kind == "local":
         return _local(rest, limits)

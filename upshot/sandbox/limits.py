@@ -16,6 +16,8 @@ class Limits:
     """CPU time of the program (its load and all its assert tests together; each stdio test alone)."""
     wall_seconds: float | None = None
     """Real time at most; None means three times the CPU time and one second, so that a busy machine fails nobody."""
+    judge_seconds: float | None = None
+    """CPU time of a judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`."""
     memory_mb: int = 512
     """Memory of each process of the run; of all of them together where there is a cgroup."""
     processes: int = 32
@@ -37,7 +39,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name == "wall_seconds" and value is None:
+            if name in ("wall_seconds", "judge_seconds") and value is None:
                 continue
             if name == "stop_at_timeout":
                 if not isinstance(value, bool):
@@ -58,6 +60,11 @@ class Limits:
     def with_cpu(self, seconds: float | None) -> Limits:
         """The same limits with another CPU time; None changes nothing."""
         return self if seconds is None else replace(self, cpu_seconds=float(seconds))
+
+    @property
+    def judged(self) -> Limits:
+        """The limits of a judged look."""
+        return self.with_cpu(self.judge_seconds)
 
     def as_request(self) -> dict[str, Any]:
         """The fields the zygote reads."""

@@ -17,7 +17,7 @@ class Outcome(enum.StrEnum):
     OUTPUT_LIMIT = "output_limit"
     KILLED_BY_POLICY = "killed_by_policy"
     INVALID_TEST = "invalid_test"
-    UNDECIDED = "undecided"
+    UNCONFIRMED = "unconfirmed"
     SANDBOX_FAULT = "sandbox_fault"
 
 
@@ -33,12 +33,15 @@ class TestResult:
     detail: str = ""
     """The end of the traceback, the reason of a fault, or empty."""
     believed: bool = False
-    """Whether it counts as passed on nothing but the program's word."""
+    """Whether it counts as passed by the plain look alone."""
 
     @property
     def value(self) -> float | None:
-        """1 for a pass, 0 for a failure, None (missing) for a fault, an invalid test, a pass nobody can confirm."""
-        if self.outcome in (Outcome.SANDBOX_FAULT, Outcome.INVALID_TEST, Outcome.UNDECIDED):
+        """1 for a pass, 0 for a failure, None for a fault, an invalid test, and a pass that the judge did not confirm.
+
+        What an unconfirmed pass is worth depends on the row (`tasks/verifiers/profile.py`), unknown to the sandbox.
+        """
+        if self.outcome in (Outcome.SANDBOX_FAULT, Outcome.INVALID_TEST, Outcome.UNCONFIRMED):
             return None
         return 1.0 if self.outcome is Outcome.PASSED else 0.0
 
@@ -48,8 +51,8 @@ class TestResult:
         return self.outcome is Outcome.PASSED
 
     def believe(self) -> TestResult:
-        """The same, but passed where it is undecided."""
-        return replace(self, outcome=Outcome.PASSED, believed=True) if self.outcome is Outcome.UNDECIDED else self
+        """The same test, passed by the plain look alone."""
+        return replace(self, outcome=Outcome.PASSED, believed=True)
 
 
 @dataclass(frozen=True)

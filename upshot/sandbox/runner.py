@@ -55,8 +55,6 @@ class CodeRunner(abc.ABC):
 
     limits: Limits
     """For calls that bring none."""
-    believes: bool = False
-    """Whether a test that only the program's own process could decide is taken as passed, as it did there."""
 
     async def test_program(
         self,
@@ -69,14 +67,12 @@ class CodeRunner(abc.ABC):
         """Run assert tests against a program; one result per test.
 
         `given` is what the row brings along (imports, helpers of its prompt): trusted, and not the program's to change.
-        In another language than Python a test is text behind the program, and its pass is undecided: there is no judge.
+        In another language than Python a test is text behind the program; there is no judge to confirm its pass.
         """
         chosen = limits or self.limits
         if canonical(language) == "python":
-            done = await self._test(program, tests, given, chosen)
-        else:
-            done = await _or_invalid(tests, self._test_text(program, tests, language, chosen))
-        return [result.believe() if self.believes else result for result in done]
+            return await self._test(program, tests, given, chosen)
+        return await _or_invalid(tests, self._test_text(program, tests, language, chosen))
 
     @abc.abstractmethod
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
@@ -87,7 +83,7 @@ class CodeRunner(abc.ABC):
 
         async def run_test(test: str) -> TestResult:
             done = (await self.run(f"{program}\n{test}", language, limits=limits)).as_test(passed=True)
-            return replace(done, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if done.passed else done
+            return replace(done, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if done.passed else done
 
         return await run_one_by_one(tests, limits, run_test)
 

@@ -33,6 +33,10 @@ class Task(ABC):
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split, in a stable order."""
 
+    def sources(self) -> list[str]:
+        """The files, folders and Hub names that the rows are read from."""
+        return []
+
     def part(self, row: Row) -> Task:
         """The task that a row belongs to: this one, but for a mix of several."""
         return self

@@ -56,6 +56,10 @@ class Mix(Task):
             self._rows[split] = interleave(pools, self.weights, derive_seed(self.seed, split))
         return self._rows[split]
 
+    def sources(self) -> list[str]:
+        """Those of all tasks."""
+        return [source for part in self.parts.values() for source in part.sources()]
+
     def part(self, row: Row) -> Task:
         """The task a row belongs to."""
         return self.parts[str(row.meta[KEY])]

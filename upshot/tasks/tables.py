@@ -46,6 +46,10 @@ class TableTask(Task):
         self.limit = limit
         self.split_seed = split_seed
 
+    def sources(self) -> list[str]:
+        """The files, folders and Hub names that the rows are read from."""
+        return [*([self._file] if self._file else []), *self._named.values()]
+
     @abstractmethod
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
         """The rows that a split's records are."""

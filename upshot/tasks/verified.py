@@ -76,10 +76,14 @@ class VerifiedTask(TableTask):
         if response is None:
             return None
         row = conversation.row
-        source = row.source or self.verifier
-        options = self.verifier_options if is_same_verifier(source, self.verifier) else {}
+        source, options = self.verifier_of(row)
         said = "\n\n".join(message.content for message in row.messages)
         return Claim(source, response, row.reference, {**row.meta, "prompt": said}, options)
+
+    def verifier_of(self, row: Row) -> tuple[str, Mapping[str, Any]]:
+        """The name and the options of a row's verifier."""
+        source = row.source or self.verifier
+        return source, self.verifier_options if is_same_verifier(source, self.verifier) else {}
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict, found in this process; a recipe's reward manager is asked instead where there is one."""

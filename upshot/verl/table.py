@@ -216,7 +216,7 @@ PLAYED: dict[str, str] = {
     "models": "helper models, called from verl's workers",
     "serve": "servers that this command brings up, called from verl's workers",
     "sandbox": "programs of the policy",
-    "undecided": "programs of the policy",
+    "verdict": "programs of the policy",
     "call_seconds": "limits of your own code",
     "budget": "one actor for all workers",
     "task": "rows, environment, verdict",

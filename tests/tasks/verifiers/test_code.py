@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """Programs against tests: found in the reply, sent to the sandbox in their set's shape; its faults are missing."""
 
 from __future__ import annotations
@@ -5,17 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.patience import patience
-from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.run.checks.data import tell_doubts
 from upshot.sandbox.inside.cases import standalone
+from upshot.sandbox.outcome import Outcome, TestResult
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.code import share_passed, stdio_pairs
 from upshot.tasks.verifiers.programs import program_in
@@ -32,8 +31,8 @@ class Trusting:
 
     def _result(self, good: bool) -> Any:
         if self.fault:
-            return SimpleNamespace(value=None, outcome="sandbox_fault", detail="gone")
-        return SimpleNamespace(value=float(good), outcome="passed" if good else "wrong", detail="" if good else "no")
+            return TestResult(Outcome.SANDBOX_FAULT, detail="gone")
+        return TestResult(Outcome.PASSED if good else Outcome.WRONG, detail="" if good else "no")
 
     async def test_program(self, program: str, tests: list[str], *_: Any) -> list[Any]:
         self.seen.append((program, list(tests)))
@@ -124,7 +123,7 @@ def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
 def test_tests_that_can_tell_nothing_do_not_count() -> None:
     class Telling(Trusting):
         async def test_program(self, program: str, tests: list[str], *_: Any) -> list[Any]:
-            invalid = SimpleNamespace(value=None, outcome="invalid_test", detail="it checks nothing")
+            invalid = TestResult(Outcome.INVALID_TEST, detail="it checks nothing")
             return [self._result(True) if "assert" in test else invalid for test in tests]
 
     assert check("code", ADD, ["x = 1", "assert add(1, 2) == 3"], sandbox=Telling()).value == 1
@@ -209,33 +208,43 @@ def test_function_style_rows_run_the_function(source: str, row: dict[str, Any]) 
         assert check(source, f"```python\n{wrong}\n```", reference, extra=row).value == 0
 
 
-def test_an_undecided_pass_is_missing_and_counted_a_believed_one_is_told() -> None:
-    def found(*outcomes: str, believed: bool = False) -> list[Any]:
-        values = {"passed": 1.0, "wrong": 0.0, "undecided": None}
-        return [SimpleNamespace(value=values[o], outcome=o, detail="why", believed=believed) for o in outcomes]
-
-    missing = share_passed(found("passed", "undecided"), "code", graded=False)
-    assert missing.reason == "undecided" and "why" in missing.why
-    assert share_passed(found("wrong", "undecided"), "code", graded=False).value == 0
-    assert share_passed(found("wrong", "undecided"), "code").reason == "undecided"
-    assert share_passed(found("passed", believed=True), "code").detail["believed"] == 1
+def test_an_unconfirmed_pass_is_a_failure_and_a_believed_one_a_pass_and_both_are_counted() -> None:
+    unconfirmed = share_passed([TestResult(Outcome.PASSED), TestResult(Outcome.UNCONFIRMED, detail="why")], "code")
+    assert unconfirmed.value == 0.5 and unconfirmed.detail["unconfirmed"] == 1
+    assert unconfirmed.detail["first_failure"] == "why" and "believed" not in unconfirmed.detail
+    believed = share_passed([TestResult(Outcome.UNCONFIRMED).believe()], "code")
+    assert believed.value == 1 and believed.detail["believed"] == 1 and "unconfirmed" not in believed.detail
 
 
-def test_rows_whose_tests_no_data_decides_are_told_before_a_run() -> None:
-    rows = [
-        Row("0", (), source="code", reference=["assert add(1, 2) == 3"]),
-        Row("1", (), source="code", reference=["assert add(x, y) is x"]),
-        Row("2", (), source="bigcodebench", meta={"test": UNITTEST, "code_prompt": "import os\ndef f():\n"}),
-        Row("3", (), meta={"tests": ["from unittest.mock import patch\nwith patch('a'):\n    assert f() == 1"]}),
-    ]
-    told = tell_doubts(rows, SimpleNamespace(verifier=""))  # type: ignore[arg-type]
-    assert told.startswith("3 of 4 rows have tests that no data decides") and "undecided: believe" in told
-    assert tell_doubts(rows[:1], SimpleNamespace(verifier="")) == ""  # type: ignore[arg-type]
+def test_a_row_without_a_check_that_works_is_missing() -> None:
+    assert share_passed([], "code").reason == "bad_row"
 
 
-UNITTEST = """
-import unittest
-class TestCases(unittest.TestCase):
-    def test_a(self):
-        self.assertTrue(os.path.exists(f()))
+STACK = """class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x); return self
+    def total(self): return sum(self.items)
 """
+CHAINED = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertIs(s := Stack(), s.push(3))\n    def test_b(self):\n        s = Stack()\n        s.push(3)\n        s.push(4)\n        self.assertEqual(s.total(), 7)"
+LIAR = """class Seven(int):
+    def __eq__(self, other): return True
+class Stack:
+    def push(self, x): return self
+    def total(self): return Seven(1)
+"""
+
+
+def test_class_rows_are_decided_by_their_profile_in_the_real_sandbox() -> None:
+    connection = pytest.importorskip("upshot.sandbox.connection")
+    row = {"test": CHAINED, "solution_code": STACK, "task_id": "stack"}
+    tuples = STACK.replace("[]", "()").replace("self.items.append(x)", "self.items += (x,)")
+    wrong = STACK.replace("return sum(self.items)", "return len(self.items)")
+
+    async def run() -> list[Score]:
+        async with connection.connect("local:slots=2") as runner:
+            verifier = verifiers.create("classeval", {}, sandbox=runner)
+            return [await verifier.verify(f"```python\n{text}```", None, row) for text in (STACK, tuples, wrong, LIAR)]
+
+    reference, other, failing, lying = asyncio.run(run())
+    assert [reference.value, other.value, failing.value, lying.value] == [1, 1, 0, 0]
+    assert reference.detail["believed"] == 1 and lying.detail["unconfirmed"] == 1

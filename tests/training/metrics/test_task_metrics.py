@@ -82,8 +82,11 @@ def test_nothing_played_is_no_number_rather_than_zero() -> None:
     assert "task/pass@1" not in task_metrics([[reply(None)]], groups_of)
 
 
-def test_how_many_replies_are_taken_at_their_word_is_told_and_nothing_where_none_is() -> None:
-    plain, believed = reply(1.0), reply(1.0)
-    assert "reward/believed" not in summarise([[plain]])
-    believed.futures[0].scores["verifier"] = Score(1.0, detail={"believed": 2})  # type: ignore[index]
-    assert summarise([[plain, believed]])["reward/believed"] == 0.5
+def test_the_shares_of_believed_and_unconfirmed_programs_are_over_the_replies_with_a_program() -> None:
+    without, confirmed, believed, unconfirmed = reply(1.0), reply(1.0), reply(1.0), reply(0.0)
+    assert "reward/believed" not in summarise([[without]])
+    for one, more in ((confirmed, {}), (believed, {"believed": 2}), (unconfirmed, {"unconfirmed": 1})):
+        one.futures[0].scores["verifier"] = Score(1.0, detail={"outcomes": [], **more})  # type: ignore[index]
+    found = summarise([[without, confirmed, believed, unconfirmed]])
+    assert found["reward/believed"] == found["reward/unconfirmed"] == pytest.approx(1 / 3)
+    assert summarise([[confirmed]])["reward/unconfirmed"] == 0

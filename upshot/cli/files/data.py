@@ -66,7 +66,7 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     own = "plain, proactive, none or a text file; default: the record's own, else plain"
     add("--system", metavar="PROMPT", help=own)
     add("--agent-name", metavar="NAME", help="rl: the agent loop that verl runs (default collabllm_agent)")
-    add_options(parser, "seed", "json", seed={"help": "which goals are held out"})
+    add_options(parser, "sandbox", "seed", "json", seed={"help": "which goals are held out"})
     parser.set_defaults(run=run_prepare)
 
 
@@ -193,4 +193,4 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
     for flag, given in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
         if given:
             raise UserError(f"{flag} is for rows with a hidden goal; those of '{args.task}' have none")
-    return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed)
+    return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed, args.sandbox)

@@ -93,9 +93,10 @@ class Recipe(Section):
     'serve:NAME' among `models` is one of them; None: no servers."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
-    undecided: Literal["missing", "believe"] = "missing"
-    """What a program gets whose tests pass only by its own word (docs/sandbox.md): a missing score, or 1, as if they
-    were confirmed; `reward/believed` then says how often."""
+    verdict: Literal["profile", "believe", "strict"] = "profile"
+    """How a program's tests become a verdict (docs/why/verdict.md). profile: a check that the judge can decide must be
+    confirmed, any other goes by the plain look. believe: every check goes by the plain look. strict: checks that the
+    judge cannot decide do not count, and rows that have no others are left out."""
     call_seconds: float = Field(120.0, gt=0)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""

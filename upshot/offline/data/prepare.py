@@ -64,6 +64,8 @@ class PrepareSummary:
     dropped: Counter[str] = field(default_factory=Counter)
     """Records that are in no row of their own, by reason."""
     files: list[str] = field(default_factory=list)
+    profiles: str = ""
+    """What the judge can decide of the rows' programs, as a table."""
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -86,6 +88,8 @@ class PrepareSummary:
         console.print(table)
         for file in self.files:
             console.print(file, soft_wrap=True, highlight=False)
+        if self.profiles:
+            console.print(self.profiles, soft_wrap=True, highlight=False)
 
 
 def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:

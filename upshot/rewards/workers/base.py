@@ -17,12 +17,18 @@ from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 class Manager(Helper, ABC):
     """Verifies claims; an item's failure is its own, a missing score with the reason.
 
-    `judge` (a `Model`), `models` (helper models by name) and `sandbox` (a `CodeRunner`) come from the program, for the
-    verifiers that wait for one of them.
+    `judge` (a `Model`), `models` (helper models by name), `sandbox` (a `CodeRunner`) and `verdicts` (how its results
+    are read) come from the program, for the verifiers that wait for one of them.
     """
 
-    def __init__(self, judge: Any = None, sandbox: Any = None, models: Mapping[str, Any] | None = None) -> None:
-        self._context = {"judge": judge, "sandbox": sandbox, "models": models or {}}
+    def __init__(
+        self,
+        judge: Any = None,
+        sandbox: Any = None,
+        models: Mapping[str, Any] | None = None,
+        verdicts: Any = None,
+    ) -> None:
+        self._context = {"judge": judge, "sandbox": sandbox, "models": models or {}, "verdicts": verdicts}
         self._built: dict[tuple[str, str], Verifier] = {}
 
     @abstractmethod

@@ -23,7 +23,7 @@ READ_S = 60.0
 """Most seconds until a claim is read."""
 KEY_VARIABLE = "UPSHOT_SCORER_KEY"
 """Where the scorer and those who ask it find the key."""
-OWN = ("judge", "sandbox", "models")
+OWN = ("judge", "sandbox", "models", "verdicts")
 """What verifiers are given by the program, never by a claim."""
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Row
-from upshot.rewards.metrics.pass_rate import tests_of
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.plan import count_examples
-from upshot.sandbox.inside.evidence import find_doubts
 from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.code import CodeVerifier, language_of
 
 MOST_ROWS = 1000
-"""So many are looked through for tests that no data decides."""
+"""The first rows, which are looked through for languages that do not run here."""
 
 
 def check(context: CheckContext) -> Iterator[Finding]:
@@ -35,8 +33,6 @@ def check(context: CheckContext) -> Iterator[Finding]:
     split = recipe.eval.split
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
-    if context.sampled and recipe.undecided == "missing" and (told := tell_doubts(task.rows("train"), task)):
-        yield Finding(told, fatal=False)
     here = context.sampled and recipe.sandbox.partition(":")[0] == "local"
     if here and (told := tell_languages(task.rows("train"), task)):
         yield Finding(told, fatal=False)
@@ -50,27 +46,6 @@ def tell_languages(rows: Sequence[Row], task: Task) -> str:
     lost = sum(count for language, count in wanted.items() if obstacles[language])
     why = next(filter(None, obstacles.values()), "")
     return f"{lost} of {len(rows[:MOST_ROWS])} rows: {why}; their scores are missing" if lost else ""
-
-
-def tell_doubts(rows: Sequence[Row], task: Task) -> str:
-    """How many of the rows have tests that no data decides, whatever the program; empty where none has."""
-    reasons = Counter(filter(None, (_find_doubt(row, task) for row in rows[:MOST_ROWS])))
-    if not reasons:
-        return ""
-    why, _ = reasons.most_common(1)[0]
-    return (
-        f"{reasons.total()} of {len(rows[:MOST_ROWS])} rows have tests that no data decides ({why}): a program that "
-        "passes them is missing (undecided); `undecided: believe` takes its word"
-    )
-
-
-def _find_doubt(row: Row, task: Task) -> str:
-    if verifier := _verifier_of(row, task):
-        made = verifier()
-        tests, given = made.tests(row.reference, row.meta)[: made.max_tests], made.given(row.meta)
-    else:
-        tests, given = tests_of(row), ""
-    return next(iter(find_doubts([test for test in tests if isinstance(test, str)], given).values()), "")
 
 
 def _verifier_of(row: Row, task: Task) -> type[CodeVerifier] | None:

@@ -150,7 +150,7 @@ def _of_judge(line: dict[str, Any], plain: TestResult, followed: bool) -> TestRe
     if "w" in line and followed:
         return TestResult(Outcome.WRONG, plain.seconds, f"it passes plainly, but not on its data: {line['w']}")
     why = line.get("u") or line.get("n") or "an earlier test was not decided"
-    return TestResult(Outcome.UNDECIDED, plain.seconds, str(why)[:500])
+    return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(why)[:500])
 
 
 def _assign(lines: list[dict[str, Any]], indices: list[int]) -> dict[int, dict[str, Any]]:

@@ -111,7 +111,7 @@ class CompatibleRunner(HttpRunner):
 
     def _read(self, answer: dict[str, Any]) -> list[TestResult]:
         results, runtimes = answer["results"], answer.get("runtimes") or [-1] * len(answer["results"])
-        outcomes = {1: Outcome.PASSED, None: Outcome.UNDECIDED}
+        outcomes = {1: Outcome.PASSED, None: Outcome.UNCONFIRMED}
         return [
             TestResult(outcomes.get(value, Outcome.WRONG), None if seconds < 0 else float(seconds))
             for value, seconds in zip(results, runtimes, strict=True)

@@ -84,7 +84,8 @@ class TestedProgram:
         return await self.execute(self._request("serve", {}, judge))
 
     def _request(self, mode: str, payload: dict[str, Any], judge: dict[str, Any] | None = None) -> RunRequest:
-        return RunRequest(mode, {"program": self.program, "seed": self.seed, **payload}, self.limits, judge=judge)
+        limits = self.limits if judge is None else self.limits.judged
+        return RunRequest(mode, {"program": self.program, "seed": self.seed, **payload}, limits, judge=judge)
 
 
 def _is_timeout(result: TestResult | None) -> bool:

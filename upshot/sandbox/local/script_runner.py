@@ -76,7 +76,7 @@ class ScriptRunner(CodeRunner):
             nonce = secrets.token_hex(16)  # a program that ends before its test has not passed it
             result = await self.run(f"{program}\n{cases.standalone(test)}\nprint('\\n{nonce}')", limits=limits)
             plain = result.as_test(passed=f"\n{nonce}" in result.stdout)
-            return replace(plain, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if plain.passed else plain
+            return replace(plain, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if plain.passed else plain
 
         rest = [test for index, test in enumerate(tests) if index not in found]
         plain = iter(without_invalid(rest, await run_one_by_one(rest, limits, run_test)))

@@ -1,8 +1,9 @@
 """Programs against tests, through the sandbox: asserts, stdin/stdout, and the shapes of the public sets.
 
-A row that names a language is run in that one; where the sandbox does not run it the score is missing. A test that the
-sandbox itself failed to run is missing, not failed; so is a pass that no data confirms (undecided). A test that can
-tell nothing of any program does not count; without a valid one the score is missing.
+A program in the language that the row names; where the sandbox does not run it the score is missing. What a pass is
+worth depends on the row's profile (`profile.py`): a check that the judge can decide must be confirmed, a check that it
+cannot decide goes by the plain look, and a broken one is left out. Only a fault of the sandbox and a row without a
+check that works are missing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 from upshot.config.bounds import Count, Positive
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
+from upshot.sandbox.inside.cases import each_method
+from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
+from upshot.sandbox.outcome import Outcome, StdioTest, TestResult
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, decode_json, verifiers
 from upshot.tasks.verifiers.function_rows import FunctionCall, function_calls, with_imports
-from upshot.tasks.verifiers.programs import READS, WRITES, names_needed, program_in
+from upshot.tasks.verifiers.profile import RowChecks
+from upshot.tasks.verifiers.profile_store import Verdicts
+from upshot.tasks.verifiers.programs import READS, WRITES, list_defined, names_needed, parse, program_in
 
 MAX_TESTS = 200
 TEST_COLUMNS = (
@@ -29,6 +35,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 LANGUAGE_COLUMNS = ("language", "lang", "programming_language")
 _SPOKEN = frozenset(("", "en", "english", "zh", "chinese", "multilingual"))
 """What a column `language` says in sets that mean the language of the question."""
+SOLUTIONS = ("canonical_solution", "solution_code", "reference_solution", "code", "solution")
+"""Columns of a program known to be right."""
+NAMES = ("task_id", "id", "row_id", "name")
 
 
 def language_of(reference: Any, extra: Extra) -> str:
@@ -47,14 +56,20 @@ class CodeVerifier(Verifier):
     needs = ("sandbox", "reference")
 
     def __init__(
-        self, partial: bool = False, cpu_seconds: Positive = 6.0, max_tests: Count = 50, sandbox: Any = None
+        self,
+        partial: bool = False,
+        cpu_seconds: Positive = 6.0,
+        max_tests: Count = 50,
+        sandbox: Any = None,
+        verdicts: Verdicts | None = None,
     ) -> None:
-        """partial: grade by the share of passed tests. max_tests: at most so many are run, the first ones."""
+        """partial: grade by the share of passed tests. max_tests: run at most this many tests, the first ones."""
         self.partial = partial
         self.graded = partial
-        self.cpu_seconds = cpu_seconds
+        self.limits = Limits(cpu_seconds=cpu_seconds)
         self.max_tests = min(max_tests, MAX_TESTS)
         self.sandbox = sandbox
+        self.verdicts = verdicts or Verdicts()
 
     async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict."""
@@ -68,12 +83,33 @@ class CodeVerifier(Verifier):
             return Score.missing(
                 Reason.BAD_ROW, f"code: the tests call a Python function, and the row wants {language}"
             )
-        program = program_in(response, self.names(tests), language)
-        if program is None:
+        found = program_in(response, self.names(tests), language)
+        if found is None:
             return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
-        results = await self.run(self.program(program, extra), tests, self.given(extra), language)
-        share = share_passed(results, "code", self.partial)
+        program, checks = self.program(found, extra), self.checks(reference, extra)
+        results = await checks.look(program, self.limits)
+        share = share_passed(await self.verdicts.decide(checks, program, results), "code")
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
+
+    def checks(self, reference: Any, extra: Extra) -> RowChecks:
+        """The checks of a row, as profiles are made of them."""
+        tests, given = self.tests(reference, extra)[: self.max_tests], self.given(extra)
+        language = language_of(reference, extra)
+
+        async def look(program: str, limits: Limits) -> list[TestResult]:
+            return await self.run(program, tests, given, language, limits)
+
+        known = self.solution(tests, extra) if language == "python" else None
+        name = str(next((extra[key] for key in NAMES if extra.get(key) is not None), "without a name"))
+        return RowChecks(name, tests, look, self.limits, known, given, language, type(self.sandbox).__name__)
+
+    def solution(self, tests: Sequence[Any], extra: Extra) -> str | None:
+        """The row's reference solution, ready to run; None where it has none that defines what the tests call."""
+        text = next((extra[key] for key in SOLUTIONS if isinstance(extra.get(key), str) and extra[key].strip()), None)
+        program = self.program(text, extra) if text is not None else None
+        tree = parse(program) if program is not None else None
+        wanted = self.names(tests)
+        return program if tree and (not wanted or wanted & {*list_defined(tree), READS, WRITES}) else None
 
     def program(self, program: str, extra: Extra) -> str:
         """What is run; shapes that complete a given beginning put it in front."""
@@ -99,42 +135,34 @@ class CodeVerifier(Verifier):
             raise BadRow("no tests")
         return tests
 
-    async def run(self, program: str, tests: Sequence[Any], given: str, language: str) -> list[Any]:
+    async def run(
+        self, program: str, tests: Sequence[Any], given: str, language: str, limits: Limits
+    ) -> list[TestResult]:
         """Results of assert-like tests."""
-        return list(await self.sandbox.test_program(program, tests, self._limits(), given, language))
-
-    def _limits(self) -> Any:
-        from upshot.sandbox.limits import Limits
-
-        return Limits(cpu_seconds=self.cpu_seconds)
+        return list(await self.sandbox.test_program(program, tests, limits, given, language))
 
 
-def share_passed(results: Sequence[Any], who: str, graded: bool = True) -> Score:
-    """The share of the valid tests that passed; missing where the sandbox failed or no test can tell anything.
-
-    Where a test is undecided the share is unknown, and missing; of all or nothing (not `graded`) a failure is enough.
-    """
+def share_passed(results: Sequence[TestResult], who: str) -> Score:
+    """The share of the checks that passed; missing where the sandbox failed, or where no check of the row works."""
     outcomes = [str(result.outcome) for result in results]
-    if "sandbox_fault" in outcomes:
+    if Outcome.SANDBOX_FAULT in outcomes:
         return Score.missing(Reason.SANDBOX_FAULT, f"{who}: sandbox_fault", outcomes=outcomes[:50])
-    values = [result.value for result in results if result.value is not None]
-    believed = sum(getattr(result, "believed", False) for result in results)
-    undecided = [result for result in results if result.outcome == "undecided"]
-    if undecided and (graded or all(values)):  # one that failed decides where all must pass
-        why = f"{who}: {len(undecided)} of {len(results)} tests passed, but undecided: {undecided[0].detail[:200]}"
-        return Score.missing(Reason.UNDECIDED, why, outcomes=outcomes[:50])
-    if not values:
-        why = f"{who}: no valid test: {results[0].detail[:300]}"
-        return Score.missing(Reason.BAD_ROW, why, outcomes=outcomes[:50])
-    detail = {
-        "passed": int(sum(values)),
-        "tests": len(values),
-        "outcomes": outcomes[:50],
-        "first_failure": next((result.detail for result in results if result.value == 0), "")[:500],
+    valid = [result for result in results if result.outcome != Outcome.INVALID_TEST]
+    if not valid:
+        why = f"no valid test: {results[0].detail[:300]}" if results else "every check of the row is broken or left out"
+        return Score.missing(Reason.BAD_ROW, f"{who}: {why}", outcomes=outcomes[:50])
+    passed = sum(result.outcome == Outcome.PASSED for result in valid)
+    counts = {
+        "unconfirmed": outcomes.count(Outcome.UNCONFIRMED),
+        "believed": sum(getattr(result, "believed", False) for result in valid),
     }
-    if believed:
-        detail["believed"] = believed
-    return Score(sum(values) / len(values), detail=detail)
+    detail = {
+        "passed": passed,
+        "tests": len(valid),
+        "outcomes": outcomes[:50],
+        "first_failure": next((r.detail for r in valid if r.outcome != Outcome.PASSED), "")[:500],
+    }
+    return Score(passed / len(valid), detail=detail | {name: count for name, count in counts.items() if count})
 
 
 @verifiers.register("code", "mbpp", "google-research-datasets/mbpp", "evalplus/mbppplus", "TIGER-Lab/AceCode-87K")
@@ -168,8 +196,6 @@ class StdioVerifier(CodeVerifier):
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The input/output pairs."""
-        from upshot.sandbox.outcome import StdioTest
-
         value = decode_json(reference) or decode_json(extra.get("verification_info")) or extra
         calls = function_calls(value, extra)
         return [*calls] or [StdioTest(given, wanted) for given, wanted in stdio_pairs(value)]
@@ -178,12 +204,14 @@ class StdioVerifier(CodeVerifier):
         """Of a program that reads its input, the words for that; of a function, its name."""
         return {name for test in tests for name in ((READS, WRITES) if _is_stdio(test) else (test.function,))}
 
-    async def run(self, program: str, tests: Sequence[Any], given: str, language: str) -> list[Any]:
+    async def run(
+        self, program: str, tests: Sequence[Any], given: str, language: str, limits: Limits
+    ) -> list[TestResult]:
         """Results of stdin/stdout tests, or of the calls of a function."""
         if all(map(_is_stdio, tests)):
-            return list(await self.sandbox.test_stdio(program, tests, self._limits(), language))
+            return list(await self.sandbox.test_stdio(program, tests, limits, language))
         texts = [test.as_assert(program) for test in tests if not _is_stdio(test)]
-        return list(await self.sandbox.test_program(with_imports(program), texts, self._limits()))
+        return list(await self.sandbox.test_program(with_imports(program), texts, limits))
 
 
 def _is_stdio(test: Any) -> bool:
@@ -204,8 +232,6 @@ class ContestVerifier(StdioVerifier):
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """Tests of all the columns there are."""
-        from upshot.sandbox.outcome import StdioTest
-
         found: list[tuple[str, str]] = []
         row = {**extra, **(decode_json(reference) if isinstance(decode_json(reference), Mapping) else {})}
         for value in (row, decode_json(row.get("input_output")), decode_json(reference)):
@@ -251,8 +277,9 @@ class BigCodeVerifier(CodeVerifier):
     """A function with a unittest.TestCase named TestCases in the column test."""
 
     def program(self, program: str, extra: Extra) -> str:
-        """The program behind the imports of its stub."""
-        return f"{self.given(extra)}\n{program}" if extra.get("code_prompt") else program
+        """The program behind the imports of its stub, or behind the whole stub where it is the function's body."""
+        stub, entry = str(extra.get("code_prompt") or ""), str(extra.get("entry_point") or "task_func")
+        return f"{self.given(extra)}\n{program}" if not stub or f"def {entry}" in program else stub + program
 
     def given(self, extra: Extra) -> str:
         """The imports of the stub."""
@@ -260,10 +287,26 @@ class BigCodeVerifier(CodeVerifier):
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """A test for each method."""
-        from upshot.sandbox.inside.cases import each_method
-
         test = str(extra.get("test") or reference or "")
         return list(each_method(test)) if "TestCase" in test else []
+
+
+@verifiers.register("classeval", "FudanSELab/ClassEval")
+class ClassEvalVerifier(CodeVerifier):
+    """A class to write, checked by the unittest classes in the column test."""
+
+    def program(self, program: str, extra: Extra) -> str:
+        """The program behind the imports of its row."""
+        return f"{self.given(extra)}\n{program}"
+
+    def given(self, extra: Extra) -> str:
+        """The imports."""
+        lines = decode_json(extra.get("import_statement")) or []
+        return "\n".join([lines] if isinstance(lines, str) else map(str, lines))
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """A test for each method."""
+        return list(each_method(str(extra.get("test") or reference or "")))
 
 
 def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:

@@ -132,6 +132,12 @@ ALARMS = (
         "difficulty, raise train.group_size or episode.temperature, or add a metric that tells replies apart",
     ),
     Alarm(
+        "reward/unconfirmed",
+        lambda past: past.now > 0.05 and past.now > past.first + 0.03,
+        "the judge does not confirm {now:.0%} of the programs that pass their tests (first {first:.0%}): the policy "
+        "may be learning to fool its tests. Read those replies (outcome unconfirmed in the report); they score 0",
+    ),
+    Alarm(
         "reward/mean",
         lambda past: past.now < past.best - max(FALL * abs(past.best), 3 * past.noise, CHANCE * past.chance),
         "the reward fell from {best:.3g} (steps until {best_step}) to {now:.3g}: what was learned is being lost. "

@@ -34,8 +34,7 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
     for name in dict.fromkeys(name for r in replies for name in r.reward.means):
         put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
-    if believed := sum(any(_is_believed(s) for f in r.futures for s in f.scores.values()) for r in replies):
-        out["reward/believed"] = believed / len(replies)
+    out |= _count_verdicts(replies)
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
@@ -43,9 +42,17 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     return out
 
 
-def _is_believed(score: Score) -> bool:
-    """Whether a verdict on a program is its own word (`undecided: believe`); details may be a user's, of any kind."""
-    return isinstance(score.detail, Mapping) and bool(score.detail.get("believed"))
+def _count_verdicts(replies: Sequence[Rollout]) -> dict[str, float]:
+    """Of replies with a verdict on a program, the shares that the judge did not confirm, and that it cannot decide."""
+    scores = [
+        [s.detail for f in r.futures for s in f.scores.values() if isinstance(s.detail, Mapping)] for r in replies
+    ]
+    tested = [details for details in scores if any("outcomes" in detail for detail in details)]
+    return {
+        f"reward/{name}": sum(any(detail.get(name) for detail in details) for details in tested) / len(tested)
+        for name in ("believed", "unconfirmed")
+        if tested
+    }
 
 
 def by_group(
