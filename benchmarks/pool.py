@@ -148,10 +148,11 @@ class Bench:
         size = 2 if self.on_gpu else 4
         sizes, self.steps = {}, {}
         for name, shape in self.shapes.items():
-            own = ModelShape(
-                shape["hidden"], shape["layers"], shape["heads"], shape["kv"], shape["hidden"] // shape["heads"],
-                shape["mlp"], shape["vocab"], 4096, bool(shape["tied"]),
-            )  # fmt: skip
+            own = ModelShape.of(LlamaConfig(
+                hidden_size=shape["hidden"], num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"],
+                num_key_value_heads=shape["kv"], intermediate_size=shape["mlp"], vocab_size=shape["vocab"],
+                tie_word_embeddings=bool(shape["tied"]),
+            ))  # fmt: skip
             weights = own.parameters * size + memory.GROUP * (8 * own.layers + 4)
             sizes[name] = round_up(weights) + round_up(self.args.tokens * own.kv_numbers * size)
             self.steps[name] = sum(step_bytes(own, size))

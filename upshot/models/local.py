@@ -195,11 +195,11 @@ def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any
     return module.eval(), load_tokenizer(name)
 
 
-def adapter_config(name: str) -> dict[str, Any] | None:
-    """What a folder (or hub name) says of the adapter it holds; None for a whole model."""
+def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
+    """What a folder (or hub name) says of the adapter it holds; None for a whole model. `offline`: ask no hub."""
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    file = find_adapter_config_file(local_path(name))
+    file = find_adapter_config_file(local_path(name), local_files_only=offline)
     return None if file is None else json.loads(Path(file).read_text())
 
 

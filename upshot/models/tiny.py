@@ -36,14 +36,12 @@ def tiny_tokenizer(words: Sequence[str]) -> Any:
     )
 
 
-def tiny_model(config: TinyConfig, tokenizer: Any, seed: int) -> Any:
-    """A Llama of random weights for a tokenizer."""
-    import_frameworks()
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def tiny_config(config: TinyConfig, vocab: int, **tokens: int) -> Any:
+    """The configuration of a tiny Llama; `tokens`: its special ones."""
+    from transformers import LlamaConfig
 
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
+    return LlamaConfig(
+        vocab_size=vocab,
         hidden_size=config.hidden,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -53,9 +51,17 @@ def tiny_model(config: TinyConfig, tokenizer: Any, seed: int) -> Any:
         tie_word_embeddings=True,
         initializer_range=0.06,  # about 1/sqrt(hidden): copying is learned in 50 steps instead of 150 with 0.02
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **tokens,
     )
+
+
+def tiny_model(config: TinyConfig, tokenizer: Any, seed: int) -> Any:
+    """A Llama of random weights for a tokenizer."""
+    import_frameworks()
+    import torch
+    from transformers import LlamaForCausalLM
+
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(shape)
+        return LlamaForCausalLM(tiny_config(config, len(tokenizer), **ends))

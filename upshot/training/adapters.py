@@ -8,7 +8,7 @@ adapters are trained on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from typing import Any
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import write_folder
+from upshot.engine.llama.eight_bit import PROJECTIONS
 from upshot.models.local import adapter_config, describe_choice, load_whole, local_path
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
         return peft.PeftModel.from_pretrained(module, adapter, is_trainable=True, config=settings)
     names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
     _check_targets(module, lora.targets or ())
-    targets: Any = lora.targets or ([p for p in PROJECTIONS if p in names] or "all-linear")
+    targets: Any = lora.targets or default_targets(names) or "all-linear"
     return peft.get_peft_model(
         module,
         peft.LoraConfig(
@@ -93,6 +92,11 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
             task_type="CAUSAL_LM",
         ),
     )
+
+
+def default_targets(names: Collection[str]) -> list[str]:
+    """The projections of a block among a model's layers; none in families that name them in their own way."""
+    return [name for name in PROJECTIONS if name in names]
 
 
 def _check_targets(module: Any, targets: Sequence[str]) -> None:

@@ -15,13 +15,14 @@ from tests.training.workshop import recipe
 from upshot.cli import main
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
-from upshot.models.tiny import tiny_model
+from upshot.models.tiny import tiny_config, tiny_model
 from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.choice import find_nearest
-from upshot.training.learner.memory.fit import job_of, plan_of, shape_of
+from upshot.training.learner.memory.fit import job_of, plan_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
+from upshot.training.learner.memory.shape import ModelShape
 from upshot.training.policy import PolicyBundle
 
 ROLES = ("user", "judge", "a", "b")
@@ -58,17 +59,17 @@ def words() -> int:
     return len(tiny_parts()[1])
 
 
+def shape_of(own: Recipe) -> ModelShape:
+    return ModelShape.of(tiny_config(own.model.tiny, words()))
+
+
 def plan(own: Recipe, memory: int) -> MemoryPlan:
-    shape = shape_of(own, words())
-    assert shape is not None
-    return plan_of(own, shape, 4, memory)
+    return plan_of(own, shape_of(own), 4, memory)
 
 
 def tight(own: Recipe) -> int:
     """Memory that the run hardly fits into: every helper takes turns with every other."""
-    shape = shape_of(own, words())
-    assert shape is not None
-    closest = find_nearest(job_of(own, shape, 4), 1 << 40)
+    closest = find_nearest(job_of(own, shape_of(own), 4), 1 << 40)
     return CONTEXT + int((closest.peak + MIB) / (1 - SLACK))
 
 

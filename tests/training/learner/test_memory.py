@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from tests.tiny import tiny_parts
 from upshot.cli import main
 from upshot.config.load import validate_recipe
-from upshot.config.recipe import Recipe
+from upshot.config.recipe import LoraConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.training.learner.memory.choice import choose, list_settings
 from upshot.training.learner.memory.fit import job_of, plan_of
+from upshot.training.learner.memory.measure import measure_kept
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, layer_bytes, optimizer_bytes, parts_of, usable
-from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
+from upshot.training.learner.memory.shape import ModelShape, find_config
 from upshot.training.learner.memory.table import table
 
 GIB = 2**30
@@ -28,8 +31,33 @@ LLAMA_8B = {
     "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }  # fmt: skip
-SHAPE = ModelShape.of(LLAMA_8B)
-SMALL = ModelShape(576, 30, 9, 3, 64, 1536, 49152, 2048, tied=True)
+SMOLLM2_135M = {
+    "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
+}  # fmt: skip
+TINYLLAMA_1B = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "tie_word_embeddings": False,
+}  # fmt: skip
+SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"intermediate_size": 80, "vocab_size": 99, "head_dim": 16}
+
+
+@cache
+def shape_from(text: str) -> ModelShape:
+    return ModelShape.of(AutoConfig.for_model(**json.loads(text)))
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    return shape_from(json.dumps(config))
+
+
+SHAPE = shape_of(LLAMA_8B)
 
 
 def made(model: dict[str, Any] | None = None, **more: Any) -> Recipe:
@@ -45,13 +73,78 @@ LORA = {"lora": {"r": 32}}
 
 def test_a_config_says_how_many_parameters_there_are() -> None:
     assert SHAPE.parameters == 8_030_261_248, "Llama-3.1-8B's own number"
-    assert SMALL.parameters == 134_515_008, "SmolLM2-135M's own number"
-    assert SHAPE.adapters(32, SEVEN) == 83_886_080
-    assert SHAPE.count_merged(SEVEN) == SHAPE.projections
-    assert SHAPE.count_merged(["v_proj"]) == sum(map(SHAPE.count, ("q_proj", "k_proj", "v_proj")))
+    assert shape_of(SMOLLM2_135M).parameters == 134_515_008, "SmolLM2-135M's own number"
+    assert shape_of(QWEN3_30B_A3B).parameters == 30_532_122_624, "Qwen3-30B-A3B's own number, all experts among them"
+    assert sum(SHAPE.adapters(LoraConfig(r=32))) == 83_886_080
+    assert SHAPE.merged(LoraConfig(r=32)) == SHAPE.projections
+    of_attention = [
+        rows * columns for name, (rows, columns) in SHAPE.linear.items() if name[-6:-4] in ("q_", "k_", "v_")
+    ]
+    assert SHAPE.merged(LoraConfig(r=32, targets=["v_proj"])) == sum(of_attention)
 
 
-def test_counts_are_those_of_the_model_itself() -> None:
+def test_a_mixture_of_experts_does_not_fit_where_only_the_experts_of_a_token_would() -> None:
+    with pytest.raises(UserError, match=r"weights 56\.9"):
+        plan(40, LORA, shape=shape_of(QWEN3_30B_A3B))
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma", "gemma2", "gemma3_text", "phi3", "granite", "mistral", "qwen2", "qwen3", "smollm3"]
+)
+def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str) -> None:
+    plain, own = (shape_of({"model_type": kind, "pad_token_id": 0, **SIZES}) for kind in ("llama", family))
+    assert own.lean and own.joins
+    job = job_of(made(), own, 2)
+    norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (128 if family in ("gemma3_text", "qwen3") else 0)
+    assert layer_bytes(job) == layer_bytes(job_of(made(), plain, 2)) + 2 * norms
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma3n_text", **SIZES, "intermediate_size": [64, 64, 80], "num_kv_shared_layers": 1,
+         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99, "laurel_rank": 4,
+         "layer_types": ["full_attention"] * 3, "activation_sparsity_pattern": [0.0] * 3},
+        {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 99},
+        {"model_type": "mamba", "hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 99},
+        {"model_type": "olmo2", **SIZES}, {"model_type": "mixtral", **SIZES},
+    ],
+    ids=lambda config: config["model_type"],
+)  # fmt: skip
+def test_any_family_that_transformers_builds_can_be_planned(config: dict[str, Any]) -> None:
+    own = shape_of({"pad_token_id": 0, **config})
+    assert not own.lean and own.mlp in (80, 96, 192, 160) and own.parameters > 10_000
+    assert plan(24, shape=own, train={"method": "sft"}).learning > 14 * own.parameters
+
+
+def test_a_model_that_cannot_be_built_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(config: Any) -> Any:
+        raise ImportError("Towers need the\ntimm library")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", build)
+    with pytest.raises(UserError, match="type 'llama' cannot be built: Towers need the timm library"):
+        ModelShape.of(AutoConfig.for_model(**LLAMA_8B))
+
+
+@pytest.mark.parametrize(
+    ("config", "lora", "gib", "sampling", "learning"),
+    [(SMOLLM2_135M, 0, 139.2, 5.79, 17.95), (TINYLLAMA_1B, 0, 139.2, 19.31, 30.62), (LLAMA_8B, 32, 139.2, 52.51, 75.53),
+     (LLAMA_8B, 32, 47, 43.24, 40.60)],
+    ids=["135M", "1.1B", "8B", "8B in 47 GiB"],
+)  # fmt: skip
+def test_predictions_are_those_that_were_compared_with_a_gpu(
+    config: dict[str, Any], lora: int, gib: float, sampling: float, learning: float
+) -> None:
+    """The figures of docs, "Memory, predicted and measured", where measured peaks stand beside them."""
+    model = {"lora": {"r": lora, "dropout": 0.0}} if lora else {}
+    more = {"episode": {"max_tokens": 256}, "train": {"lr": 1e-6, "kl": 0.0}}
+    shape = shape_of(config | {"max_position_embeddings": 4096})
+    found = plan_of(Recipe.model_validate({"task": "slots", "model": model, **more}), shape, 2, int(gib * GIB))
+    assert (round(found.sampling / GIB, 2), round(found.learning / GIB, 2)) == (sampling, learning)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_counts_are_those_of_the_model_itself(dora: bool) -> None:
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -60,11 +153,12 @@ def test_counts_are_those_of_the_model_itself() -> None:
     config = LlamaConfig(**sizes, intermediate_size=80, vocab_size=99, tie_word_embeddings=True)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-        shape = ModelShape.of(config.to_dict())
+        shape = ModelShape.of(config)
         assert sum(p.numel() for p in model.parameters()) == shape.parameters
-        targets = ["q_proj", "down_proj", "embed_tokens"]
-        lora = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets))
-    assert sum(p.numel() for p in lora.parameters() if p.requires_grad) == shape.adapters(4, targets)
+        targets = ["q_proj", "down_proj"] if dora else ["q_proj", "embed_tokens"]
+        lora = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, use_dora=dora))
+    own = LoraConfig(r=4, targets=targets, kind="dora" if dora else "lora")
+    assert sum(p.numel() for p in lora.parameters() if p.requires_grad) == sum(shape.adapters(own))
 
 
 def test_a_large_card_keeps_everything_in_memory() -> None:
@@ -86,7 +180,7 @@ def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     futures = {"name": "classmates", "classmates": ["policy@start"]}
     job = job_of(made(LORA, futures=futures), SHAPE, 2)
     assert not job.lends and [helper.name for helper in job.helpers] == ["policy@start"]
-    assert job.helpers[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
+    assert job.helpers[0].weights == 4 * sum(SHAPE.adapters(LoraConfig(r=32))), "what is not trained is shared"
     assert "in place" not in {setting.merge for setting in list_settings(job)}
 
 
@@ -97,7 +191,7 @@ def test_a_copy_in_8_bits_is_planned_for_and_takes_the_place_of_merged_adapters(
         assert parts["weights in 8 bits"] == SHAPE.projections and "merged adapters" not in parts
         assert found.setting.merge == "copy"
     on_head = plan(200, {"lora": {"r": 32, "targets": ["q_proj", "lm_head"]}, "engine": {"weights": "fp8"}})
-    assert {p.name: p.sampling for p in on_head.parts}["merged adapters"] == SHAPE.count("lm_head") * 2
+    assert {p.name: p.sampling for p in on_head.parts}["merged adapters"] == 4096 * 128256 * 2
 
 
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
@@ -129,6 +223,43 @@ def test_what_the_recipe_says_is_kept_or_refused() -> None:
 def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
     assert plan(139, {**LORA, "max_context": 16384}).setting.tokens == 16384
     assert plan(79, {**LORA, "max_context": 32768}).setting.checkpointing == "block"
+
+
+def test_a_length_that_cannot_fit_is_refused_with_the_longest_that_can() -> None:
+    with pytest.raises(UserError, match="sequences of up to 65536 tokens") as raised:
+        plan(47, {**LORA, "max_context": 65536})
+    longest = int(str(raised.value).split("model.max_context=")[1].split()[0])
+    assert f"model.max_context={longest} (the longest that fits)" in str(raised.value)
+    assert plan(47, {**LORA, "max_context": longest}).setting.tokens >= longest
+    with pytest.raises(UserError, match="does not fit"):
+        plan(47, {**LORA, "max_context": longest + 256})
+
+
+@pytest.mark.parametrize(
+    ("more", "longest"),
+    [
+        ({"episode": {"max_tokens": 40000}}, 41024),
+        ({"episode": {"max_tokens": 5000, "max_turns": 8}}, 41024),
+        ({"episode": {"max_tokens": 4000}, "futures": {"rounds": 2, "samples": 2}, "credit": "tree"}, 21024),
+    ],
+    ids=["one reply", "turns", "along the tree"],
+)
+def test_a_micro_batch_holds_the_longest_sequence_that_the_turns_allow(more: dict[str, Any], longest: int) -> None:
+    """It was planned for 8,192 tokens whatever the turns came to, and a long episode ran out of memory."""
+    assert plan(139, LORA, **more).setting.tokens == longest
+    short = replace(SHAPE, context=4096)
+    assert plan(139, LORA, shape=short, **more).setting.tokens == 8192, "the model's context ends before"
+
+
+def test_what_a_micro_batch_was_seen_to_keep_counts_more_than_arithmetic() -> None:
+    guessed, seen = (plan_of(made(LORA), SHAPE, 2, 139 * GIB, measured=size) for size in (0, 1_000_000))
+    assert seen.setting.tokens == guessed.setting.tokens == 8192
+    sizes = [next(part.learning for part in each.parts if part.name == "activations") for each in (guessed, seen)]
+    assert sizes[1] == 8192 * (1_000_000 + 8 * 4096) and sizes[0] > 2 * sizes[1]
+
+
+def test_without_a_gpu_nothing_is_measured() -> None:
+    assert measure_kept(tiny_parts()[0]) == 0
 
 
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
@@ -214,8 +345,9 @@ def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) ->
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
-    assert read_config(str(adapter)) == LLAMA_8B
-    assert read_config("nobody/has-this-model-here") is None
+    found = find_config(str(adapter))
+    assert found is not None and LLAMA_8B.items() <= found.to_dict().items()
+    assert find_config("nobody/has-this-model-here") is None
 
 
 def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:
@@ -225,5 +357,5 @@ def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights
     (state, sums, passing), shared = optimizer_bytes(alone), optimizer_bytes(four)
     assert shared[:2] == (state // 4, sums // 4)
     assert shared[2] > passing, "gradients arise whole, and one is summed in float32"
-    tiny = optimizer_bytes(job_of(made(), replace(SHAPE, layers=1), 2, processes=64))
-    assert tiny[0] == 12 * SHAPE.count("embed_tokens"), "a matrix belongs to one rank"
+    tiny = optimizer_bytes(job_of(made(), replace(SHAPE, parameters=10**9), 2, processes=64))
+    assert tiny[0] == 12 * 4096 * 128256, "a matrix belongs to one rank"

@@ -93,6 +93,16 @@ def has_derivative(model: torch.nn.Module) -> bool:
     return is_block_family(model) and family_of(model) not in ("Olmo2", "Olmo3", "Qwen3Moe", "GptOss")
 
 
+def has_norms_of_heads(lm: Any) -> bool:
+    """Whether a model of the block norms queries and keys."""
+    return hasattr(lm.model.layers[0].self_attn, "q_norm")
+
+
+def has_norms_after(lm: Any) -> bool:
+    """Whether a model of the block norms what its halves add."""
+    return hasattr(lm.model.layers[0], "post_feedforward_layernorm")
+
+
 def _activation(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or ""
 

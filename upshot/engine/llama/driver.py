@@ -92,18 +92,25 @@ def shape_of(model: torch.nn.Module) -> Shape:
         raise UserError(
             f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
         )
-    heads = text.num_attention_heads
+    heads, kv_heads, head_dim = attention_sizes(text)
     weight = lm.get_input_embeddings().weight
     return Shape(
         layers=text.num_hidden_layers,
         heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab=lm.get_output_embeddings().weight.shape[0],
         max_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
         dtype=weight.dtype,
         device=weight.device,
     )
+
+
+def attention_sizes(text: Any) -> tuple[int, int, int]:
+    """Heads of queries, heads of keys and their width, by a text configuration; zeros where nothing attends."""
+    heads = getattr(text, "num_attention_heads", None) or 0
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    return heads, getattr(text, "num_key_value_heads", None) or heads, width
 
 
 def odd_layers(lm: Any) -> str | None:

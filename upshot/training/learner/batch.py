@@ -13,7 +13,9 @@ from torch import Tensor
 
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.layout import Ids, Layout, common_prefix, end_to_end, prefix_key, tree, worth_sharing
-from upshot.training.learner.memory.plan import WITHOUT_PLAN
+
+WITHOUT_PLAN = 16384
+"""Tokens of a micro-batch where memory is not planned (on the CPU)."""
 
 
 @dataclass

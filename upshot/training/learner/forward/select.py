@@ -40,7 +40,7 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
     """The forward that suits a model; in exact mode the padded one, in exact operations. `UserError` if none does."""
     name, reasons = type(causal_lm(module)).__name__, list[str]()
     makers = forwards_of(module, exact)
-    with _at_rest(module), busy_adapters(module):
+    with at_rest(module), busy_adapters(module):
         data = sample_data(causal_lm(module))
         expected = measure_alone(module, data)
         for make in makers:
@@ -88,11 +88,14 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
             raise NotImplementedError(reason)
         return ModuleHidden(module)
 
+    return [lean, transformers] if is_lean(module) else [transformers]
+
+
+def is_lean(module: Any) -> bool:
+    """Whether the learner has a block of its own for a model; it draws no dropout."""
     config = causal_lm(module).config.get_text_config()
-    # The lean block draws no dropout.
     drops = getattr(config, "attention_dropout", 0) or getattr(config, "resid_pdrop", 0)
-    known = has_derivative(module) and not drops
-    return [lean, transformers] if known else [transformers]
+    return has_derivative(module) and not drops
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,7 @@ def _with_random_signs(grad: Tensor) -> Tensor:
 
 
 @contextmanager
-def _at_rest(module: Any) -> Iterator[None]:
+def at_rest(module: Any) -> Iterator[None]:
     """Afterwards every module is in the mode it was in, and no random number was drawn."""
     modes = [(part, part.training) for part in module.modules()]
     devices = [module.device] if module.device.type == "cuda" else []

@@ -1,29 +1,16 @@
 """Which settings of a run fit into a device, and which of them are the fastest. No torch, no weights.
 
-Of what fits the cheapest in time is taken (`cost`): small micro-batches, blocks computed again on the way back, an
-engine that is parked while the learner works, helpers that take turns, adapters that are called and few keys and values
-each cost something. What is left of the memory is for keys and values, of as many tokens in every engine.
+Of what fits the cheapest in time is taken (`cost`). What is left of the memory is for keys and values, for the same
+number of tokens in every engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
-from upshot.training.learner.memory.plan import (
-    GPU_PARTS,
-    PAGES,
-    WITHOUT_PLAN,
-    Checkpointing,
-    Helpers,
-    MemoryJob,
-    MemoryPlan,
-    MemorySetting,
-    Merging,
-    parts_of,
-)
+from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, MemorySetting, parts_of
 
 BUSY, BUSY_SMALL, SMALL = 8192, 32768, 500_000_000
 """Tokens of a micro-batch that keep a GPU busy; of models with fewer parameters than the last."""
@@ -35,35 +22,32 @@ ENOUGH_KV, MOST_KV = 0.2, 0.4
 
 def list_settings(job: MemoryJob) -> Iterator[MemorySetting]:
     """What can be chosen."""
-    merges: tuple[Merging, ...] = ("copy", "in place", "never") if job.lends else ("copy", "never")
-    again, overlaps = job.recipe.model.gradient_checkpointing, job.config.async_steps > 0
-    kinds: tuple[Checkpointing, ...] = ("none", "block") if again == "auto" else (again,)
+    model, overlaps = job.recipe.model, job.config.async_steps > 0
+    kinds = ("none", "block") if model.gradient_checkpointing == "auto" else (model.gradient_checkpointing,)
+    merges = ["copy"]
+    if model.lora and job.samples and not job.narrow:
+        merges += ["in place", "never"] if job.lends else ["never"]
     # An engine that samples while the learner works is not parked, and is lent nothing.
     pauses = (False, True) if job.samples and not overlaps else (False,)
-    turns: tuple[Helpers, ...] = ("stay",)
-    if job.swappable:
-        turns = ("stay", "swap") if overlaps else ("stay", "swap", "leave")
-    merged = merges if job.recipe.model.lora and job.samples and not job.narrow else merges[:1]
-    for merge, kind, park, helpers in product(merged, kinds, pauses, turns):
+    turns = ("stay", "swap", "leave")[: (2 if overlaps else 3) if job.swappable else 1]
+    for merge, kind, park, helpers, tokens in product(merges, kinds, pauses, turns, micro_batches(job)):
         if merge != "in place" or park:  # while the learner works its weights are its own
-            for tokens in micro_batches(job):
-                yield MemorySetting(tokens, kind, merge, park, helpers)
+            yield MemorySetting(tokens, kind, merge, park, helpers)  # type: ignore[arg-type]
 
 
 def micro_batches(job: MemoryJob) -> list[int]:
     """Tokens of a micro-batch to try, the largest first; never fewer than the longest sequence has."""
-    longest, given = job.recipe.model.max_context, job.config.token_budget
-    if given:
-        return [max(given, longest)]
+    if job.config.token_budget:
+        return [max(job.config.token_budget, job.longest)]
     most = BUSY_SMALL if job.shape.parameters < SMALL else BUSY
-    least = max(longest, min(SIZES[-1], job.shape.context or SIZES[-1]))
+    least = max(job.longest, min(SIZES[-1], job.shape.context or SIZES[-1]))
     return [*(tokens for tokens in SIZES if most >= tokens > least), least]
 
 
 def make_plan(
     job: MemoryJob, setting: MemorySetting, tokens: int, limit: int, layout: MemoryLayout | None = None
 ) -> MemoryPlan:
-    """The plan with keys and values of so many tokens in every engine; `layout`: of helpers that take turns."""
+    """The plan with keys and values of `tokens` tokens in every engine; `layout`: of helpers that take turns."""
     turns = job.swappable if setting.helpers != "stay" else ()
     kv = {helper.name: tokens * helper.kv for helper in job.helpers if helper not in turns}
     parts = parts_of(job, setting, tokens * job.kv, sum(kv.values()), layout.size if layout else 0)
@@ -72,31 +56,23 @@ def make_plan(
 
 def fitting_plans(job: MemoryJob, setting: MemorySetting, limit: int) -> Iterator[MemoryPlan]:
     """Plans of a setting that fit into `limit` bytes."""
-    least, wanted = job.least, job.wanted
-    if setting.helpers != "stay":
-        while wanted > least:
-            yield from _taking_turns(job, setting, wanted, limit)
-            wanted //= 2
-        yield from _taking_turns(job, setting, least, limit)
+    tokens = job.wanted
+    if setting.helpers != "stay":  # fewer keys and values leave more room for helpers beside each other
+        while tokens >= job.least:
+            empty = make_plan(job, setting, tokens, limit)
+            room = limit - (empty.sampling if setting.helpers == "leave" else empty.peak)
+            layout = lay_out({helper.name: helper.region(tokens) for helper in job.swappable}, room)
+            if layout is not None and empty.learning <= limit:
+                yield make_plan(job, setting, tokens, limit, layout)
+            tokens = max(tokens // 2, job.least) if tokens > job.least else 0
         return
-    empty, one = (make_plan(job, setting, tokens, limit) for tokens in (0, 1))
-    if empty.peak > limit:
-        return
-    tokens = min(wanted, max(int(MOST_KV * limit) // max(one.sampling - empty.sampling, 1), least))
-    for before, after in ((empty.sampling, one.sampling), (empty.learning, one.learning)):
-        if after > before:
-            tokens = min(tokens, (limit - before) // (after - before))
-    if tokens >= least:
+    empty, one = (make_plan(job, setting, count, limit) for count in (0, 1))
+    each = one.sampling - empty.sampling
+    tokens = min(tokens, max(int(MOST_KV * limit) // max(each, 1), job.least))
+    for room, grows in ((limit - empty.sampling, each), (limit - empty.learning, one.learning - empty.learning)):
+        tokens = min(tokens, room // grows) if grows else tokens if room >= 0 else -1
+    if tokens >= job.least:
         yield make_plan(job, setting, tokens, limit)
-
-
-def _taking_turns(job: MemoryJob, setting: MemorySetting, tokens: int, limit: int) -> Iterator[MemoryPlan]:
-    """The plan with keys and values of so many tokens and all that is left as an arena, where the helpers fit in it."""
-    empty = make_plan(job, setting, tokens, limit)
-    room = limit - (empty.sampling if setting.helpers == "leave" else empty.peak)
-    layout = lay_out({helper.name: helper.region(tokens) for helper in job.swappable}, room)
-    if layout is not None and empty.learning <= limit:
-        yield make_plan(job, setting, tokens, limit, layout)
 
 
 def cost(job: MemoryJob, plan: MemoryPlan) -> float:
@@ -107,14 +83,14 @@ def cost(job: MemoryJob, plan: MemoryPlan) -> float:
     """
     setting, layout = plan.setting, plan.layout
     learn = (1 + 1024 / setting.tokens) * (4 / 3 if setting.checkpointing == "block" else 1)
-    swaps = 0.05 + 0.5 * layout.contended + (0.1 if setting.helpers == "leave" else 0) if layout is not None else 0.0
+    learn += 0.05 + 0.5 * layout.contended + 0.1 * (setting.helpers == "leave") if layout is not None else 0.0
     if not job.samples:
-        return learn + swaps
+        return learn
     sample = {"copy": 1.0, "in place": 1.02, "never": 2.0}[setting.merge] + 0.1 * setting.park
     each = job.kv + sum(helper.kv for helper in job.helpers)
     enough = min(job.wanted * each, ENOUGH_KV * plan.limit)
     scarce = max(0.0, 1 - plan.kv_bytes / job.kv * each / enough) if enough else 0.0
-    return learn + swaps + sample * (1 + scarce)
+    return learn + sample * (1 + scarce)
 
 
 def choose(job: MemoryJob, limit: int) -> MemoryPlan | None:
@@ -132,14 +108,3 @@ def find_nearest(job: MemoryJob, limit: int) -> MemoryPlan:
         for setting in list_settings(job)
     )
     return min(plans, key=lambda plan: plan.peak)
-
-
-def plan_unlimited(job: MemoryJob) -> MemoryPlan:
-    """The plan where nothing is limited (the CPU): what the recipe says, and the engine's own sizes."""
-    again = job.recipe.model.gradient_checkpointing
-    setting = MemorySetting(job.config.token_budget or WITHOUT_PLAN, "none" if again == "auto" else again)
-    without = replace(job, helpers=tuple(replace(helper, step=0) for helper in job.helpers))
-    parts = parts_of(without, setting, PAGES * job.samples, PAGES * len(job.helpers))
-    return MemoryPlan(
-        setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), limit=0, helpers=without.helpers
-    )

@@ -1,7 +1,7 @@
 """The arithmetic of memory: what a run has on its device at its two peaks, sampling and learning. No torch, no weights.
 
-Bytes, from the sizes of a model. `benchmarks/memory_plan.py` compares them with what a GPU measures. Which settings are
-taken: `choice.py`. From a recipe to its plan: `fit.py`.
+The constants were calibrated on GPU runs; `benchmarks/memory_plan.py` compares predictions with measured peaks. Which
+settings are taken: `choice.py`. From a recipe to its plan: `fit.py`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,24 @@ from functools import cached_property
 from typing import Literal
 
 from upshot.config.recipe import Recipe, TrainConfig
+from upshot.engine.llama.merged import Merging
 from upshot.serving.swap.layout import MemoryLayout
-from upshot.training.learner.memory.shape import SEVEN, ModelShape
+from upshot.training.learner.memory.shape import ModelShape
 
-Checkpointing = Literal["none", "block"]
-Merging = Literal["copy", "in place", "never"]
 Helpers = Literal["stay", "swap", "leave"]
 """stay: helper models are always there. swap: they take turns in one arena. leave: that, and the arena is the learner's
 while it works."""
-LEAN = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
-"""Families whose block the learner and the engine run themselves (engine/llama/block.py)."""
 CONTEXT, SLACK = 1 << 30, 0.06
-"""Left alone of a GPU: what driver, libraries and compiled kernels take; a share for what lies between tensors, and for
-what a prediction is wrong by."""
+"""Left alone of a GPU: what driver, libraries and compiled kernels take; a share for gaps between tensors and for the
+error of a prediction."""
 CHUNK_BYTES = 1 << 29
 """The most that a chunk of logits takes in the learner."""
 PROMPT_IDS, ROWS = 16384, 1024
 """Prompt ids that the engine reads in one step on a GPU, and sequences that it extends at once."""
-WITHOUT_PLAN, PAGES = 16384, 512 << 20
-"""On the CPU: tokens of a micro-batch, and bytes of an engine's keys and values."""
 FOUR_BIT = 0.52
 """Bytes of a weight in 4 bits, with its share of the scales."""
 PROMPT = 1024
-"""Tokens that a prompt is taken to have where nothing says how long one may be."""
-GPU_PARTS = ("captured steps", "engine's step")
-"""Parts of the arithmetic that there are on a GPU only."""
+"""Tokens assumed for a prompt where nothing limits its length."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class HelperModel:
     """Bytes of keys and values that the recipe gives it, whatever is left."""
 
     def region(self, tokens: int) -> int:
-        """Bytes of its place in an arena, with keys and values of so many tokens; weights begin at round addresses."""
+        """Bytes of its place in an arena, with keys and values of `tokens` tokens; weights begin at round addresses."""
         return self.weights + self.weights // 256 + (1 << 16) + self.pages + tokens * self.kv
 
 
@@ -73,13 +66,15 @@ class MemoryJob:
     helpers: tuple[HelperModel, ...] = ()
     processes: int = 1
     """Ranks that train together, each on a device of its own."""
+    measured: int = 0
+    """Bytes that a token of a micro-batch was seen to keep for the backward on this device; 0: they are computed."""
 
     @cached_property
     def samples(self) -> bool:
         """Whether there is an engine on the policy; vLLM has memory of its own."""
         return self.config.samples and self.recipe.model.engine.name == "upshot"
 
-    @property
+    @cached_property
     def narrow(self) -> bool:
         """Whether the engine samples from a copy of the projections in 8 bits."""
         return self.samples and self.recipe.model.engine.weights == "fp8"
@@ -92,22 +87,30 @@ class MemoryJob:
     @cached_property
     def kv(self) -> int:
         """Bytes of one token's keys and values in the policy's engine."""
-        size = 1 if self.recipe.model.engine.kv == "fp8" else self.size
-        return self.shape.kv_numbers * size * self.samples
+        return self.shape.kv_numbers * (1 if self.recipe.model.engine.kv == "fp8" else self.size) * self.samples
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can come to be trained; 0: only the data says."""
+        ahead = 2 * self.recipe.futures.rounds * (self.recipe.credit.by == "tree")
+        return self.recipe.model.max_context or self._length(ahead) * self.config.samples
 
     @cached_property
     def least(self) -> int:
-        """Tokens of the longest sequence, without whose keys and values an engine cannot serve it."""
-        return max(self.recipe.model.max_context, 2048)
+        """Tokens whose keys and values an engine needs to serve the longest sequence."""
+        return max(self.longest, 2048)
 
     @cached_property
     def wanted(self) -> int:
         """Tokens whose keys and values are of use at once: all replies and futures of a step at their longest."""
-        config, episode, futures = self.recipe.train, self.recipe.episode, self.recipe.futures
+        config, futures = self.recipe.train, self.recipe.futures
         replies = min(config.prompts_per_step * config.group_size * futures.leaves, ROWS)
-        turns = episode.max_turns + 2 * futures.rounds
-        length = self.recipe.model.max_context or PROMPT + turns * episode.max_tokens
-        return max(replies * min(length, self.shape.context or length), self.least)
+        return max(replies * (self.recipe.model.max_context or self._length(2 * futures.rounds)), self.least)
+
+    def _length(self, more: int) -> int:
+        """Tokens of a prompt with all turns of an episode, and `more` turns, at their longest."""
+        length = PROMPT + (self.recipe.episode.max_turns + more) * self.recipe.episode.max_tokens
+        return min(length, self.shape.context or length)
 
     @cached_property
     def lends(self) -> bool:
@@ -120,9 +123,18 @@ class MemoryJob:
     def trained(self) -> tuple[int, int]:
         """Parameters that are trained, and bytes of one of them."""
         lora = self.recipe.model.lora
-        if lora is None:
-            return self.shape.parameters, self.size
-        return self.shape.adapters(lora.r, lora.targets or SEVEN, lora.kind == "dora"), 4
+        return (self.shape.parameters, self.size) if lora is None else (sum(self.shape.adapters(lora)), 4)
+
+    @cached_property
+    def merged(self) -> int:
+        """Bytes of what the engine has a second time where adapters are merged."""
+        model = self.recipe.model
+        return 0 if model.lora is None or model.exact else self.shape.merged(model.lora, self.narrow) * self.size
+
+    @cached_property
+    def kept(self) -> int:
+        """Bytes that a token keeps in all layers where nothing is computed again."""
+        return self.measured or layer_bytes(self) * self.shape.layers
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class MemorySetting:
 
     tokens: int
     """Of a micro-batch."""
-    checkpointing: Checkpointing = "none"
+    checkpointing: Literal["none", "block"] = "none"
     merge: Merging = "copy"
     park: bool = False
     """Whether the engine gives its memory back while the learner works."""
@@ -156,7 +168,7 @@ class MemoryPlan:
 
     setting: MemorySetting
     kv_bytes: int
-    """For the policy's keys and values; 0: as the engine finds right."""
+    """For the policy's keys and values; 0: the engine decides."""
     helper_kv: dict[str, int]
     """For those of each helper that does not take turns."""
     parts: tuple[MemoryPart, ...]
@@ -192,20 +204,16 @@ def usable(total: int) -> int:
     return int(max(total - CONTEXT, 0) * (1 - SLACK))
 
 
-# What the learner's forward keeps for its backward, and what a step of the engine needs: numbers to calibrate.
-
-
 def layer_bytes(job: MemoryJob) -> int:
-    """Bytes that a token keeps in one layer."""
+    """Bytes that a token keeps in one layer (`forward/lean.py` lists them)."""
     shape, size, model, lora = job.shape, job.size, job.recipe.model, job.recipe.model.lora
-    heads_normed = shape.family == "qwen3"
-    ranks = lora.r * len(set(lora.targets or SEVEN) & set(SEVEN)) if lora else 0
+    ranks = lora.r * len(shape.adapters(lora)) // shape.layers if lora else 0
     h, a, kv, m = shape.hidden, shape.queries, shape.keys, shape.mlp
     # The residual before each half, queries, keys and values, attention's result, gate and up; its log-sums in float32.
-    numbers = 2 * h + 2 * a + 2 * kv + 2 * m + ranks + (a + 2 * kv if heads_normed else 0)
-    total = numbers * size + 4 * shape.heads
-    if shape.family not in LEAN:  # norms and their float32 inputs, unrotated queries and keys, gated, ungated parts
-        return total + size * (2 * h + a + 2 * kv + 2 * m) + 8 * h
+    total = (2 * h + 2 * a + 2 * kv + 2 * m + ranks + shape.norms) * size + 4 * shape.heads
+    if not shape.lean:
+        # Norms and their float32 inputs, unrotated queries and keys, gated and ungated parts; rows by expert.
+        return total + size * (2 * h + a + 2 * kv + 2 * m + 2 * h * shape.experts) + 8 * h
     noise = lora is not None and lora.dropout > 0 and job.config.method == "sft"
     if lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise):
         # Adapters are called as modules of peft: inputs of the projections once more, in float32.
@@ -220,31 +228,31 @@ def activations(job: MemoryJob, setting: MemorySetting) -> tuple[int, int]:
     there are several) or in one layer, which is there whole where blocks are computed again.
     """
     shape, size, tokens, again = job.shape, job.size, setting.tokens, setting.checkpointing == "block"
-    layer = layer_bytes(job)
     ends = 4 * shape.hidden * size  # embedding, last norm and the gradients of both
-    forward = tokens * (shape.layers * (shape.hidden * size if again else layer) + ends)
+    forward = tokens * ((shape.layers * shape.hidden * size if again else job.kept) + ends)
     logits = tokens * shape.vocab * size
     head = 2 * min(CHUNK_BYTES, logits)
     if job.recipe.model.lora is None:
-        head += shape.count("lm_head") * (size + 4 * (logits > CHUNK_BYTES))
-    inside = tokens * ((3 * shape.mlp + 3 * shape.hidden) * size + (layer if again else 0))
+        head += shape.vocab * shape.hidden * (size + 4 * (logits > CHUNK_BYTES))
+    inside = tokens * ((3 * shape.mlp + 3 * shape.hidden) * size + (job.kept // shape.layers if again else 0))
     return forward, max(head, inside)
 
 
 def optimizer_bytes(job: MemoryJob) -> tuple[int, int, int]:
     """Bytes of the optimizer's state, of summed gradients, and of one micro-batch's gradients, for one process.
 
-    The state is float32 masters where the weights are none, and two moments. Sums are float32. A micro-batch's own
+    The state is float32 masters where the weights are narrower, and two moments. Sums are float32. A micro-batch's own
     gradients take memory only where they are not added up where they arise.
     """
     count, size = job.trained
     offload, small = job.config.optimizer.offload, job.config.optimizer.name == "adamw-8bit"
     share, passing = count, size * count if offload or size < 4 else 0
     if job.processes > 1:  # whole matrices belong to one process (with adapters: small ones)
-        width = 1 if job.recipe.model.lora else max(job.shape.vocab, job.shape.mlp)
-        share = max(count // job.processes, width * job.shape.hidden)
+        matrices = (rows * columns for rows, columns in (*job.shape.linear.values(), *job.shape.ends.values()))
+        largest = job.shape.hidden if job.recipe.model.lora else max(matrices)
+        share = max(count // job.processes, largest)
         # Where gradients arise they are of all parameters, and go to others one by one.
-        passing = size * count + 4 * width * job.shape.hidden
+        passing = size * count + 4 * largest
     state = int(share * ((2 * 1.02 if small else 8) + (4 if offload or size < 4 else 0)))
     return state, 4 * share, passing
 
@@ -259,48 +267,42 @@ def step_bytes(shape: ModelShape, size: int) -> tuple[int, int]:
 
 
 def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, arena: int = 0) -> tuple[MemoryPart, ...]:
-    """The arithmetic of one setting, with so many bytes for keys and values of the policy and of helpers that stay.
-
-    Keys and values of helpers that take turns are in the arena.
-    """
-    awake = not setting.park
+    """The arithmetic of one setting, with `kv` bytes for the policy's keys and values and `helper_kv` for those of
+    helpers that stay; those of helpers that take turns are in the arena."""
+    awake, beside = not setting.park, setting.helpers != "leave"
     step, graphs = step_bytes(job.shape, job.size) if job.samples else (0, 0)
     turns = job.swappable if setting.helpers != "stay" else ()
     stay = [helper for helper in job.helpers if helper not in turns]
     others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
-    steps, beside = sum(helper.step for helper in turns), setting.helpers != "leave"
-    taken = f"{', '.join(helper.name for helper in turns)} take turns"
+    steps, taking_turns = sum(helper.step for helper in turns), ", ".join(helper.name for helper in turns)
     lines = [
-        *_weights(job, setting),
+        *_weights(job, setting, awake),
         *_learner(job, setting),
         MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
         MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
         MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
         MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
-        MemoryPart("helpers' arena", arena, arena * beside, taken, sum(helper.weights for helper in turns)),
+        MemoryPart(
+            "helpers' arena", arena, arena * beside, f"{taking_turns} take turns", sum(h.weights for h in turns)
+        ),
         MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
     return tuple(part for part in lines if part.sampling or part.learning or part.host)
 
 
-def _weights(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+def _weights(job: MemoryJob, setting: MemorySetting, awake: bool) -> Iterator[MemoryPart]:
     """The policy's weights and adapters, and what its sampler has of them a second time."""
-    shape, model = job.shape, job.recipe.model
-    weights = shape.parameters * job.size
-    weights -= int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
+    shape, model, narrow = job.shape, job.recipe.model, job.shape.projections * job.narrow
+    four_bits = int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
+    weights = shape.parameters * job.size - four_bits
     yield MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters")
-    if job.narrow:
-        copy = shape.projections
-        yield MemoryPart("weights in 8 bits", copy, copy * (not setting.park), "projections, to sample")
-    if model.lora is None:
-        return
-    count, size = job.trained
-    yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
-    targets = [name for name in model.lora.targets or SEVEN if not (job.narrow and name in SEVEN)]
-    merged = 0 if model.exact else shape.count_merged(targets) * job.size
-    copy = merged if setting.merge == "copy" and job.samples else 0
-    saved = merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
-    yield MemoryPart("merged adapters", copy, copy * (not setting.park), "a copy of what they sit on, to sample", saved)
+    yield MemoryPart("weights in 8 bits", narrow, narrow * awake, "projections, to sample")
+    if model.lora is not None:
+        count, size = job.trained
+        copy = job.merged if setting.merge == "copy" and job.samples else 0
+        saved = job.merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
+        yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
+        yield MemoryPart("merged adapters", copy, copy * awake, "a copy of what they sit on, to sample", saved)
 
 
 def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
@@ -312,10 +314,9 @@ def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
     forward, backward = activations(job, setting)
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
     reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
-    masters = "float32 masters and " if size < 4 else ""
     moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
     again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
-    yield MemoryPart("optimizer", state, state, f"{masters}two {moments} moments", away)
+    yield MemoryPart("optimizer", state, state, f"{'float32 masters and ' * (size < 4)}two {moments} moments", away)
     yield MemoryPart("reference", reference, reference, "the trained weights as they were")
     yield MemoryPart("gradients", 0, sums, "float32")
     yield MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}")

@@ -1,130 +1,144 @@
-"""What a model is made of, from its config.json alone: counts of parameters and of numbers a token has. No torch."""
+"""What a model is made of: counted on a twin of it on the meta device, which has every tensor and no memory."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-"""Projections whose weights lie side by side where adapters are merged."""
-SEVEN = tuple(name for group in GROUPS for name in group)
-OTHER_NAMES = {
-    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
-}  # fmt: skip
-"""What older families call the same."""
+from upshot.config.recipe import LoraConfig
+from upshot.core.errors import UserError
+from upshot.engine.llama.block import has_norms_after, has_norms_of_heads, is_block_family
+from upshot.engine.llama.driver import attention_sizes
+from upshot.engine.llama.linear import TOGETHER
+from upshot.models.local import adapter_config, import_frameworks, local_path
+from upshot.training.adapters import default_targets
+from upshot.training.learner.forward.select import is_lean
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Name of a module → rows and columns of its weight."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder-only model."""
 
-    hidden: int
+    parameters: int
     layers: int
+    hidden: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    queries: int
+    """Numbers of all queries of a token in one layer."""
+    keys: int
+    """Of all its keys in one layer, and of all its values."""
     mlp: int
+    """Numbers between the halves of the MLP for one token: of all experts that it goes through."""
+    experts: int
+    """Experts that a token goes through; 0: the MLP is one."""
     vocab: int
     context: int
-    """Most positions."""
-    tied: bool = False
-    """Whether embedding and head are one matrix."""
-    family: str = "llama"
+    """Most positions; 0: not limited."""
+    linear: Sizes
+    """Linear layers but the head: what 8 or 4 bits narrow."""
+    ends: Sizes
+    """Embeddings and head."""
+    joins: bool
+    """Whether the engine runs the blocks itself, and so can merge adapters."""
+    lean: bool
+    """Whether the learner does."""
+    norms: int = 0
+    """Numbers that a token keeps in a layer of the learner's own block for norms of heads and behind halves."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """The shape that a config.json describes."""
-        text: Mapping[str, Any] = config.get("text_config") or config
-        text = {own: text[other] for other, own in OTHER_NAMES.items() if other in text} | dict(text)
-        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    def of(cls, config: Any) -> ModelShape:
+        """The shape of the model that a transformers configuration describes."""
+        from torch import nn
+
+        twin, text = twin_of(config), config.get_text_config()
+        heads, kv_heads, head_dim = attention_sizes(text)
+        queries, keys, hidden = heads * head_dim, kv_heads * head_dim, text.hidden_size
+        head, lean = twin.get_output_embeddings(), is_lean(twin)
+        linear, ends = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+        for name, part in twin.named_modules():
+            if getattr(getattr(part, "weight", None), "ndim", 0) == 2:
+                kind = ends if part is head or isinstance(part, nn.Embedding) else linear
+                kind[name] = tuple(part.weight.shape)
+        normed = (queries + 2 * keys) * has_norms_of_heads(twin) + 2 * hidden * has_norms_after(twin) if lean else 0
+        count = sum(parameter.numel() for parameter in twin.parameters())
         return cls(
-            hidden=hidden,
-            layers=int(text["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(text.get("num_key_value_heads") or heads),
-            head_dim=int(text.get("head_dim") or hidden // heads),
-            mlp=int(text.get("intermediate_size") or 4 * hidden),
-            vocab=int(text["vocab_size"]),
-            context=int(text.get("max_position_embeddings") or 0),
-            tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-            family=str(text.get("model_type") or config.get("model_type") or ""),
-        )
-
-    @property
-    def queries(self) -> int:
-        """Numbers of all queries of a token."""
-        return self.heads * self.head_dim
-
-    @property
-    def keys(self) -> int:
-        """Numbers of all keys of a token in one layer, and of all values."""
-        return self.kv_heads * self.head_dim
+            count, text.num_hidden_layers, hidden, heads, queries, keys,
+            mlp_width(text), getattr(text, "num_experts_per_tok", None) or 0, head.weight.shape[0],
+            getattr(text, "max_position_embeddings", None) or 0, linear, ends, is_block_family(twin), lean, normed,
+        )  # fmt: skip
 
     @property
     def kv_numbers(self) -> int:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.keys
 
-    def sizes(self, name: str) -> tuple[int, int, int]:
-        """Inputs and outputs of a projection, of the embedding or the head, and how many there are of it."""
-        known = {
-            "q_proj": (self.hidden, self.queries),
-            "k_proj": (self.hidden, self.keys),
-            "v_proj": (self.hidden, self.keys),
-            "o_proj": (self.queries, self.hidden),
-            "gate_proj": (self.hidden, self.mlp),
-            "up_proj": (self.hidden, self.mlp),
-            "down_proj": (self.mlp, self.hidden),
-            "embed_tokens": (self.vocab, self.hidden),
-            "lm_head": (self.hidden, self.vocab),
-        }
-        return *known.get(name, (self.hidden, self.hidden)), self.layers if name in SEVEN else 1
-
-    def count(self, *names: str) -> int:
-        """Weights of these names in the whole model."""
-        return sum(inner * outer * times for inner, outer, times in map(self.sizes, names))
-
-    @property
+    @cached_property
     def projections(self) -> int:
-        """Weights of all projections of all layers."""
-        return self.count(*SEVEN)
+        """Weights of all linear layers but the head."""
+        return sum(rows * columns for rows, columns in self.linear.values())
 
-    @property
-    def parameters(self) -> int:
-        """All weights: projections, embedding and head, norms."""
-        ends = self.count("embed_tokens") * (1 if self.tied else 2)
-        return self.projections + ends + self.hidden * (2 * self.layers + 1)
+    def adapters(self, lora: LoraConfig) -> list[int]:
+        """Weights of the adapters on each layer that is adapted."""
+        sizes = self._named(lora, {**self.linear, **self.ends})
+        return [lora.r * (rows + columns) + rows * (lora.kind == "dora") for rows, columns in sizes]
 
-    def adapters(self, rank: int, targets: Sequence[str], dora: bool = False) -> int:
-        """Weights of LoRA adapters on the targets."""
-        sizes = map(self.sizes, targets)
-        return sum((rank * (inner + outer) + outer * dora) * times for inner, outer, times in sizes)
+    def merged(self, lora: LoraConfig, narrow: bool = False) -> int:
+        """Weights of the engine's copy with adapters merged into it; `narrow`: of embedding and head alone."""
+        if not self.joins:
+            return 0
+        sizes = self._named(lora, self.ends if narrow else {**self.linear, **self.ends}, beside=True)
+        return sum(rows * columns for rows, columns in sizes)
 
-    def count_merged(self, targets: Sequence[str]) -> int:
-        """Weights that the engine has a second time where adapters on the targets are merged into a copy."""
-        beside = [name for group in GROUPS if set(group) & set(targets) for name in group]
-        return self.count(*beside, *(name for name in ("embed_tokens", "lm_head") if name in targets))
+    def _named(self, lora: LoraConfig, among: Sizes, beside: bool = False) -> list[tuple[int, ...]]:
+        """Sizes of what is adapted; `beside`: and of what lies in one tensor with it when it is merged."""
+        last_names = [name.rpartition(".")[2] for name in self.linear]
+        targets = lora.targets or default_targets(last_names) or last_names
+        if beside:
+            targets = [*targets, *(name for group in TOGETHER if set(group) & set(targets) for name in group)]
+        ends = tuple(f".{target}" for target in targets)
+        return [size for name, size in among.items() if f".{name}".endswith(ends)]
 
 
-def read_config(folder: str) -> Mapping[str, Any] | None:
-    """The config.json of a folder, or of a hub name whose files are on this machine; None where it is not here."""
-    path = Path(folder).expanduser()
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        return read_config(str(json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"]))
-    if not path.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
+def twin_of(config: Any) -> Any:
+    """The model of a configuration on the meta device."""
+    import_frameworks()
+    import torch
+    from transformers import AutoModelForCausalLM
 
-        try:
-            found = try_to_load_from_cache(folder, "config.json")
-        except HFValidationError:
-            return None
-        if not isinstance(found, str):
-            return None
-        path = Path(found).parent
-    config: Mapping[str, Any] = json.loads((path / "config.json").read_text())
-    return config
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"a model of type '{config.model_type}' cannot be built: {' '.join(str(error).split())}"
+        ) from None
+
+
+def mlp_width(text: Any) -> int:
+    """Numbers between the halves of the MLP for one token."""
+    width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    width = max(width) if isinstance(width, list | tuple) else width  # Gemma 3n: one for each layer
+    experts = getattr(text, "num_experts_per_tok", None)
+    if not experts:
+        return int(width)
+    shared = getattr(text, "shared_expert_intermediate_size", None) or 0
+    return int(experts * (getattr(text, "moe_intermediate_size", None) or width) + shared)
+
+
+def find_config(name: str) -> Any | None:
+    """The configuration of a folder or hub name (of an adapter: its base model's); None: it is not on this machine."""
+    from transformers import AutoConfig
+
+    while (adapter := adapter_config(name, offline=True)) is not None:
+        name = adapter["base_model_name_or_path"]
+    try:
+        return AutoConfig.from_pretrained(local_path(name), local_files_only=True)
+    except OSError:
+        return None
+    except (ValueError, KeyError) as error:
+        raise UserError(f"cannot read the configuration of '{name}': {' '.join(str(error).split())[:200]}") from None

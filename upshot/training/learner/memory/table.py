@@ -11,17 +11,20 @@ GIB = 1 << 30
 
 def table(plan: MemoryPlan) -> str:
     """Each part at both peaks, what was chosen, and where there are several models what each of them takes."""
-    rows = [(p.name, p.sampling, p.learning, p.why) for p in plan.parts if p.sampling or p.learning]
-    limit = f"of {plan.limit / GIB:.1f} that can be used" if plan.limit else ""
-    rows.append(("together", plan.sampling, plan.learning, limit))
     unit, word = (GIB, "GiB") if plan.peak >= GIB else (GIB >> 10, "MiB")
+
+    def cell(size: int, width: int = 9) -> str:
+        return f"{f'{size / unit:.2f}' if size else '–':>{width}}"
+
+    limit = f"of {plan.limit / GIB:.1f} that can be used" if plan.limit else ""
+    rows = [(p.name, p.sampling, p.learning, p.why) for p in plan.parts if p.sampling or p.learning]
     lines = [f"{f'memory, {word}':<17} {'sampling':>9} {'learning':>9}"]
-    lines += [f"  {name:<15} {_size(a, unit):>9} {_size(b, unit):>9}  {why}".rstrip() for name, a, b, why in rows]
+    for name, sampling, learning, why in [*rows, ("together", plan.sampling, plan.learning, limit)]:
+        lines.append(f"  {name:<15} {cell(sampling)} {cell(learning)}  {why}".rstrip())
     if plan.helpers:
         lines.append(f"{f'models, {word}':<17} {'weights':>9} {'keys/values':>12} {'steps':>9}")
         for name, weights, kv, step, where in _models(plan, unit):
-            sizes = f"{_size(weights, unit):>9} {_size(kv, unit):>12} {_size(step, unit):>9}"
-            lines.append(f"  {name:<15} {sizes}  {where}")
+            lines.append(f"  {name:<15} {cell(weights)} {cell(kv, 12)} {cell(step)}  {where}")
     return "\n".join([*lines, *_describe_choice(plan)])
 
 
@@ -35,23 +38,20 @@ def arithmetic(plan: MemoryPlan) -> str:
 
 def _models(plan: MemoryPlan, unit: int) -> Iterator[tuple[str, int, int, int, str]]:
     """Weights, keys and values and steps of each model, and its place."""
-    parts = {part.name: part for part in plan.parts}
 
     def at_most(*names: str) -> int:
-        return sum(max(parts[name].sampling, parts[name].learning) for name in names if name in parts)
+        return sum(max(part.sampling, part.learning) for part in plan.parts if part.name in names)
 
     weights = at_most("weights", "adapters", "merged adapters")
     yield "policy", weights, at_most("keys and values"), at_most("captured steps", "engine's step"), "always there"
-    places = {region.name: region for region in plan.layout.regions} if plan.layout is not None else {}
+    places = {region.name: region for region in plan.layout.regions} if plan.layout else {}
     for helper in plan.helpers:
-        if plan.layout is None or helper.name not in places:
-            kv = helper.pages or plan.helper_kv.get(helper.name, 0)
-            yield helper.name, helper.weights, kv, helper.step, "always there"
-            continue
-        region, rivals = places[helper.name], plan.layout.rivals(helper.name)
-        where = f"{region.start / unit:.2f} to {region.stop / unit:.2f} of the arena"
-        where += f", in turn with {', '.join(rivals)}" if rivals else ""
-        yield helper.name, helper.weights, region.size - helper.weights, helper.step, where
+        kv, where = helper.pages or plan.helper_kv.get(helper.name, 0), "always there"
+        if plan.layout and (region := places.get(helper.name)):
+            kv, rivals = region.size - helper.weights, plan.layout.rivals(helper.name)
+            where = f"{region.start / unit:.2f} to {region.stop / unit:.2f} of the arena"
+            where += f", in turn with {', '.join(rivals)}" if rivals else ""
+        yield helper.name, helper.weights, kv, helper.step, where
     learner = at_most("optimizer", "reference", "gradients", "activations", "backward")
     yield "learner", learner, 0, 0, "beside the policy, at its peak"
 
@@ -73,7 +73,3 @@ def _describe_choice(plan: MemoryPlan) -> Iterator[str]:
         yield f"helpers      in {plan.layout.size / GIB:.2f} GiB, {apart}{rest}"
     if plan.host:
         yield f"host         {plan.host / GIB:.1f} GiB beside the program"
-
-
-def _size(size: int, unit: int) -> str:
-    return f"{size / unit:.2f}" if size else "–"
