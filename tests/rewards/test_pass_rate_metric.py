@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Request
 from upshot.rewards.build import build_metric
 from upshot.sandbox.inside.cases import standalone
+from upshot.sandbox.outcome import Outcome, TestResult
 from upshot.tasks.collabllm import BigCodeBench
 
 UNIT = """
@@ -45,19 +45,19 @@ class InProcess:
     ) -> list[Any]:
         """Run asserts one after another."""
         if self.fault:
-            return [SimpleNamespace(value=None, outcome="sandbox_fault", detail="") for _ in tests]
+            return [TestResult(Outcome.SANDBOX_FAULT) for _ in tests]
         names: dict[str, Any] = {"__name__": "program"}
         results = []
         try:
             exec(program, names)
         except Exception:
-            return [SimpleNamespace(value=0.0, outcome="error", detail="") for _ in tests]
+            return [TestResult(Outcome.ERROR) for _ in tests]
         for test in tests:
             try:
                 exec(standalone(test), names)
-                results.append(SimpleNamespace(value=1.0, outcome="passed", detail=""))
+                results.append(TestResult(Outcome.PASSED))
             except Exception:
-                results.append(SimpleNamespace(value=0.0, outcome="wrong", detail=""))
+                results.append(TestResult(Outcome.WRONG))
         return results
 
 

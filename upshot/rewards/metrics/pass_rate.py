@@ -12,10 +12,9 @@ from upshot.sandbox.inside.cases import each_method
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import TestResult
 from upshot.sandbox.runner import CodeRunner
-from upshot.tasks.verifiers.code import language_of, share_passed
+from upshot.tasks.verifiers.code import defines, language_of, names_in, share_passed
 from upshot.tasks.verifiers.profile import RowChecks
 from upshot.tasks.verifiers.profile_store import Verdicts
-from upshot.tasks.verifiers.programs import parse
 
 
 @metrics.register("pass_rate")
@@ -64,7 +63,7 @@ class PassRate(Metric):
             return await self.sandbox.test_program(program, tests, limits, language=language)
 
         known = row.reference if isinstance(row.reference, str) and language == "python" else ""
-        reference = known if known.strip() and parse(known) else None
+        reference = known if defines(known, names_in(tests)) else None
         runner = type(self.sandbox).__name__
         return RowChecks(row.id, tests, look, self.limits, reference, language=language, runner=runner)
 

@@ -106,10 +106,8 @@ class CodeVerifier(Verifier):
     def solution(self, tests: Sequence[Any], extra: Extra) -> str | None:
         """The row's reference solution, ready to run; None where it has none that defines what the tests call."""
         text = next((extra[key] for key in SOLUTIONS if isinstance(extra.get(key), str) and extra[key].strip()), None)
-        program = self.program(text, extra) if text is not None else None
-        tree = parse(program) if program is not None else None
-        wanted = self.names(tests)
-        return program if tree and (not wanted or wanted & {*list_defined(tree), READS, WRITES}) else None
+        program = self.program(text, extra) if text is not None else ""
+        return program if defines(program, self.names(tests)) else None
 
     def program(self, program: str, extra: Extra) -> str:
         """What is run; shapes that complete a given beginning put it in front."""
@@ -121,7 +119,7 @@ class CodeVerifier(Verifier):
 
     def names(self, tests: Sequence[Any]) -> set[str]:
         """The names that tests need, by which the program is known among the blocks of a response."""
-        return {name for test in tests[:20] for name in names_needed(str(test))}
+        return names_in(tests)
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The tests of a row."""
@@ -140,6 +138,17 @@ class CodeVerifier(Verifier):
     ) -> list[TestResult]:
         """Results of assert-like tests."""
         return list(await self.sandbox.test_program(program, tests, limits, given, language))
+
+
+def names_in(tests: Sequence[Any]) -> set[str]:
+    """The names that tests need of a program."""
+    return {name for test in tests[:20] for name in names_needed(str(test))}
+
+
+def defines(program: str, names: set[str]) -> bool:
+    """Whether a text is a program that defines one of the names; any program does where there are none."""
+    tree = parse(program) if program.strip() else None
+    return tree is not None and (not names or bool(names & {*list_defined(tree), READS, WRITES}))
 
 
 def share_passed(results: Sequence[TestResult], who: str) -> Score:
