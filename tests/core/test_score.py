@@ -33,7 +33,8 @@ def test_what_is_no_number_is_missing_and_named(given: Any) -> None:
     ("error", "reason"),
     [
         (ModelCallError("timeout", "after 9 s"), "timeout"),
-        (ModelCallError("http_503"), "http_error"),
+        (ModelCallError("http_503"), "unavailable"),
+        (ModelCallError("http_500"), "http_error"),
         (ModelCallError("user bad_json"), "bad_json"),
         (ModelCallError("words of somebody's own [/INST]"), "error"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "error"),

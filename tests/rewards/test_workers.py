@@ -265,7 +265,7 @@ def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
     fine, flaky, down, slow, garbage = asyncio.run(run())
     assert fine.value == 1
     assert flaky.value == 1
-    assert (down.reason, slow.reason, garbage.reason) == ("http_error", "timeout", "bad_response")
+    assert (down.reason, slow.reason, garbage.reason) == ("unavailable", "timeout", "bad_response")
     assert down.why == "remote: http_503"
     assert calls["down"] == 3
 

@@ -81,7 +81,7 @@ class Buffer:
         self.tags: dict[str, dict[str, Any]] = {}
         for group, own in enumerate(groups):
             for session, reply in enumerate(own):
-                for index, row in enumerate(trajectories_of(reply, 1)):
+                for index, row in enumerate(trajectories_of(reply, 1, maybe=True)):
                     extra = {REPLY: b"" if index else dumps(reply), **({FAULT: faults[0]} if faults else {})}
                     extra[COUNTED] = ("a worker", group + session, {})
                     key = f"{prefix}{group}_{session}_{index}"

@@ -11,12 +11,13 @@ import pytest
 
 from upshot.config.load import load_recipe
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
-from upshot.core.score import Reason
+from upshot.core.score import Reason, Score
 from upshot.models.base import Completion, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
+from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.slots import SlotsTask, asked_slots
@@ -150,6 +151,17 @@ def test_what_verl_would_cut_silently_is_missing_with_the_reason() -> None:
         found = play(made(), manager, order(HALF_SAID))
         refuse_long(found, *lengths)
         assert found.reward.total.reason == Reason.TOO_LONG and not trajectories_of(found, 7)[0].trains
+
+
+def test_an_episode_too_long_for_verl_keeps_the_turns_that_fit_and_has_rows_to_be_blamed_with() -> None:
+    opening = Message("user", "?")
+    turns = [Turn(opening), Turn(Message("assistant", "a"), Sample((1, 2), (3,), (-0.5,), "stop"))]
+    turns += [Turn(opening), Turn(Message("assistant", "b"), Sample((4,), (5, 6), (-0.5, -0.5), "stop"))]
+    found = Rollout(Conversation(Row("r", (opening,)), turns=tuple(turns)), reward=Reward(Score(1.0)))
+    refuse_long(found, 10, 3)
+    assert found.reward.total.reason == Reason.TOO_LONG and found.conversation.ids == [1, 2, 3]
+    assert not trajectories_of(found, 7)[0].trains
+    assert trajectories_of(found, 7, maybe=True) == [Trajectory([1, 2], [3], [1], [-0.5])]
 
 
 def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:

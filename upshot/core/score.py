@@ -25,6 +25,17 @@ WHY_CHARACTERS = 300
 """So much of an exception's text goes into the detail."""
 
 
+class Cause(StrEnum):
+    """Who can bring a reason about (docs/why/missing.md has the table)."""
+
+    MACHINE = "machine"
+    """An endpoint, the engine, the sandbox: whatever the policy says."""
+    ROW = "row"
+    """The data: every reply to the row is missing alike."""
+    POLICY = "policy"
+    """Also the policy, by what it says or how long it is; `rollout/blame.py` decides for each case."""
+
+
 class Reason(StrEnum):
     """Why there is no score."""
 
@@ -34,9 +45,12 @@ class Reason(StrEnum):
     """A prompt without room in the model's context, or a claim beyond its limit."""
     RATE_LIMITED = "rate_limited"
     CONNECTION = "connection"
+    UNAVAILABLE = "unavailable"
+    """A service that answers, but is overloaded or down (502, 503, 504, 529)."""
     HTTP_ERROR = "http_error"
+    """Any other status of a failed request: the service may dislike this request alone."""
     BAD_RESPONSE = "bad_response"
-    """A service answered something that is no answer."""
+    """A service answered with something unusable."""
     REFUSED = "refused"
     """The provider's filter."""
     CLOSED = "closed"
@@ -46,11 +60,11 @@ class Reason(StrEnum):
     TRUNCATED = "truncated"
     """A helper's answer was cut at its token limit."""
     BAD_ANSWER = "bad_answer"
-    """A helper's answer lacks a key, or has a rating that is none."""
+    """A helper's answer lacks a key or a valid rating; or a reply lacks the statement that is scored."""
     ERROR = "error"
     """The code of a metric, verifier, user or environment raised."""
     NOT_A_SCORE = "not_a_score"
-    """It returned something that is no number."""
+    """It returned something that is not a number."""
     CRASHED = "crashed"
     """A worker process died or ran out of memory."""
     SANDBOX_FAULT = "sandbox_fault"
@@ -64,7 +78,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     """An empty reply, under the rule 'missing'."""
     USER_RULES = "user_rules"
-    """The simulated user did what it may not: it called a tool that is not its own, or never stopped calling."""
+    """The simulated user broke a rule: it called a tool that is not its own, or never stopped calling."""
     NO_THOUGHT = "no_thought"
     """A reply without a thought that could be handed on."""
     NOT_SCORED = "not_scored"
@@ -79,9 +93,24 @@ class Reason(StrEnum):
         if word in _SAME:
             return _SAME[word]
         if re.fullmatch(r"http_\d{3}", word):
-            return cls.HTTP_ERROR
+            return cls.UNAVAILABLE if word.removeprefix("http_") in _OVERLOADED else cls.HTTP_ERROR
         return cls(word) if word in cls._value2member_map_ else otherwise or cls.OTHER
 
+    @property
+    def cause(self) -> Cause:
+        """Who can bring it about; the policy, unless its words cannot make a difference."""
+        if self in _BY_MACHINE:
+            return Cause.MACHINE
+        return Cause.ROW if self is Reason.BAD_ROW else Cause.POLICY
+
+
+_BY_MACHINE = frozenset(
+    {
+        *(Reason.RATE_LIMITED, Reason.CONNECTION, Reason.UNAVAILABLE, Reason.CLOSED),
+        *(Reason.ENGINE_ERROR, Reason.SANDBOX_FAULT),
+    }
+)
+_OVERLOADED = ("502", "503", "504", "529")
 
 _SAME = {
     "aborted": Reason.CLOSED,

@@ -59,6 +59,11 @@ class Branch:
     advantages: Sequence[float | None] = ()
     """One per credit span; () where it has no siblings to be compared with."""
 
+    @property
+    def outcome(self) -> Score:
+        """What it is compared by."""
+        return self.reward.total
+
 
 @dataclass
 class Rollout:
@@ -72,6 +77,10 @@ class Rollout:
     """The episode as it stood after each of the policy's turns."""
     futures: list[Future] = field(default_factory=list)
     reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
+    counted: Score | None = None
+    """What the reward counts as, where the policy made it or a part of it missing (`rollout/blame.py`)."""
+    baselines: Mapping[str, Sequence[Score]] = field(default_factory=dict)
+    """What each classmate reaches without the thought."""
     credit: Credit | None = None
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""
@@ -80,6 +89,11 @@ class Rollout:
     other_paths: list[Branch] = field(default_factory=list)
     """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""
+
+    @property
+    def outcome(self) -> Score:
+        """What the reply is compared by: its reward, or what that counts as."""
+        return self.counted or self.reward.total
 
     def paths(self) -> Iterator[Conversation]:
         """The episode in each of its contexts, each from its opening on."""

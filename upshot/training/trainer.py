@@ -28,6 +28,7 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
 from upshot.rewards.reward import Reward
+from upshot.rollout.blame import blame
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.base import Futures
@@ -153,6 +154,7 @@ class Trainer:
         async with asyncio.TaskGroup() as tasks:
             for reply in given:
                 tasks.create_task(score_reply(context, reply))
+        blame(groups, futures)
         return [[reply.reward.total.value for reply in group] for group in groups]
 
     def forward_backward(self, groups: Groups) -> dict[str, float]:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from upshot.core.score import Reason, Score
+from upshot.rewards.credit import credit_sampled
 from upshot.rewards.reward import Reward
+from upshot.rollout.blame import by_policy, may_blame
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.rollout.tree import why_silent
 
@@ -42,50 +44,60 @@ class RowPlace:
 
 
 def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> None:
-    """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left."""
-    ids = reply.conversation.ids
-    first = _first(reply)
+    """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left.
+
+    An episode keeps the turns that fit: being too long is its own doing, and has to cost it something.
+    """
+    talk = reply.conversation
+    first, length = _first(reply), len(talk.ids)
     why = ""
     if first > prompt_length:
         why = f"a prompt of {first} ids; data.max_prompt_length is {prompt_length}"
-    elif len(ids) - first > response_length:
-        why = f"an episode of {len(ids) - first} ids; data.max_response_length is {response_length}"
+    elif length - first > response_length:
+        why = f"an episode of {length - first} ids; data.max_response_length is {response_length}"
     if why:
-        reply.reward, reply.credit, reply.siblings = Reward(Score.missing(Reason.TOO_LONG, why)), None, []
+        reply.reward, reply.siblings = Reward(Score.missing(Reason.TOO_LONG, why)), []
+        while first <= prompt_length and len(talk.ids) - first > response_length:
+            talk.turns = talk.turns[:-1]
+        reply.credit = credit_sampled(reply.reward.total, talk.mask) if first <= prompt_length else None
 
 
-def places_of(reply: Rollout, alone: bool = False) -> list[RowPlace]:
+def places_of(reply: Rollout, alone: bool = False, maybe: bool = False) -> list[RowPlace]:
     """The rows that a reply leaves: its own, one a turn where the credit says so, and one of each branch that learns.
 
-    `alone`: whether a branch learns without siblings to be compared with (ppo).
+    `alone`: whether a branch learns without siblings to be compared with (ppo). `maybe`: with the rows that may yet
+    learn, when the step is known: what the policy made missing counts as the worst in it.
     """
-    forks = [fork for fork in reply.siblings if alone or why_silent(fork) is None]
+    maybe = maybe and may_blame(reply)
+    forks = [fork for fork in reply.siblings if alone or maybe or why_silent(fork) is None]
     sources: list[Rollout | Branch] = [reply, *(branch for fork in forks for branch in fork)]
-    return [place for source in sources for place in _own_places(source)]
+    return [place for source in sources for place in _own_places(source, maybe)]
 
 
-def _own_places(source: Rollout | Branch) -> list[RowPlace]:
-    talk, mask = source.conversation, trained_mask(source)
+def _own_places(source: Rollout | Branch, maybe: bool) -> list[RowPlace]:
+    talk, mask = source.conversation, trained_mask(source, maybe)
     turns = [(at, at + len(s.ids)) for at, s in talk.places()] if source.credit and source.credit.split else []
     return [RowPlace(source, start, stop) for start, stop in turns or [(0, len(mask))] if any(mask[start:stop])]
 
 
-def trajectories_of(reply: Rollout, filler: int, alone: bool = False) -> list[Trajectory]:
+def trajectories_of(reply: Rollout, filler: int, alone: bool = False, maybe: bool = False) -> list[Trajectory]:
     """The rows of a reply, in the order of its places; `filler`: an id for one that trains nothing."""
-    return [_row(place) for place in places_of(reply, alone)] or [Trajectory([filler], [filler], [0], [0.0])]
+    rows = [_row(place, maybe) for place in places_of(reply, alone, maybe)]
+    return rows or [Trajectory([filler], [filler], [0], [0.0])]
 
 
-def _row(place: RowPlace) -> Trajectory:
+def _row(place: RowPlace, maybe: bool) -> Trajectory:
     talk, first, stop = place.source.conversation, _first(place.source), place.stop
-    mask = [0] * place.start + trained_mask(place.source)[place.start : stop]
+    mask = [0] * place.start + trained_mask(place.source, maybe)[place.start : stop]
     return Trajectory(talk.ids[:first], talk.ids[first:stop], mask[first:], talk.logprobs[first:stop])
 
 
-def trained_mask(source: Rollout | Branch) -> list[int]:
-    """1 beside each id that has something to learn from."""
+def trained_mask(source: Rollout | Branch, maybe: bool = False) -> list[int]:
+    """1 beside each id that has something to learn from; `maybe`: also where the policy made its reward missing."""
     mask = [0] * len(source.conversation.ids)
     for span in source.credit.spans if source.credit is not None else ():
-        if span.parts and source.credit is not None and not source.credit.total(span.parts).is_missing:
+        total = source.credit.total(span.parts) if span.parts and source.credit is not None else None
+        if total is not None and (not total.is_missing or (maybe and by_policy(total))):
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
     return mask
 

@@ -32,7 +32,8 @@ class ReplyRuleConfig(Section):
     """What happens to a reply that is not as it should be."""
 
     rule: Literal["score", "missing", "penalty"] = "score"
-    """score: as any other. missing: it leaves the statistics. penalty: it gets `penalty` and no futures."""
+    """score: as any other. missing: it has no reward, by its own doing (`reward.blamed`). penalty: it gets `penalty`
+    and no futures."""
     penalty: float = -1.0
     """The reward under the rule 'penalty'."""
 
@@ -48,5 +49,8 @@ class RewardConfig(Section):
     """Rule for replies that say nothing and call no tool."""
     manager: Named = Named(name="inline")
     """Where verifiers run: inline, pool or remote."""
+    blamed: Literal["worst", "missing"] = "worst"
+    """A score that is missing because of the policy's own words (see docs/why/missing.md). worst: it counts as the
+    worst value in the step. missing: it leaves the statistics, like scores that are missing for other reasons."""
     max_missing: float = Field(0.5, ge=0, le=1)
-    """A step in which a larger share of the replies has no reward stops the run with the reasons."""
+    """A step in which a larger share of the replies has no reward of its own stops the run with the reasons."""

@@ -39,6 +39,10 @@ class Futures(Helper, ABC):
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """The tokens that earn a reward which was decided without any future."""
 
+    def worst(self, reply: Rollout, name: str, values: Sequence[float]) -> float:
+        """Which of the values of a score would earn the reply the least."""
+        return min(values)
+
     async def rescore(self, reply: Rollout) -> None:
         """Score again where the reply's futures led, as they are: nobody continues anything."""
         raise UserError(f"futures of the kind '{type(self).__name__}' cannot be scored again")

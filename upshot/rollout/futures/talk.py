@@ -105,6 +105,10 @@ class Talk(Futures):
         for future, found in zip(played, scores, strict=True):
             future.scores = found
 
+    def worst(self, reply: Rollout, name: str, values: Sequence[float]) -> float:
+        """The lowest; the highest of a metric that is weighed negatively."""
+        return max(values) if name in self.weights and self.weights[name].weight < 0 else min(values)
+
     def _goes_on(self, moment: Conversation) -> bool:
         """Whether futures have turns of their own: not where the policy could not answer them (no room left) or has
         ended the conversation by a tool, nor where the user has taken part in the episode and left."""

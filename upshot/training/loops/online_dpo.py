@@ -35,7 +35,7 @@ def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tup
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     for group in groups:
-        scored = [(reply.reward.total.value, reply) for reply in group if reply.reward.total.value is not None]
+        scored = [(reply.outcome.value, reply) for reply in group if reply.outcome.value is not None]
         ranked = sorted((pair for pair in scored if any(_mask(pair[1]))), key=lambda pair: pair[0])
         if len(ranked) < 2:
             left_out["missing"] += 1

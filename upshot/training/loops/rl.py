@@ -12,6 +12,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, tell_missing
 from upshot.rewards.advantages.base import estimator
 from upshot.rewards.credit import MAIN, Credit
+from upshot.rollout.blame import blame
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Branch, Rollout
@@ -82,6 +83,8 @@ async def play_and_learn(
                 stop_if_missing(step.groups, recipe.reward.max_missing)
                 if step.number == 0 and (pull := tell_pull(step.groups)):
                     run.say(pull)
+                if recipe.reward.blamed == "worst":
+                    step.logs |= blame(step.groups, context.futures)
                 run.count_services()
                 schedule.start_next(step.number)
                 await policy.rest()

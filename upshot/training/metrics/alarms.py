@@ -138,6 +138,12 @@ ALARMS = (
         "may be learning to fool its tests. Read those replies (outcome unconfirmed in the report); they score 0",
     ),
     Alarm(
+        "reward/blamed",
+        lambda past: past.now > 0.1 and past.now > past.first + 0.05,
+        "{now:.0%} of the replies made a score of their own missing (first {first:.0%}) and count as the worst of "
+        "the step: missing/REASON says how. If your machine is to blame, fix it or set reward.blamed=missing",
+    ),
+    Alarm(
         "reward/mean",
         lambda past: past.now < past.best - max(FALL * abs(past.best), 3 * past.noise, CHANCE * past.chance),
         "the reward fell from {best:.3g} (steps until {best_step}) to {now:.3g}: what was learned is being lost. "

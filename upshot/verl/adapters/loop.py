@@ -61,7 +61,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         extra[COUNTED] = (worker.name, worker.played, worker.services.counters())
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
-        rows = trajectories_of(reply, filler, worker.recipe.train.method == "ppo")
+        rows = trajectories_of(reply, filler, worker.recipe.train.method == "ppo", maybe=True)
         return [
             _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
             for number, one in enumerate(rows if order.trains else rows[:1])

@@ -81,12 +81,24 @@ class PlayedRollouts:
         first = {_session(key): loads(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
         for (uid, session), reply in first.items():
-            places = places_of(reply, self.alone) if partition_id == "train" else []
+            places = places_of(reply, self.alone, maybe=True) if partition_id == "train" else []
             self.places |= {f"{uid}_{session}_{number}": place for number, place in enumerate(places)}
         groups: dict[int, list[tuple[int, Rollout]]] = {}
         for (_, session), reply in first.items():
             groups.setdefault(reply.group, []).append((session, reply))
         return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
+
+    def without_untrained(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows of a batch without those that nothing is learned from, now that the groups are compared."""
+        replies = [reply for group in self.groups["train"] for reply in group]
+        trained = {(id(own.source), own.stop) for reply in replies for own in places_of(reply, self.alone)}
+        gone = [key for key, own in self.places.items() if (id(own.source), own.stop) not in trained]
+        self.places = {key: own for key, own in self.places.items() if key not in set(gone)}
+        if not gone:
+            return batch
+        kept = [key for key in batch.keys if key not in set(gone)] or list(batch.keys)[:1]
+        tq.kv_clear(keys=[key for key in gone if key not in kept], partition_id=batch.partition_id)
+        return KVBatchMeta(partition_id=batch.partition_id, keys=kept, tags=[self._tags[key] for key in kept])
 
     def _keep_trained(self, partition_id: str) -> KVBatchMeta:
         """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""

@@ -25,6 +25,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.core.errors import UserError
+from upshot.rollout.blame import blame
 from upshot.rollout.play import count_earlier
 from upshot.run.folder import RunFolder
 from upshot.training.learner.learner import learning_rate
@@ -155,6 +156,9 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
         metrics.update(mark_own(summarise(groups) | measure(groups, self.worker.context) | late))
         stop_if_missing(groups, self.recipe.reward.max_missing)
+        if self.recipe.reward.blamed == "worst":
+            metrics.update(mark_own(blame(groups, self.worker.context.futures)))
+        batch = self.replies.without_untrained(batch)
         rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
         # verl fills a minibatch up so that every rank has as many.
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // self._ranks) * self._ranks

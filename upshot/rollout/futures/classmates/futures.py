@@ -94,6 +94,7 @@ class Classmates(Futures):
         cuts = self._cut(reply)
         if self.options.has_baselines and cuts:
             await self.baselines.ask(asked_row(reply.conversation))
+            reply.baselines = self.baselines.known(asked_row(reply.conversation))
         masked = [self._mask(reply, cut) for cut in cuts] if self.options.mask != "none" else cuts
         answers = [self._ask(reply.conversation, one, cut) for cut in masked for one in self.panel.classmates]
         if self.options.mask == "both":
@@ -137,6 +138,13 @@ class Classmates(Futures):
             future.scores = {name: future.scores[CLASSMATE]}
         return futures
 
+    def worst(self, reply: Rollout, name: str, values: Sequence[float]) -> float:
+        """The lowest, but of classmates' scores that are taken off the reward the highest."""
+        if name not in (CLASSMATE, UNMASKED):
+            return self.main.worst(reply, name, values)
+        turned = self.options.gate == "neg_classmate_when_main_incorrect" and not self._main_is_right(reply)
+        return max(values) if turned != (self.options.weight < 0) else min(values)
+
     async def rescore(self, reply: Rollout) -> None:
         """The main reward's futures, and the answers that classmates sampled."""
         await self.main.rescore(reply)
@@ -146,8 +154,7 @@ class Classmates(Futures):
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """Main and classmate parts, and the tokens that earn them."""
         reward, credit = self.main.score(reply)
-        known = self.baselines.known(asked_row(reply.conversation))
-        cuts = self._cut(reply)
+        cuts, known = self._cut(reply), reply.baselines
         parts = classmate_parts(reply.futures, [cut.number for cut in cuts], self.options, known, _verdict(reward))
         spans = credit.spans
         if self.options.tokens == "all":

@@ -1,0 +1,147 @@
+"""Who made a score missing, and what it counts as: no way out of a bad score through a missing one.
+
+What is missing leaves the statistics. Whatever the policy can make missing would therefore be an escape from a bad
+score, and it would be learned. So a score that the policy's own words made missing counts as the worst value that the
+step has of it. This is the only place that decides whose doing it was, by three things:
+
+- the reason: some cannot be brought about by words (`Reason.cause`);
+- the siblings in the group: where none of them was measured, the row or the machine is suspected, and the score stays
+  missing. A group of one has no siblings, and no such excuse;
+- the same words in another future: where they went through, it was not the words. If one of three users fails to
+  answer a reply, the mean of the other two counts. After words of its own a future has no such witness.
+
+The worst of the step and not of the group, because in a group of right answers the worst is right. A failure that
+strikes at random and is blamed on the policy all the same strikes all words alike: it adds noise, but no direction.
+Transcripts and `missing/…` keep the missing score; only what is learned changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from upshot.core.score import Cause, Score
+from upshot.rewards.credit import Credit, relabel
+from upshot.rollout.futures.base import Futures
+from upshot.rollout.rollout import Future, Rollout
+
+BLAMED = "reward/blamed"
+Measure = tuple[str, str, int]
+"""What scores are compared by: the metric, and the classmate and its cut where they are a classmate's."""
+
+
+def by_policy(score: Score) -> bool:
+    """Whether the reason for a missing score is one that the policy can bring about."""
+    return score.reason is not None and score.reason.cause is Cause.POLICY
+
+
+def may_blame(reply: Rollout) -> bool:
+    """Whether a score of the reply, or of a future of it, may be missing through the policy."""
+    scores = [reply.reward.total, *(score for future in reply.futures for score in future.scores.values())]
+    return any(map(by_policy, scores))
+
+
+def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, float]:
+    """Have scores that the policy made missing count as the worst of the step: sets credits; what to log."""
+    replies = [reply for group in groups for reply in group]
+    before = [_learned_from(reply) for reply in replies]
+    bounds = _bounds(replies)
+    for group in groups:
+        measured = bounds if len(group) == 1 else _bounds(group)
+        for reply in group:
+            if reply.reward.means and may_blame(reply):  # without means a rule or a failure decided it
+                _score_again(reply, {measure: bounds[measure] for measure in measured}, futures)
+    lowest, outcomes = _lowest(_parts(replies)), _lowest([{"": reply.outcome} for reply in replies])
+    for group in groups:
+        known = lowest if len(group) == 1 else {name: lowest[name] for name in _lowest(_parts(group))}
+        suspected = len(group) == 1 or any(not reply.outcome.is_missing for reply in group)
+        for reply in group:
+            if reply.credit is not None:
+                reply.credit = _with_lowest(reply.credit, known)
+            if by_policy(reply.outcome) and outcomes and suspected:
+                reply.counted = _counted_as(reply.outcome, outcomes[""])
+    changed = sum(own != _learned_from(reply) for own, reply in zip(before, replies, strict=True))
+    return {BLAMED: changed / len(replies)} if replies else {}
+
+
+def _learned_from(reply: Rollout) -> tuple[Credit | None, list[Score]]:
+    return reply.credit, [branch.outcome for fork in reply.siblings for branch in fork]
+
+
+def _bounds(replies: Sequence[Rollout]) -> dict[Measure, tuple[float, float]]:
+    """The lowest and the highest score of everything that was measured."""
+    values: dict[Measure, list[float]] = {}
+    for future in (future for reply in replies for future in reply.futures):
+        for name, score in future.scores.items():
+            if score.value is not None:
+                values.setdefault(_measure(future, name), []).append(score.value)
+    return {measure: (min(own), max(own)) for measure, own in values.items()}
+
+
+def _measure(future: Future, name: str) -> Measure:
+    return (name, future.by, future.cut) if future.cut else (name, "", 0)
+
+
+def _score_again(reply: Rollout, bounds: Mapping[Measure, tuple[float, float]], futures: Futures) -> None:
+    """Score a reply as if the futures that the policy made missing had come out as badly as any."""
+    filled = []
+    for future in reply.futures:
+        worst = {
+            name: _counted_as(score, futures.worst(reply, name, bounds[_measure(future, name)]))
+            for name, score in future.scores.items()
+            if _measure(future, name) in bounds and _is_own_doing(future, name, reply.futures)
+        }
+        filled.append(replace(future, scores={**future.scores, **worst}) if worst else future)
+    if all(one is future for one, future in zip(filled, reply.futures, strict=True)):
+        return
+    trial = replace(reply, futures=filled, siblings=[])
+    reward, reply.credit = futures.score(trial)
+    reply.counted = reward.total
+    for own, scored in zip(reply.siblings, trial.siblings, strict=True):
+        for branch, new in zip(own, scored, strict=True):  # in place: rows on verl refer to these
+            branch.reward, branch.credit, branch.share = new.reward, new.credit, new.share
+
+
+def _is_own_doing(future: Future, name: str, futures: Sequence[Future]) -> bool:
+    """Whether the policy's words made a score of a future missing."""
+    if not by_policy(future.scores[name]):
+        return False
+    turns = future.conversation.turns[future.forks[-1] :] if future.forks else ()
+    if any(turn.sample is not None for turn in turns):
+        return True
+    depth = max(len(future.path) - 1, 0)
+    same = (future.by, future.turn, future.cut, future.path[:depth])
+    siblings = [one for one in futures if (one.by, one.turn, one.cut, one.path[:depth]) == same]
+    return all(one.scores[name].is_missing for one in siblings if name in one.scores)
+
+
+def _parts(replies: Sequence[Rollout]) -> list[Mapping[str, Score]]:
+    return [reply.credit.parts for reply in replies if reply.credit is not None]
+
+
+def _lowest(scores: Sequence[Mapping[str, Score]]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for name, score in (item for own in scores for item in own.items()):
+        if score.value is not None:
+            out[name] = min(score.value, out.get(name, score.value))
+    return out
+
+
+def _with_lowest(credit: Credit, lowest: Mapping[str, float]) -> Credit:
+    """The credit with the lowest values of the parts that the policy made missing: of an episode that failed, say.
+
+    Where no token was to earn such a part (there is no thought), all tokens do: all of them led there.
+    """
+    names = [name for name, part in credit.parts.items() if by_policy(part) and name in lowest]
+    if not names:
+        return credit
+    filled = {name: _counted_as(credit.parts[name], lowest[name]) for name in names}
+    earned = {name for span in credit.spans for name in span.parts}
+    end = max((span.stop for span in credit.spans), default=0)
+    spans = relabel(credit.spans, 0, end, tuple(name for name in names if name not in earned))
+    return replace(credit, parts={**credit.parts, **filled}, spans=spans)
+
+
+def _counted_as(score: Score, value: float) -> Score:
+    """A missing score as the worst value there is, with what it was."""
+    return Score(value, detail={**score.detail, "missing": score.reason})
