@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.templates import FAMILIES, byte_tokenizer
+from tests.templates import FAMILIES, PLAIN, byte_tokenizer
+from upshot.config.recipe import PolicyConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
-from upshot.models.rendering import Renderer
+from upshot.models.local import load_tokenizer
+from upshot.models.rendering import Renderer, set_end_token
+from upshot.tasks.slots import SlotsTask
+from upshot.training.setup import find_tokenizer
 
 RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}
-APPENDING = [family for family in FAMILIES if family not in ("qwen3", "llama2", "mistral")]
+APPENDING = [family for family in FAMILIES if not family.startswith(("qwen3", "llama2", "mistral"))]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
 words = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|"), min_size=1, max_size=20).filter(
     lambda text: text.strip() == text and text
 )
@@ -131,3 +138,59 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template"):
         Renderer(tokenizer)
+
+
+def test_a_template_without_an_end_token_is_refused_until_one_is_named() -> None:
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = PLAIN
+    with pytest.raises(UserError, match=r"ends an assistant turn with '\\nUser.* set model.end_token"):
+        _ = Renderer(tokenizer).end_ids
+    with pytest.raises(UserError, match=r"model.end_token '<eot>' is not in the vocabulary"):
+        set_end_token(tokenizer, "<eot>")
+    set_end_token(tokenizer, "</s>")
+    renderer = Renderer(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(renderer.end_id) == "</s>"
+    ids, _ = renderer.demonstration([Message("user", "a"), Message("assistant", "b")] * 2)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "User: a\nAssistant:b</s>\nUser: a\nAssistant:b</s>"
+
+
+def test_a_named_end_token_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = PLAIN
+    set_end_token(tokenizer, "</s>")
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.convert_ids_to_tokens(Renderer(loaded).end_id) == "</s>"
+
+
+def test_a_recipe_names_the_end_token() -> None:
+    task = SlotsTask(rows_per_split=8)
+    config = PolicyConfig(chat_template=PLAIN, end_token="<|end|>")
+    tokenizer = find_tokenizer(config, task)
+    assert Renderer(tokenizer).end_ids == {tokenizer.convert_tokens_to_ids("<|end|>")}
+    with pytest.raises(UserError, match=r"set model.end_token \(perhaps '<\|end\|>'"):
+        _ = Renderer(find_tokenizer(PolicyConfig(chat_template=PLAIN), task)).end_ids
+
+
+def test_messages_that_the_template_leaves_out_are_refused() -> None:
+    renderer = RENDERERS["phi3"]
+    conversation = play(renderer, [], [("one", "two", True)])
+    conversation.say(Message("tool", "42", tool_call_id="call00001"))
+    with pytest.raises(UserError, match="shows nothing of 'tool' messages"):
+        renderer.context(conversation)
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        ("llama3-tools", '<|start_header_id|>ipython<|end_header_id|>\n\n"42"<|eot_id|>'),
+        ("qwen3-tools", "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n"),
+        ("mistral-tools", '[TOOL_RESULTS]{"content": 42, "call_id": "call00001"}[/TOOL_RESULTS]'),
+    ],
+)
+def test_a_tool_result_is_appended_in_the_vendors_own_form(family: str, told: str) -> None:
+    renderer = RENDERERS[family]
+    conversation = play(renderer, [], [("one", "two", True)])
+    conversation.say(Message("tool", "42", tool_call_id="call00001", name="add"))
+    assert renderer.tokenizer.decode(renderer.context(conversation, TOOLS), skip_special_tokens=False).startswith(told)

@@ -30,12 +30,12 @@ class EngineModel(Model):
         self.name = name
         if renderer is None and getattr(tokenizer, "chat_template", None):
             renderer = Renderer(tokenizer)
-        self._renderer = renderer
+        self.renderer = renderer
         self.end_ids = set(engine.eos_ids)
         if tokenizer.eos_token_id is not None:
             self.end_ids.add(tokenizer.eos_token_id)
-        if self._renderer is not None:
-            self.end_ids |= self._renderer.end_ids
+        if self.renderer is not None:
+            self.end_ids |= self.renderer.end_ids
         self._compiler: grammars.SchemaCompiler | None = None
         self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available(), scores=True)
         self.calls = 0
@@ -97,15 +97,18 @@ class EngineModel(Model):
         """The ids to continue."""
         if request.by_ids:
             return [int(i) for i in request.prompt]  # type: ignore[arg-type]
-        if self._renderer is None:
+        if self.renderer is None:
             raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
         messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
-        return self.encode(self._renderer.prompt_text(messages, request.tools), add_special_tokens=False)
+        return self.encode(self.renderer.prompt_text(messages, request.tools), self.renderer.encode)
 
-    def encode(self, text: str, **options: Any) -> list[int]:
-        """The ids of a text; one that cannot fit is refused before it is tokenised, which takes 1 s and 100 MB a MB."""
+    def encode(self, text: str, encoder: Callable[[str], list[int]] | None = None) -> list[int]:
+        """The ids of a text; one that cannot fit is refused before it is tokenised, which takes 1 s and 100 MB a MB.
+
+        encoder: None for the tokenizer's own, which adds what it puts before every text.
+        """
         self.check_size(len(text) // CHARACTERS_PER_ID, f"{len(text)} characters")
-        return self.tokenizer.encode(text, **options)
+        return (encoder or self.tokenizer.encode)(text)
 
     def check_size(self, ids: int, what: str) -> None:
         """Refuse a prompt of so much that it has at least so many ids, where that is more than the context takes."""

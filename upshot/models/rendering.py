@@ -5,25 +5,37 @@ conversation that ends where the policy's turn ended, and only what comes after 
 policy's turn, the new messages, the next generation prompt. So earlier ids are never rendered again, even where the
 template itself would rewrite history (thinking models drop old thoughts; Mistral moves the system prompt).
 
-What this does not do: text that spells a special token inside a message is tokenised as that token, as chat templates
-always do.
+What a message says stays text: where it spells a special token, it is encoded as ordinary text (special_tokens.py).
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError
+from upshot.core.thought import MARKERS
 from upshot.models.openai_format import TokenPieces
+from upshot.models.special_tokens import GUARD, SpecialTokens
+from upshot.models.turn_marks import TurnMarks, find_turn_marks
 
-STAND_IN = "⟦upshot-reply⟧"
-"""Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
+STAND_IN = f"{GUARD}reply{GUARD}"
+"""Content of the stand-in policy turn; found again in the rendered text to know where the turn ended. No message can
+say it: a guard in what is said is taken out."""
+
+PROBE = f"{GUARD}probe{GUARD}"
+
+STOOD_FOR = (Message("user", "?"), Message("assistant", STAND_IN))
+"""The stand-in conversation."""
+
+END_OF_TURN = "end_of_turn"
+"""Where a tokenizer keeps the end token that a recipe named."""
 
 FURTHER = "A"
 """Stands for the words that may follow an open text."""
@@ -37,15 +49,38 @@ class TemplateCheck:
     """Its own rendering of a longer conversation starts with that of the shorter one."""
     reason: str
     """How it rewrites history, where it does."""
+    words: tuple[str, ...] = ()
+    """Ordinary text that it marks turns with, which no message can say: a space is put inside."""
+
+
+def policy_renderer(tokenizer: Any, recipe: Recipe) -> Renderer:
+    """The renderer of a recipe's policy."""
+    return Renderer(tokenizer, recipe.model.template_options, recipe.episode.think or ())
+
+
+def set_end_token(tokenizer: Any, token: str) -> None:
+    """Name the token that ends an assistant's turn; it is saved with the tokenizer, like the chat template."""
+    if token not in tokenizer.get_vocab():
+        raise UserError(f"model.end_token '{token}' is not in the vocabulary of the tokenizer")
+    tokenizer.init_kwargs[END_OF_TURN] = token
 
 
 class Renderer:
     """Renders conversations for one tokenizer."""
 
-    def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_options: Mapping[str, Any] | None = None,
+        think: Sequence[str] = MARKERS,
+    ) -> None:
+        """Make it; `think`: the markers that replies put around thoughts."""
         self.tokenizer = tokenizer
         self.template_options = dict(template_options or {})
+        self.think = think
         self._single = TokenPieces(tokenizer)
+        self._shown: set[str] = set()
+        """Roles whose messages the template is known to show."""
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 f"tokenizer '{getattr(tokenizer, 'name_or_path', '?')}' has no chat template; "
@@ -53,8 +88,15 @@ class Renderer:
             )
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The template's own rendering of an opening, up to where the policy starts to speak."""
+        """The template's own rendering of an opening, up to where the policy starts to speak.
+
+        Special tokens that a message spells are guarded in it, as `encode` expects.
+        """
         return self._apply(messages, tools, generation=True)
+
+    def transcript_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the template's own rendering of a whole conversation, with nobody to speak next."""
+        return self.encode(self._apply(messages, (), generation=False))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of `prompt_text`."""
@@ -62,12 +104,25 @@ class Renderer:
 
     def delta_text(self, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """What follows a policy turn: its closing marks, the new messages, the next generation prompt."""
-        base = [Message("user", "?"), Message("assistant", STAND_IN)]
-        rendered = self._apply([*base, *new], tools, generation=True)
-        _, found, after = rendered.rpartition(STAND_IN)
-        if not found:
+        rendered = self._apply(new, tools, generation=True, before=STOOD_FOR)
+        _, stand_in, after = rendered.rpartition(STAND_IN)
+        if not stand_in:
             raise UserError("this chat template drops the assistant's words; its turns cannot be appended")
+        for message in new:
+            self._check_shown(message)
         return after
+
+    def _check_shown(self, message: Message) -> None:
+        """Refuse a message whose role the template leaves out (looked up once a role): nobody would see it."""
+        if message.role in self._shown:
+            return
+        probe = replace(message, content=PROBE)
+        if PROBE not in self._fill([_for_template(one) for one in (*STOOD_FOR, probe)], (), generation=True):
+            raise UserError(
+                f"this chat template shows nothing of '{message.role}' messages that follow a reply; "
+                "set model.chat_template to one that does"
+            )
+        self._shown.add(message.role)
 
     def context(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids to put after `conversation.ids` so that the policy can speak next."""
@@ -79,7 +134,10 @@ class Renderer:
 
     def render_reply(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
-        return [*self.encode(text + self._closing[0]), self.end_id]
+        return self._close(self.guard(text, "assistant"))
+
+    def _close(self, guarded: str) -> list[int]:
+        return [*self.encode(guarded + self._closing[0]), self.end_id]
 
     @property
     def end_id(self) -> int:
@@ -91,11 +149,18 @@ class Renderer:
         """How the template closes a turn: blanks, where it writes some first (Llama-2's ' </s>'), and the end token."""
         delta = self.delta_text([Message("user", "?")])
         bare = delta.lstrip()
-        first = self.encode(bare)[0]
-        special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
-        if bare != delta and first in special:
-            return delta[: len(delta) - len(bare)], first
-        return "", self.encode(delta)[0]
+        first = next(iter(self.encode(bare)), None)
+        blanks = delta[: len(delta) - len(bare)]
+        if named := getattr(self.tokenizer, "init_kwargs", {}).get(END_OF_TURN):
+            return blanks if bare.startswith(named) else "", self.tokenizer.convert_tokens_to_ids(named)
+        marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        if first is not None and first in marks - {self.tokenizer.unk_token_id}:
+            return blanks, first
+        raise UserError(
+            f"the chat template ends an assistant turn with {delta[:20]!r} instead of an end token, so replies "
+            f"would be cut there; set model.end_token (perhaps '{self.tokenizer.eos_token}'; in Python: "
+            "upshot.models.rendering.set_end_token), or model.chat_template to a template that writes one"
+        )
 
     @property
     def end_ids(self) -> set[int]:
@@ -117,9 +182,10 @@ class Renderer:
                 continue
             text = self.delta_text(pending, tools) if spoken else self.prompt_text(pending, tools)
             context = self.encode(self._strip_end(text, ids) if spoken else text)
-            said = self.render_reply(self._render_calls(message, tools) if message.tool_calls else message.content)
-            ids += context + said
-            mask += [0] * len(context) + [1] * len(said)
+            calls = bool(message.tool_calls)
+            reply = self._close(self._render_calls(message, tools)) if calls else self.render_reply(message.content)
+            ids += context + reply
+            mask += [0] * len(context) + [1] * len(reply)
             pending, spoken = [], True
         return ids, mask
 
@@ -127,17 +193,17 @@ class Renderer:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
         asked = [Message("user", "?")]
         turn = self._apply([*asked, message], tools, generation=False)
-        if turn == self._apply([*asked, replace(message, tool_calls=())], tools, generation=False):
+        plain = self._apply((), tools, generation=False, before=STOOD_FOR)
+        if turn == plain.replace(STAND_IN, self.guard(message.content, "assistant")):
             raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
-        plain = self._apply([*asked, Message("assistant", STAND_IN)], tools, generation=False)
         # Where the generation prompt says more than the template's turns do (opens a thought), their beginning counts.
         openings = [self._apply(asked, tools, generation=True), plain.partition(STAND_IN)[0]]
         before = next((text for text in openings if turn.startswith(text)), None)
         if before is None:
             raise UserError("this chat template opens a turn with tool calls unlike any other; they cannot be imitated")
         end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
-        said, closed, after = turn[len(before) :].rpartition(end)
-        return said if closed else after
+        words, closed, after = turn[len(before) :].rpartition(end)
+        return words if closed else after
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids without end-of-turn and other special tokens."""
@@ -157,6 +223,7 @@ class Renderer:
             Message("assistant", "four"),
             Message("user", "five"),
         ]
+        words = tuple(sorted(self._marks.words))
         for opening in ([Message("system", "zero")], []):
             try:
                 self._apply([*opening, *talk], (), generation=True)
@@ -166,33 +233,71 @@ class Renderer:
                 shorter = self._apply([*opening, *talk[:cut]], (), generation=True) + talk[cut].content
                 longer = self._apply([*opening, *talk[: cut + 2]], (), generation=True)
                 if not longer.startswith(shorter):
-                    return TemplateCheck(False, f"it renders turn {cut} differently once the conversation goes on")
-        return TemplateCheck(True, "")
+                    why = f"it renders turn {cut} differently once the conversation goes on"
+                    return TemplateCheck(False, why, words)
+        return TemplateCheck(True, "", words)
 
-    def _strip_end(self, delta: str, said: Sequence[int]) -> str:
+    def _strip_end(self, delta: str, spoken: Sequence[int]) -> str:
         """The delta without the end-of-turn token when the policy has sampled it already."""
-        if said and said[-1] == self.end_id:
+        if spoken and spoken[-1] == self.end_id:
             blanks, token = self._closing[0], self.tokenizer.decode([self.end_id], skip_special_tokens=False)
             if delta.startswith(blanks + token):
                 return delta[len(blanks + token) :]
         return delta
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generation: bool) -> str:
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        generation: bool,
+        before: Sequence[Message] = (),
+    ) -> str:
+        """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
+        guarded = [self._special.guard_all(_for_template(one), self._keep(one.role)) for one in messages]
+        ours = [_for_template(message) for message in before]
+        return self._fill([*ours, *guarded], self._special.guard_all(list(tools), self._keep("system")), generation)
+
+    def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages],
+                messages,
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=generation,
                 **self.template_options,
             )
         except Exception as error:  # jinja's TemplateError: imported lazily by transformers
-            roles = " → ".join(message.role for message in messages)
+            roles = " → ".join(message["role"] for message in messages)
             raise UserError(f"the chat template refuses the roles {roles}: {error}") from error
 
+    @cached_property
+    def _marks(self) -> TurnMarks:
+        return find_turn_marks(self.tokenizer, lambda messages: self._fill(messages, (), True), self.think)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        marks = self._marks
+        return SpecialTokens(self.tokenizer, marks.tokens | marks.of_tools, marks.words)
+
+    def guard(self, text: str, role: str = "user") -> str:
+        """What somebody says, ready to be rendered or encoded: special tokens in it stay text.
+
+        The policy may mark its thoughts, and all but tools may mention the tokens around calls and results.
+        """
+        return self._special.guard(text, self._keep(role))
+
+    def _keep(self, role: str) -> Collection[str]:
+        """Tokens that a role may say."""
+        mentioned = () if role == "tool" else self._marks.of_tools
+        return {*mentioned, *self.think} if role == "assistant" else mentioned
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, nothing added."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Token ids of a rendered text, nothing added; what is guarded in it is ordinary text."""
+        return self._special.encode(text)
+
+    def encode_words(self, words: str) -> list[int]:
+        """Token ids of what somebody says, outside of any template: special tokens in it are ordinary text."""
+        return self.encode(self.guard(words))
 
     def encode_open(self, text: str) -> list[int]:
         """Token ids of a text that goes on: blanks at its end are cut as before further words, not as at an end.

@@ -22,7 +22,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, m
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
-from upshot.models.rendering import Renderer
+from upshot.models.rendering import policy_renderer
 from upshot.models.scripted import AbsentPolicy
 from upshot.offline.job import run_all
 from upshot.rewards.reward import Reward
@@ -95,7 +95,7 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = {row.id: row for row in task.rows("train")}
     tokenizer = find_tokenizer(recipe.model, task)
-    renderer = Renderer(tokenizer, recipe.model.template_options)
+    renderer = policy_renderer(tokenizer, recipe)
     services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(services):
         for model in dict.fromkeys(

@@ -44,7 +44,7 @@ class PromptLengthFilter:
         most = self.context - min(self.reply, self.context // 2)
         spoken = [place for place, message in enumerate(row.messages) if message.role != "system"]
         place = max(spoken, key=lambda at: len(row.messages[at].content))
-        ids = self.renderer.encode(row.messages[place].content)
+        ids = self.renderer.encode_words(row.messages[place].content)
         while ids:
             over = self._length(row) - most
             if over <= 0:

@@ -12,7 +12,7 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
-from upshot.models.rendering import Renderer
+from upshot.models.rendering import policy_renderer
 from upshot.rollout.policy import Policy
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.serving.swap.pool import ModelPool
@@ -60,10 +60,13 @@ class PolicyBundle:
         saved = str(checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
-        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
+        self.renderer = policy_renderer(self.tokenizer, recipe)
         template = self.renderer.check()
         if not template.appends:
             say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+        if template.words:
+            words = ", ".join(map(repr, template.words))
+            say(f"chat template: it marks turns with ordinary text ({words}); messages that say it get a space inside")
 
     @cached_property
     def engine(self) -> Engine:

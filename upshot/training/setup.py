@@ -21,6 +21,7 @@ from upshot.models.local import (
     pick_device,
     pick_dtype,
 )
+from upshot.models.rendering import set_end_token
 from upshot.tasks.base import Task
 
 
@@ -82,11 +83,13 @@ def _new_tokenizer(task: Task) -> Any:
 
 
 def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
-    """The tokenizer with the recipe's own chat template, where it has one."""
+    """The tokenizer with the chat template and end token that the recipe names, if any."""
     if config.chat_template:
-        is_text = "{" in config.chat_template  # what no message is put into is no template
-        given = config.chat_template if is_text else _read_template(Path(config.chat_template).expanduser())
-        tokenizer.chat_template = given
+        is_text = "{" in config.chat_template  # a template without it would show no message
+        file = Path(config.chat_template).expanduser()
+        tokenizer.chat_template = config.chat_template if is_text else _read_template(file)
+    if config.end_token:
+        set_end_token(tokenizer, config.end_token)
     return tokenizer
 
 

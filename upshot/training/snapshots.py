@@ -44,7 +44,7 @@ class FrozenPolicy(EngineModel):
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
         settings = replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)
         engine = Engine(self.module, set(sampler.end_ids), settings)
-        super().__init__(engine, sampler.tokenizer, f"policy@{when}", Renderer(sampler.tokenizer))
+        super().__init__(engine, sampler.tokenizer, f"policy@{when}", sampler.renderer)
 
     def catch_up(self, step: int) -> None:
         """Take over the policy's weights, which have taken so many steps."""

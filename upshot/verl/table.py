@@ -249,6 +249,7 @@ _NOT_YET = "not there yet"
 LEFT: dict[str, UnmappedKey] = {
     "model.quantize": UnmappedKey("verl has no 4-bit training", True),
     "model.chat_template": UnmappedKey(f"{_NOT_YET}: save the tokenizer with the template you want", True),
+    "model.end_token": UnmappedKey(f"{_NOT_YET}: save the tokenizer with a template that ends turns", True),
     "model.device": UnmappedKey("verl's own: trainer.device"),
     "model.memory_gb": UnmappedKey("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.engine": UnmappedKey("verl's own: actor_rollout_ref.rollout.name"),

@@ -16,7 +16,7 @@ from upshot.core.conversation import Row, derive_seed
 from upshot.core.time_limit import call_seconds
 from upshot.models.base import Model
 from upshot.models.local import LocalModel
-from upshot.models.rendering import Renderer
+from upshot.models.rendering import policy_renderer
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
@@ -87,7 +87,7 @@ class RolloutWorker:
         `borrow` leads to helper models that the workers of a node share; None: it loads its own.
         """
         self.recipe = recipe
-        self.renderer = Renderer(tokenizer, recipe.model.template_options)
+        self.renderer = policy_renderer(tokenizer, recipe)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         context = recipe.model.max_context or max_context
         self.lengths = build_prompt_filter(recipe, task, self.renderer, context)

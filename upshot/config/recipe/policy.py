@@ -112,6 +112,8 @@ class PolicyConfig(Section):
     """auto: the first GPU, else the CPU."""
     chat_template: Words | None = None
     """A Jinja chat template (text, or a path to one) instead of the tokenizer's own."""
+    end_token: Words | None = None
+    """The token that ends an assistant turn, such as </s>, if the template writes none. None: the template's own."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Options passed to the chat template, such as {enable_thinking: false}."""
     max_context: int = Field(0, ge=0)

@@ -22,7 +22,7 @@ from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.endpoint import EndpointModel
 from upshot.models.engine_model import EngineModel
-from upshot.models.rendering import Renderer
+from upshot.models.rendering import Renderer, policy_renderer
 from upshot.offline.arguments import read_model
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.policy import Policy
@@ -117,12 +117,12 @@ async def start_policy(
         budget = budget or Budget(max_dollars=recipe.budget.max_dollars)
         model = connect(read_model(spec), role="policy", budget=budget)
         await model.start()
-        renderer = Renderer(model.tokenizer, recipe.model.template_options) if model.tokenizer is not None else None
+        renderer = policy_renderer(model.tokenizer, recipe) if model.tokenizer is not None else None
         return StandingPolicy(model), renderer
     from upshot.engine.engine import Engine
 
     module, tokenizer = load_policy(recipe.model, task, derive_seed(recipe.seed, "weights"))
-    renderer = Renderer(tokenizer, recipe.model.template_options)
+    renderer = policy_renderer(tokenizer, recipe)
     return StandingPolicy(EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)), renderer
 
 

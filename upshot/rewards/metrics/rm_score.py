@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from upshot.config.bounds import Count, Words
-from upshot.core.conversation import Conversation
+from upshot.core.conversation import Conversation, Message
 from upshot.core.score import Reason, Score
+from upshot.models.rendering import Renderer
+from upshot.models.special_tokens import SpecialTokens
 from upshot.rewards.metric import Metric, metrics
 
 
@@ -41,8 +44,8 @@ class RewardModelScore(Metric):
         self.max_length = max_length
         self.squash = squash
         self.device = device
-        self._loaded: tuple[Any, Any] | None = None
-        self._waiting: list[tuple[list[dict[str, Any]], asyncio.Future[float]]] = []
+        self._loaded: tuple[Any, Any, Callable[[Sequence[Message]], list[int]]] | None = None
+        self._waiting: list[tuple[list[Message], asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def score(self, conversation: Conversation) -> Score:
@@ -50,7 +53,7 @@ class RewardModelScore(Metric):
         if conversation.last("assistant") is None:
             return Score.missing(Reason.NOTHING_SAID)
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._waiting.append(([message.to_dict() for message in conversation.messages], done))
+        self._waiting.append((conversation.messages, done))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         value = await done
@@ -83,26 +86,19 @@ class RewardModelScore(Metric):
                 if not done.done():
                     done.set_result(value)
 
-    def _rate(self, conversations: list[list[dict[str, Any]]]) -> list[float]:
+    def _rate(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
         if not conversations:
             return []
         import torch
 
-        tokenizer, model = self._load()
-        texts = [_text(tokenizer, messages) for messages in conversations]
-        inputs = tokenizer(
-            texts,
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            add_special_tokens=False,
-            return_tensors="pt",
-        ).to(model.device)
+        tokenizer, model, encode = self._load()
+        ids = [encode(messages)[-self.max_length :] for messages in conversations]
+        inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
         with torch.inference_mode():
             logits = model(**inputs).logits[:, 0].float()
         return [float(v) for v in (torch.sigmoid(logits) if self.squash == "sigmoid" else logits)]
 
-    def _load(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any, Callable[[Sequence[Message]], list[int]]]:
         if self._loaded is None:
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -110,17 +106,19 @@ class RewardModelScore(Metric):
             device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
             # bfloat16 is slow or broken on many CPUs.
             dtype = torch.float32 if device == "cpu" else torch.bfloat16
-            tokenizer = AutoTokenizer.from_pretrained(self.name, truncation_side="left")
+            tokenizer = AutoTokenizer.from_pretrained(self.name)
             model = AutoModelForSequenceClassification.from_pretrained(self.name, dtype=dtype).to(device).eval()
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             if model.config.pad_token_id is None:
                 model.config.pad_token_id = tokenizer.pad_token_id
-            self._loaded = (tokenizer, model)
+            self._loaded = (tokenizer, model, _encoder(tokenizer))
         return self._loaded
 
 
-def _text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+def _encoder(tokenizer: Any) -> Callable[[Sequence[Message]], list[int]]:
+    """How a conversation becomes token ids. What is said in it stays text: no reply can open another turn."""
     if getattr(tokenizer, "chat_template", None):
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return Renderer(tokenizer).transcript_ids
+    special = SpecialTokens(tokenizer)
+    return lambda messages: special.encode("\n\n".join(f"{m.role}: {special.guard(m.content)}" for m in messages))

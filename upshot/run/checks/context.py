@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
-from upshot.models.rendering import Renderer
+from upshot.models.rendering import Renderer, policy_renderer
 from upshot.rollout.prompt_length import PromptLengthFilter, build_prompt_filter
 from upshot.tasks.base import Task, tasks
 from upshot.training.setup import find_context, find_tokenizer
@@ -67,7 +67,7 @@ class CheckContext:
     @cached_property
     def renderer(self) -> Renderer:
         """The policy's renderer."""
-        return Renderer(self.tokenizer, self.recipe.model.template_options)
+        return policy_renderer(self.tokenizer, self.recipe)
 
     @cached_property
     def prompt_filter(self) -> PromptLengthFilter:

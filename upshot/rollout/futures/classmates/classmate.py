@@ -89,7 +89,7 @@ class Classmate:
         if self._renderer is None:
             raise ValueError(f"classmate '{self.name}' scores token ids: name its tokenizer")
         prompt = self.prompt_ids(replace(handed, mode="answer"))
-        ids = self._renderer.encode(reference)
+        ids = self._renderer.encode_words(reference)
         logprobs = await self.model.logprobs(prompt, ids, role=f"classmate {self.name}")
         return math.exp(sum(logprobs) / len(logprobs))
 
@@ -100,7 +100,7 @@ class Classmate:
         text = self._renderer.prompt_text(self._messages(handed))
         if not text.rstrip().endswith(opening):  # some templates open the thought themselves
             text += opening
-        text = f"{text.rstrip()}\n{handed.thought}"
+        text = text.rstrip() + "\n" + self._renderer.guard(handed.thought, "assistant")
         return text if handed.mode == "continue" and handed.thought else f"{text.rstrip()}\n{closing}\n\n"
 
     def prompt_ids(self, handed: ClassmatePrompt) -> list[int]:

@@ -1,0 +1,101 @@
+"""Text that stays text: what a message says never becomes a special token.
+
+A chat template mixes its own marks (`<|im_start|>`) with what people, tools and rows say, and a tokenizer cannot tell
+them apart afterwards. So `guard` puts a character that no text has into every special token that a message spells, the
+template renders the guarded words, and `encode` reads what is guarded as ordinary text and the rest as always. Text
+that spells no special token is encoded by the tokenizer itself, as a whole: its ids are the template's own.
+
+Where text cannot be told from marks by its ids (a template whose marks are ordinary words, such as Llama 2's [/INST]; a
+tokenizer whose model itself knows the special token as a word), a space is put inside: `[ /INST]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+GUARD = "\ufdd0"
+"""Unicode reserves it for use inside programs; in a text that has it all the same it becomes U+FFFD."""
+
+
+class SpecialTokens:
+    """The special tokens of one tokenizer, and how text that spells them is kept apart."""
+
+    def __init__(self, tokenizer: Any, marks: Collection[str] = (), words: Collection[str] = ()) -> None:
+        """Find them; `marks`: added tokens that count as special, too, `words`: ordinary text that nobody may say."""
+        self.tokenizer = tokenizer
+        self._backend: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
+        added = tokenizer.added_tokens_decoder.values()
+        special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special), *marks}
+        # A single character cannot be told from itself.
+        self.tokens = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
+        self._words = {*words}
+        self._any = re.compile(_any_of([*self.tokens, *words]))
+        # Where there is one, every character is looked at: two spellings may overlap.
+        self._each = re.compile(f"(?=({self._any.pattern}))(.)", re.DOTALL)
+        self._marks = re.compile(f"{GUARD}|{_any_of(self.tokens)}")
+        self._normalized = any(token.normalized for token in added if token.content in special)
+
+    def guard(self, text: str, keep: Collection[str] = ()) -> str:
+        """The text with its special tokens guarded, but for those to `keep`."""
+
+        def part(match: re.Match[str]) -> str:
+            spelled, first = match.groups()
+            return first if spelled in keep else first + (" " if spelled in self._inseparable else GUARD)
+
+        text = text.replace(GUARD, "\ufffd")
+        return self._each.sub(part, text) if self._any.search(text) else text
+
+    def guard_all(self, value: Any, keep: Collection[str] = ()) -> Any:
+        """A JSON value with all its texts guarded, names included."""
+        if isinstance(value, str):
+            return self.guard(value, keep)
+        if isinstance(value, Mapping):
+            return {self.guard_all(name, keep): self.guard_all(item, keep) for name, item in value.items()}
+        return [self.guard_all(item, keep) for item in value] if isinstance(value, list | tuple) else value
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, nothing added: what is guarded as ordinary text, all else as the tokenizer does."""
+        if self._backend is None or not (self._normalized or GUARD in text):
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        encoder, original = self._strict
+        marked = self._marks.sub(lambda match: "" if match[0] == GUARD else GUARD + match[0], text)
+        return [original.get(token, token) for token in encoder.encode(marked, add_special_tokens=False).ids]
+
+    @cached_property
+    def _strict(self) -> tuple[Any, dict[int, int]]:
+        """A tokenizer that knows the special tokens only with a guard before them, and its added ids → the original's.
+
+        It has the original's model and steps, so all else, at the edges of special tokens too, is tokenised alike.
+        """
+        from tokenizers import AddedToken, Tokenizer
+
+        encoder = Tokenizer(self._backend.model)
+        if self._backend.normalizer is not None:
+            encoder.normalizer = self._backend.normalizer
+        if self._backend.pre_tokenizer is not None:
+            encoder.pre_tokenizer = self._backend.pre_tokenizer
+        special, original = {*self.tokens}, dict[Any, int]()
+        for number, token in sorted(self._backend.get_added_tokens_decoder().items()):
+            name = GUARD + token.content if token.content in special else token.content
+            kinds = ("single_word", "lstrip", "rstrip", "normalized", "special")
+            encoder.add_tokens([AddedToken(name, **{kind: getattr(token, kind) for kind in kinds})])
+            original[encoder.token_to_id(name)] = number
+        return encoder, original
+
+    @cached_property
+    def _inseparable(self) -> set[str]:
+        """What cannot be said in ids of its own: given words, and tokens that the tokenizer's model itself spells."""
+        if self._backend is None:
+            return {*self.tokens, *self._words}
+        numbers = self.tokenizer.convert_tokens_to_ids
+        return self._words | {
+            token for token in self.tokens if numbers(token) in self.encode(f"{token[0]}{GUARD}{token[1:]}")
+        }
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of these texts, the longest that fits; of nothing where there are none."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
