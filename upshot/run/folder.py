@@ -6,7 +6,7 @@ status.json     state, step, time left       checkpoints/     Hugging Face folde
 spent.json      what the helpers have cost   lock             who is writing it (`lock.py`)
 table.json      a headline table of demos    report.html      written at the end and by `upshot view`
 verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
-rollouts.index.jsonl   what a list of the replies shows, a line a step (`report/replies.py`)
+rollouts.index.sqlite  what a list of the replies shows (`report/replies.py`)
 samples/        a file a step: token ids, their text and log-probabilities, of those replies (`samples.py`)
 
 It is also `upshot.runs`: a run as tables, lists of flat mappings that `pandas.DataFrame(run.metrics)` takes.
@@ -59,7 +59,7 @@ from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
-from upshot.run.report.replies import INDEX, ReplyIndex
+from upshot.run.report.replies import INDEX, write_index
 from upshot.run.samples import Pieces
 from upshot.training.metrics.best import evaluated_step, is_evaluation
 
@@ -272,10 +272,9 @@ class RunFolder:
         """Append replies to rollouts.jsonl, and what a list of them shows to its index."""
         path = self.path / ROLLOUTS
         self._write(path, lambda: repair_jsonl(path))
-        start = path.stat().st_size if path.is_file() else 0
         self._append(ROLLOUTS, replies)
-        if not self.read_only and (block := ReplyIndex(path).block(start)) is not None:
-            self._append(INDEX, [block])
+        if not self.read_only:
+            write_index(path)
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""

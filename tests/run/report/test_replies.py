@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,13 @@ def index_of(lines: list[tuple[int, int, int]]) -> ReplyIndex:
     index = ReplyIndex(Path("nowhere"))
     for step, group, length in lines:
         index._add(0, length, {"step": step, "group": group, "row": f"r{group}"})
+    index._store()
     return index
+
+
+def columns(index: ReplyIndex) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = index.chunk(wanted=range(len(index)))["columns"]
+    return found
 
 
 lines = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=200)
@@ -52,7 +60,7 @@ def test_chosen_replies_fit_and_keep_first_and_last_step(rows: list[tuple[int, i
 def test_a_crowded_step_keeps_whole_groups() -> None:
     index = index_of([(step, number // 4, 100) for step in (1, 2) for number in range(40)])
     chosen = index.choose(2_000)
-    assert [sum(index.columns["step"][at] == step for at in chosen) for step in (1, 2)] == [8, 8]
+    assert [sum(columns(index)["step"][at] == step for at in chosen) for step in (1, 2)] == [8, 8]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> ReplyIndex:
@@ -70,15 +78,14 @@ def test_missing_scores_are_counted_by_reason_in_the_whole_file(tmp_path: Path) 
     ]
     row = {"step": 1, "group": 0, "futures": futures, "reward": {"total": {"missing": "bleu: no future"}}}
     found = write(tmp_path / "rollouts.jsonl", [row] * 3)
-    assert (len(found), found.futures) == (3, 9)
-    assert dict(found.reasons) == {
-        ("score: bleu", "judge: timeout"): 3,
-        ("future", "user: budget"): 3,
-        ("score: accuracy", "no value and no reason in the log"): 3,
-        ("reward of a reply", "bleu: no future"): 3,
+    assert (len(found), found.futures()) == (3, 9)
+    assert set(found.missing()) == {
+        ("score: bleu", "judge: timeout", 3, 3),
+        ("future", "user: budget", 3, 9),
+        ("score: accuracy", "no value and no reason in the log", 3, 6),
+        ("reward of a reply", "bleu: no future", 3, 3),
     }
-    assert found.scored["score: accuracy"] == 6 and found.scored["future"] == 9
-    told = [found.strings[number] for number in found.columns["missing"][0]]
+    told = [found.chunk()["strings"][number] for number in columns(found)["missing"][0]]
     assert told[0] == "bleu: no future" and len(told) == 4, "the reward's own reason first"
 
 
@@ -97,7 +104,17 @@ def test_odd_rows_do_not_break_the_index(tmp_path: Path) -> None:
         {"step": None, "messages": [{}], "reward": {"total": 1, "means": [], "terms": None}},
     ]
     found = write(tmp_path / "rollouts.jsonl", rows)
-    assert len(found) == 4 and found.columns["reward"] == [None, None, None, 1]
+    assert len(found) == 4 and columns(found)["reward"] == [None, None, None, 1]
+
+
+def test_texts_that_no_file_could_hold_do_not_break_the_index(tmp_path: Path) -> None:
+    odd = "lone \ud800 and \x00"
+    scores = {odd: {"value": 1.0}, "b": {"missing": odd}}
+    row = {"step": 1, "key": odd, "row": odd, "groups": {odd: odd}, "futures": [{"scores": scores, "missing": odd}]}
+    found = write(tmp_path / "rollouts.jsonl", [row | {"reward": {"total": {"missing": odd}, "means": scores}}] * 2)
+    told = "lone ? and \x00"
+    assert {reason for _, reason, _, _ in found.missing()} == {told} and f"score/{told}" in found.scales
+    assert found.chunk()["columns"]["key"] == [told, told] and told in found.chunk()["strings"]
 
 
 def reply(step: int, said: str, value: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -113,12 +130,13 @@ def test_an_index_grows_with_its_log_and_new_columns_begin_empty(tmp_path: Path)
     with path.open("a") as file:
         file.write(json.dumps(reply(2, "two", -1.0, groups={"opening": "vague"})) + "\n" + '{"step": 3, "mess')
     assert index.follow() and not index.follow()
-    assert index.columns["step"] == [1, 2] and index.means == {"bleu": [0.125, -0.5]}
-    assert index.slices["opening"][0] is None and index.strings[index.slices["opening"][1] or 0] == "vague"
+    whole = index.chunk()
+    assert whole["columns"]["step"] == [1, 2] and whole["means"] == {"bleu": [0.125, -0.5]}
+    assert whole["slices"]["opening"][0] is None and whole["strings"][whole["slices"]["opening"][1]] == "vague"
     assert index.scales["total"] == [-1.0, 0.25]
     assert index.read(1)["messages"][0]["content"] == "two"
     chunk = index.chunk(1, strings=2)
-    assert chunk["columns"]["step"] == [2] and chunk["strings"] == index.strings[2:]
+    assert chunk["columns"]["step"] == [2] and chunk["strings"] == whole["strings"][2:]
 
 
 def test_a_rewound_log_is_another_generation(tmp_path: Path) -> None:
@@ -143,8 +161,8 @@ def test_words_are_found_in_what_was_said_and_not_in_the_logs_own_words(tmp_path
 
 def everything(index: ReplyIndex) -> dict[str, Any]:
     """All that an index holds."""
-    names = ("places", "strings", "columns", "slices", "means", "scales", "futures", "reasons", "scored")
-    return {name: getattr(index, name) for name in names} | {"read": (index.log.end, index.log.number)}
+    tables = ("read_to", "replies", "strings", "counts order by what, reason", "scales order by name")
+    return {table: index.database.execute(f"select * from {table}").fetchall() for table in tables}
 
 
 def read_index(path: Path) -> ReplyIndex:
@@ -168,29 +186,49 @@ def test_what_a_run_indexes_is_what_reading_its_log_finds(long_run: RunFolder) -
     log = long_run.path / "rollouts.jsonl"
     quick = ReplyIndex(log)
     quick.follow(0.0)
-    assert quick.places, "blocks are there at once"
-    quick.follow()
+    assert len(quick) == len(log.read_text().splitlines()), "all replies are there at once"
     (long_run.path / INDEX).unlink()
     assert everything(quick) == everything(read_index(log))
 
 
-@pytest.mark.parametrize("lost", [0, 2, 4])
-def test_a_step_without_a_block_is_read_itself(long_run: RunFolder, lost: int) -> None:
-    blocks = (long_run.path / INDEX).read_text().splitlines(keepends=True)
-    (long_run.path / INDEX).write_text("".join(blocks[:lost] + blocks[lost + 1 :]))
+def test_steps_that_the_index_lacks_are_read(long_run: RunFolder) -> None:
     log = long_run.path / "rollouts.jsonl"
+    kept = (long_run.path / INDEX).read_bytes()
+    long_run.append_rollouts([talk_reply(random.Random(3), 6, 0, n, 0.5) for n in range(3)])
+    (long_run.path / INDEX).write_bytes(kept)  # as if the run had been killed between the two files
     found = everything(read_index(log))
     (long_run.path / INDEX).unlink()
     assert found == everything(read_index(log))
 
 
-def test_blocks_of_another_log_are_not_believed(long_run: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["cut", "no database", "another database", "a folder"])
+def test_an_index_that_cannot_be_read_is_done_without_and_made_again(long_run: RunFolder, harm: str) -> None:
+    log, file = long_run.path / "rollouts.jsonl", long_run.path / INDEX
+    expected = everything(read_index(log))
+    content = file.read_bytes()
+    file.unlink()
+    if harm == "a folder":
+        file.mkdir()
+    elif harm == "another database":
+        with closing(sqlite3.connect(file)) as other, other:
+            other.execute("create table replies (x)")
+    else:
+        file.write_bytes(content[: len(content) // 2] if harm == "cut" else b"not a database" * 100)
+    assert everything(read_index(log)) == expected
+    rows = [talk_reply(random.Random(4), 6, 0, n, 0.5) for n in range(2)]
+    long_run.append_rollouts(rows)
+    again = ReplyIndex(log)
+    again.follow(0.0)
+    assert len(again) == (1 if harm == "a folder" else len(expected["replies"]) + 2), "a run never ends by it"
+
+
+def test_an_index_of_another_log_is_not_believed(long_run: RunFolder, tmp_path: Path) -> None:
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
     rng = random.Random(1)
     other.append_rollouts([talk_reply(rng, 7, 0, n, 0.5) for n in range(30)])
     shutil.copy(long_run.path / INDEX, other.path / INDEX)
-    assert read_index(other.path / "rollouts.jsonl").columns["step"] == [7] * 30
+    assert columns(read_index(other.path / "rollouts.jsonl"))["step"] == [7] * 30
 
 
 def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder) -> None:
@@ -202,7 +240,7 @@ def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder
     assert watching.follow() and watching.generation == 1
     found = everything(watching)
     (long_run.path / INDEX).unlink()
-    assert found == everything(read_index(log)) and set(found["columns"]["step"]) == {1, 2, 3}
+    assert found == everything(read_index(log)) and {step for _, _, _, step, _ in found["replies"]} == {1, 2, 3}
 
 
 def test_a_log_that_is_followed_in_slices_is_taken_from_its_index_alone(

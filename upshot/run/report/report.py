@@ -170,16 +170,19 @@ class ShownRun:
     def _pack_counts(self) -> dict[str, Any]:
         index = self.replies
         sentence = index.log.sentence()
-        reasons = index.reasons.most_common()
+        reasons = index.missing()
         return {
             "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],
-            "counts": {"replies": len(index), "futures": index.futures, "steps": len(set(index.columns["step"]))},
+            "counts": {"replies": len(index), "futures": index.futures(), "steps": index.steps()},
             "scales": index.scales,
             "missing": [
-                {"what": what, "reason": reason, "count": count, "of": index.scored[what]}
-                for (what, reason), count in reasons[:MAX_REASONS]
+                {"what": what, "reason": reason, "count": count, "of": total}
+                for what, reason, count, total in reasons[:MAX_REASONS]
             ],
-            "more_reasons": [max(0, len(reasons) - MAX_REASONS), sum(count for _, count in reasons[MAX_REASONS:])],
+            "more_reasons": [
+                max(0, len(reasons) - MAX_REASONS),
+                sum(count for _, _, count, _ in reasons[MAX_REASONS:]),
+            ],
         }
 
 
@@ -263,11 +266,11 @@ def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, An
     """The chosen replies of a run: their index, and each step's packed on its own, so that none is unpacked in vain."""
     index = run.replies
     chosen = index.choose(budget)
-    steps = [index.columns["step"][at] for at in chosen]
+    steps = [entry[0] for entry in index.entries(chosen)]
     if len(chosen) < len(index):
         notes.append(
             f"{run.name}/rollouts.jsonl: this file holds {len(chosen):,} of {len(index):,} replies, "
-            f"from {len(set(steps)):,} of {len(set(index.columns['step'])):,} steps "
+            f"from {len(set(steps)):,} of {index.steps():,} steps "
             "(first, last and evenly spaced; within a step the first prompt groups). `upshot view` shows all."
         )
     packed = []
