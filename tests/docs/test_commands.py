@@ -86,6 +86,7 @@ TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own
 PASTED = "tests/docs/test_pasted.py::test_recipes_for_ones_own_files_train"
 PLAIN = "tests/docs/test_pasted.py::test_the_plain_recipes_train_on_a_jsonl"
 ELSEWHERE = {
+    "upshot reproduce": "tests/offline/test_reproduce.py::test_every_table_runs_from_its_first_stage_to_its_last",
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
     "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.offline.statistics import bootstrap, compare, estimate, sign_flip_p, wilson
+from upshot.offline.statistics import bootstrap, compare, estimate, macro, sign_flip_p, wilson
 
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
@@ -88,3 +88,14 @@ def test_scores_of_zero_and_one_that_all_agree_still_have_an_interval() -> None:
     assert found is not None and found.mean == found.high == 1.0 and found.low == pytest.approx(0.7225, abs=1e-3)
     half = wilson(5, 10)
     assert (half.low, half.high) == (pytest.approx(0.2366, abs=1e-3), pytest.approx(0.7634, abs=1e-3))
+
+
+def test_macro_accuracy_and_f1_count_both_classes_alike() -> None:
+    """Three of four ambiguous questions right, one of six clear ones wrong: against the textbook formulas."""
+    pairs = [(True, True)] * 3 + [(False, True)] + [(True, False)] * 5 + [(False, False)]
+    accuracy, f1 = macro(pairs, f1=False), macro(pairs, f1=True)
+    assert accuracy is not None and f1 is not None
+    assert accuracy.mean == pytest.approx((3 / 4 + 5 / 6) / 2)
+    ask, clear = 2 * 3 / (2 * 3 + 1 + 1), 2 * 5 / (2 * 5 + 1 + 1)
+    assert f1.mean == pytest.approx((ask + clear) / 2) and f1.low < f1.mean < f1.high
+    assert macro([(True, True)], f1=True) is None and macro([], f1=False) is None

@@ -190,6 +190,8 @@ def test_abg_coqa_tells_asking_from_answering(tmp_path: Path) -> None:
         assert found["asks"]["action accuracy (unambiguous)"]["mean"] == 0.0
         assert found["answers"]["action accuracy (ambiguous)"]["mean"] == 0.0
         assert found["answers"]["action accuracy (unambiguous)"]["mean"] == 100.0
+        assert found["asks"]["macro accuracy"]["mean"] == found["answers"]["macro accuracy"]["mean"] == 50.0
+        assert 0 < found["asks"]["macro F1"]["mean"] < 50.0  # who always asks has an F1 of 0 for the clear questions
         assert found["answers"]["action accuracy"]["mean"] == 50.0
     assert all(len(line["messages"]) == 2 for line in lines_of(tmp_path / "judged"))
 

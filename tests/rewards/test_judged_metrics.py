@@ -91,3 +91,18 @@ def test_the_interactivity_judge_is_told_the_goal_only_if_asked_to() -> None:
     score(build_metric("interactivity", {"show_goal": True}, judge=judge), goal="a cup of tea")
     blind, told = (request.prompt[0].content for request in judge.requests)
     assert "a cup of tea" not in blind and "a cup of tea" in told
+
+
+def test_interactivity_on_the_papers_scale_is_twice_the_rating_less_two_and_a_half() -> None:
+    for rating, shown in ((3, 1.0), (2.73, 0.46), (1, -3.0)):
+        metric = build_metric("interactivity", {"scale": "paper"}, judge=in_turn(verdict("interactivity", rating)))
+        assert score(metric).value == pytest.approx(shown)
+    judge = in_turn(*[verdict("interactivity", 0.4)] * 3)
+    assert score(build_metric("interactivity", {"scale": "paper"}, judge=judge)).is_missing  # not of 1 to 3
+
+
+def test_helpfulness_is_a_rating_of_its_own() -> None:
+    judge = in_turn(verdict("helpfulness", 0.7))
+    metric = build_metric("helpfulness", judge=judge)
+    assert metric.intrinsic and score(metric).value == 0.7
+    assert "how helpful" in judge.requests[0].prompt[0].content

@@ -17,8 +17,8 @@ from upshot.core.threads import settle_threads
 from upshot.core.version import __version__
 
 VERBS = (
-    "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "export", "view", "runs", "replay", "data",
-    "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
+    "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "reproduce", "export", "view", "runs",
+    "replay", "data", "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
 )  # fmt: skip
 FOLDERS = {
     **dict.fromkeys(("replay", "data", "score", "verify"), "files"),

@@ -113,6 +113,22 @@ def ok(request: Request) -> str:
     return _fill(request, "OK")
 
 
+@script("rater")
+def rate(request: Request) -> str:
+    """Says OK; asked for JSON, draws each number of it from a hash of the prompt: a stand-in judge that tells apart."""
+    if request.schema is None:
+        return "OK"
+    answer = example_of(request.schema, "OK")
+    for key, kind in request.schema.get("properties", {}).items():
+        drawn = derive_seed(0, key, last_text(request))
+        if "enum" in kind:
+            answer[key] = kind["enum"][drawn % len(kind["enum"])]
+        elif kind.get("type") in ("number", "integer"):
+            low, high = kind.get("minimum", 0), kind.get("maximum", 1)
+            answer[key] = round(low + (high - low) * (drawn % 101) / 100, 2 if kind["type"] == "number" else None)
+    return json.dumps(answer, ensure_ascii=False)
+
+
 @script("number")
 def last_number(request: Request) -> str:
     """Says the last number of the last message after '####', as gsm8k asks for."""

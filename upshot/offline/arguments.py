@@ -109,7 +109,7 @@ def open_task(name: str, file: str | None) -> CollabTask:
     """The task behind `--task` (a name, `pkg.mod:Task`, or a file of goals) and `--file`."""
     if name not in tasks and ":" not in name and ("." in name or "/" in name):
         name, file = "collabllm", file or name
-    task: Task = tasks.create(name, {} if file is None else {"file": file}, "--task")
+    task: Task = tasks.create(name, {"file": file} if file else {}, "--task")
     if not isinstance(task, CollabTask):
         raise UserError(f"task '{name}' has no hidden goals to simulate; use one of the CollabLLM tasks, or a file")
     return task

@@ -93,6 +93,45 @@ def _resampled(measure: Callable[[Any], Any], n: int, seed: int, level: float) -
     return float(low), float(high)
 
 
+def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0, level: float = LEVEL) -> Estimate | None:
+    """Mean over two classes of their accuracy, or of their F1, of (right, in the first class) pairs."""
+
+    def both(right: Any, first: Any) -> Any:
+        shares, wrong = [], (~right).sum(-1)
+        for own in (first, ~first):
+            good, missed = (right & own).sum(-1), (~right & own).sum(-1)
+            shares.append(2 * good / (2 * good + wrong) if f1 else good / (good + missed))
+        return (shares[0] + shares[1]) / 2
+
+    return _of_pairs(pairs, both, seed, level)
+
+
+def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEVEL) -> Estimate | None:
+    """g-mean², TPR x TNR, of (predicted, true) pairs."""
+
+    def both(hit: Any, yes: Any) -> Any:
+        return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
+
+    return _of_pairs(pairs, both, seed, level)
+
+
+def _of_pairs(
+    pairs: Sequence[tuple[bool, bool]], measure: Callable[[Any, Any], Any], seed: int, level: float
+) -> Estimate | None:
+    """A measure of (said, class) pairs with the percentile interval of its bootstrap.
+
+    None where all are of one class. Draws in which that happens are left out of the interval.
+    """
+    import numpy as np
+
+    said, true = np.asarray(pairs, dtype=bool).T if pairs else (np.zeros(0, bool), np.zeros(0, bool))
+    if true.all() or not true.any():
+        return None
+    with np.errstate(invalid="ignore"):
+        low, high = _resampled(lambda at: measure(said[at], true[at]), len(true), seed, level)
+        return Estimate(float(measure(said, true)), low, high, len(true))
+
+
 def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
     """A share and Wilson's score interval of it."""
     z = NormalDist().inv_cdf((1 + level) / 2)
@@ -100,25 +139,6 @@ def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)), n)
-
-
-def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEVEL) -> Estimate | None:
-    """g-mean², TPR x TNR, of (predicted, true) pairs with the percentile interval of its bootstrap.
-
-    None where all are true or none is. Draws in which that happens are left out of the interval.
-    """
-    import numpy as np
-
-    said, true = np.asarray(pairs, dtype=bool).T if pairs else (np.zeros(0, bool), np.zeros(0, bool))
-    if true.all() or not true.any():
-        return None
-
-    def both(hit: Any, yes: Any) -> Any:
-        with np.errstate(invalid="ignore"):
-            return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
-
-    low, high = _resampled(lambda at: both(said[at], true[at]), len(true), seed, level)
-    return Estimate(float(both(said, true)), low, high, len(true))
 
 
 def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from upshot.config.load import load_recipe, read_value
 from upshot.config.recipe import Recipe
+from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.core.files import write_json
 from upshot.offline.statistics import Estimate, student
@@ -31,6 +32,8 @@ from upshot.run.reporter import Reporter
 from upshot.training.metrics.best import BestTracker
 
 TABLE = "sweep.json"
+LONGEST = 60
+"""Characters of a value in the name of a folder; a longer one ends in a hash of the whole."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ def tell_fixed(words: Sequence[str], seeds: int) -> str:
 
 def _slug(word: str) -> str:
     key, _, value = word.partition("=")
-    return re.sub(r"[^\w.]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-")[:60]
+    name = re.sub(r"[^\w.]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-")
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{derive_seed(0, word):016x}"[:LONGEST]
 
 
 def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:

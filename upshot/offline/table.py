@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from upshot.offline.statistics import Difference, Estimate, compare, estimate
+from upshot.offline.statistics import Difference, Estimate, compare, estimate, macro
 from upshot.rewards.build import ARROW
 
 Line = Mapping[str, Any]
@@ -32,6 +32,8 @@ class Column:
     metric: str
     group: tuple[str, str] | None = None
     """(what, value), such as ('question', 'ambiguous')."""
+    macro: str = ""
+    """accuracy or F1: the mean over the two values of a group, each counting the same."""
 
     @property
     def inner(self) -> str:
@@ -41,6 +43,8 @@ class Column:
     @property
     def title(self) -> str:
         """As the head of the column."""
+        if self.macro:
+            return f"macro {self.macro}"
         return TITLES.get(self.inner, self.inner) + (f" ({self.group[1]})" if self.group else "")
 
 
@@ -100,6 +104,7 @@ def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | Non
     return [
         Column(task_metric),
         *(Column(task_metric, (group, value)) for value in values if group),
+        *(Column(task_metric, (group, values[0]), one) for one in ("accuracy", "F1") if group and len(values) == 2),
         *map(Column, rest),
     ]
 
@@ -109,6 +114,10 @@ def make_cells(lines: Sequence[Line], models: Sequence[str], columns: Sequence[C
     out: dict[str, list[Cell]] = {model: [] for model in models}
     for number, column in enumerate(columns):
         scale = SCALES.get(column.inner, 1.0)
+        if column.macro:
+            for model in models:
+                out[model].append(Cell(_macro(lines, model, column, number)))
+            continue
         values = {model: _values(lines, model, column) for model in models}
         for model in models:
             present, absent = values[model]
@@ -116,6 +125,18 @@ def make_cells(lines: Sequence[Line], models: Sequence[str], columns: Sequence[C
             found = estimate([present[goal] for goal in sorted(present)], number)  # whatever order they ended in
             out[model].append(Cell(found and found.times(scale), other and other.times(scale), absent))
     return out
+
+
+def _macro(lines: Sequence[Line], model: str, column: Column, seed: int) -> Estimate | None:
+    """The mean over the two classes of right and wrong answers, in hundredths."""
+    assert column.group is not None
+    pairs = [
+        (score["value"] == 1.0, line["groups"].get(column.group[0]) == column.group[1])
+        for line in lines
+        if line["model"] == model and (score := line["scores"].get(column.metric, {})).get("value") is not None
+    ]
+    found = macro(pairs, column.macro == "F1", seed)
+    return found and found.times(100.0)
 
 
 def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str, float], dict[str, int]]:

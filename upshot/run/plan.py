@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.config.registry import parameters_of
 from upshot.core.errors import UserError
@@ -45,37 +49,73 @@ PROMPT_TOKENS = 600
 """About what the template of a user or judge has by itself."""
 ANSWER_TOKENS = 200
 """About what a user or judge says."""
+REMOTE = ("endpoint", "replicas", "provider")
+"""Kinds of models that are asked over a network."""
+
+
+@dataclass(frozen=True)
+class HelperCost:
+    """About what a run asks of a helper model."""
+
+    role: str
+    calls: int
+    tokens_in: int
+    tokens_out: int
+    dollars: float | None
+    """None: its prices are not known."""
 
 
 def estimate(recipe: Recipe, steps: int) -> list[str]:
     """About how many tokens a run samples, and what its helpers cost, replies taken as half as long as they may be."""
-    config, futures, episode = recipe.train, recipe.futures, recipe.episode
-    replies = steps * config.prompts_per_step * config.group_size
-    talks = replies * (futures.leaves if futures.rounds else 1)
-    spoken = replies * episode.max_turns + talks * futures.rounds
-    length = episode.max_tokens // 2
-    lines = [
-        f"tokens     about {_amount(spoken * length)} sampled in {steps} steps, at most {_amount(2 * spoken * length)}"
-    ]
-    heard = PROMPT_TOKENS + (1 + futures.rounds) * length
-    judged = sum(
-        "judge" in parameters_of(metrics.get(m.name.split(ARROW)[-1].strip()))[0] for m in recipe.reward.metrics
-    )
-    calls = {"user": talks * futures.rounds, "judge": talks * judged}
-    for role, spec in recipe.needed_models.items():
-        if not (count := calls.get(role, 0)) or spec.kind not in ("endpoint", "replicas", "provider"):
-            continue
-        said = f"about {_amount(count)} calls, {_amount(count * heard)} tokens in, {_amount(count * ANSWER_TOKENS)} out"
-        if spec.price_in is not None and spec.price_out is not None:
-            dollars = count * (heard * spec.price_in + ANSWER_TOKENS * spec.price_out) / 1e6
-            said += f", ${dollars:,.2f}"
-        elif not spec.on_this_machine:
-            said += f"; what they cost is known with models.{role}.price_in and price_out ($ per million tokens)"
-        lines.append(f"cost       {role}: {said}")
+    sampled = sampled_tokens(recipe, steps)
+    lines = [f"tokens     about {amount(sampled)} sampled in {steps} steps, at most {amount(2 * sampled)}"]
+    for cost in helper_costs(recipe, steps):
+        told = f"about {amount(cost.calls)} calls, {amount(cost.tokens_in)} tokens in, {amount(cost.tokens_out)} out"
+        if cost.dollars is not None:
+            told += f", ${cost.dollars:,.2f}"
+        elif not recipe.models[cost.role].on_this_machine:
+            told += f"; what they cost is known with models.{cost.role}.price_in and price_out ($ per million tokens)"
+        lines.append(f"cost       {cost.role}: {told}")
     return lines
 
 
-def _amount(number: float) -> str:
+def sampled_tokens(recipe: Recipe, steps: int) -> int:
+    """About how many tokens the policy samples."""
+    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
+    spoken = replies * recipe.episode.max_turns + _talks(recipe, steps) * recipe.futures.rounds
+    return spoken * (recipe.episode.max_tokens // 2)
+
+
+def _talks(recipe: Recipe, steps: int) -> int:
+    """How many conversations are scored."""
+    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
+    return replies * (recipe.futures.leaves if recipe.futures.rounds else 1)
+
+
+def helper_costs(recipe: Recipe, steps: int) -> list[HelperCost]:
+    """About what is asked of the user and the judge, where those are behind an address."""
+    futures, talks = recipe.futures, _talks(recipe, steps)
+    heard = PROMPT_TOKENS + (1 + futures.rounds) * (recipe.episode.max_tokens // 2)
+    calls = {"user": talks * futures.rounds, "judge": talks * count_judged([m.name for m in recipe.reward.metrics])}
+    remote = {role: spec for role, spec in recipe.needed_models.items() if spec.kind in REMOTE}
+    return [price(role, spec, calls[role], heard) for role, spec in remote.items() if calls.get(role)]
+
+
+def count_judged(names: Sequence[str]) -> int:
+    """How many of these metrics ask a judge."""
+    return sum("judge" in parameters_of(metrics.get(name.split(ARROW)[-1].strip()))[0] for name in names)
+
+
+def price(role: str, spec: ModelSpec, calls: int, heard: int) -> HelperCost:
+    """What calls with prompts of about `heard` tokens cost."""
+    tokens_in, tokens_out, dollars = calls * heard, calls * ANSWER_TOKENS, None
+    if spec.price_in is not None and spec.price_out is not None:
+        dollars = (tokens_in * spec.price_in + tokens_out * spec.price_out) / 1e6
+    return HelperCost(role, calls, tokens_in, tokens_out, dollars)
+
+
+def amount(number: float) -> str:
+    """A number for a reader: 1.2 M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g} {unit}"

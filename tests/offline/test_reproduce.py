@@ -1,0 +1,165 @@
+"""`upshot reproduce`: stages run once, a broken chain continues, the table stands beside the published one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import main
+from upshot.config.load import load_recipe
+from upshot.core.errors import UserError
+from upshot.offline.reproduce import Paper, list_papers, run_stage
+from upshot.run.folder import RunFolder
+
+PUBLISHED = {
+    "collabllm/table-1": {
+        "sft": {"train.lr": 1e-5, "train.epochs": 3, "train.prompts_per_step": 64, "model.lora.r": 32},
+        "dpo": {"train.lr": 5e-6, "train.epochs": 8, "train.prompts_per_step": 64, "train.dpo.beta": 0.1},
+        "online_dpo": {"train.lr": 5e-6, "train.epochs": 1, "train.prompts_per_step": 32, "train.group_size": 2},
+        "ppo": {"train.lr": 2e-6, "train.epochs": 5, "train.prompts_per_step": 64, "futures.samples": 3},
+    },
+    "classmates/gsm8k": {
+        "classmates": {"train.lr": 3e-7, "train.prompts_per_step": 512, "train.kl.weight": 0.1, "futures.samples": 1}
+    },
+    "classmates/math": {"classmates": {"train.lr": 2e-7, "train.kl.weight": 0.1, "episode.max_tokens": 1024}},
+    "classmates/sycophancy": {
+        "classmates": {"train.lr": 1e-5, "train.kl.weight": 0, "train.steps": 1500, "episode.max_tokens": 3072}
+    },
+    "classmates/mmlu-hint": {"classmates": {"train.lr": 1e-5, "train.group_size": 8, "eval.monitor": "monitor"}},
+    "gsm8k-multiturn": {
+        "trained": {"train.prompts_per_step": 8, "train.group_size": 2, "episode.temperature": 0.8}
+        | {"episode.max_turns": 3, "episode.max_tokens": 192, "train.kl.weight": 1e-4}
+    },
+}
+"""What is published, written down a second time, by hand: the files are held against it."""
+MODELS = {"collabllm": "meta-llama/Llama-3.1-8B-Instruct", "gsm8k-multiturn": "Qwen/Qwen2-7B-Instruct"}
+
+
+def tables() -> list[tuple[str, str]]:
+    """Every table with each of its tasks."""
+    return [(name, task) for name in list_papers() for task in Paper(name).file.get("tasks", {"": {}})]
+
+
+def value_at(value: object, key: str) -> object:
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize(("name", "task"), tables())
+def test_every_difference_from_the_published_settings_has_a_reason(name: str, task: str) -> None:
+    paper = Paper(name, task or None)
+    assert [str(one) for one in paper.differences() if not one.reason] == []
+    trainings = [stage.name for stage in paper.stages if stage.words[0] == "train"]
+    assert trainings and all(paper.file["published"].get(stage) for stage in trainings), "nothing to compare with"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_recipes_of_the_stages_have_the_published_settings(name: str) -> None:
+    stages = {stage.name: stage.recipe for stage in Paper(name).stages}
+    for stage, settings in PUBLISHED[name].items():
+        recipe = stages[stage]
+        assert recipe is not None
+        assert {key: value_at(recipe, key) for key in settings} == settings
+        assert settings.items() <= Paper(name).file["published"][stage].items() or name.startswith("classmates/m")
+
+
+def test_a_changed_setting_is_listed() -> None:
+    paper = Paper("collabllm/table-1", given=["sft.train.lr=1e-4", "model=smollm2-135m"])
+    told = [str(one) for one in paper.differences()]
+    assert "sft: train.lr is 0.0001; published: 1e-05" in told
+    assert "sft: model.path is smollm2-135m; published: meta-llama/Llama-3.1-8B-Instruct" in told
+
+
+def test_each_training_starts_from_the_one_before_it(tmp_path: Path) -> None:
+    stages = {stage.name: stage.recipe for stage in Paper("collabllm/table-1", out=tmp_path).stages}
+    starts = {name: recipe.model.path for name, recipe in stages.items() if recipe is not None}
+    assert starts == {
+        "sft": MODELS["collabllm"],
+        "dpo": str(tmp_path / "sft"),
+        "online_dpo": str(tmp_path / "dpo"),
+        "ppo": str(tmp_path / "sft"),
+    }
+
+
+@pytest.mark.parametrize(("name", "task"), tables())
+def test_a_plan_of_all_stages_needs_no_data_and_no_network(
+    name: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", name, *(["--task", task] if task else []), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "all stages" in out and "GPU hours" in out and "differs from the published settings" in out
+    assert list(tmp_path.iterdir()) == [], "nothing is written"
+
+
+def test_a_plan_counts_calls_dollars_and_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "collabllm/table-1", "--dry-run"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1].isalpha()}
+    # 93 steps of 32 prompts, 2 replies, 3 futures of 2 rounds: as many user turns as judged scores.
+    assert "calls" in lines["online_dpo"] and "$" in lines["online_dpo"] and " 0.0 GPU" not in lines["online_dpo"]
+    assert "about 0 calls" in lines["sft"] and " 0.0 GPU" not in lines["sft"]
+
+
+def test_wrong_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["collabllm/table-9"], "unknown table 'collabllm/table-9'; did you mean"),
+        (["collabllm/table-1", "--task", "maths"], "has no task 'maths'"),
+        (["collabllm/table-1", "nonsense=1"], "should read NAME=VALUE with a name of"),
+        (["collabllm/table-1", "--verl", "data_rl"], "no training has that name"),
+    ):
+        assert main(["reproduce", *words, "--dry-run"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_stage_runs_once_and_a_broken_training_is_resumed(tmp_path: Path) -> None:
+    (stage, *_) = Paper("gsm8k-multiturn", out=tmp_path, small=True).stages
+    ran: list[Sequence[str]] = []
+
+    def command(words: Sequence[str]) -> int:
+        ran.append(words)
+        return 2 if len(ran) == 1 else 0
+
+    with pytest.raises(UserError, match="ended with status 2; the same command continues"):
+        run_stage(tmp_path / "stages.json", stage, command)
+    folder = RunFolder.create(load_recipe(stage.words[1], stage.words[2:]).recipe)
+    assert stage.command == list(stage.words), "nothing was reached: it begins anew"
+    folder.append_metrics("sft", 1, {})
+    assert stage.command == ["train", "--resume", str(stage.folder)]
+    run_stage(tmp_path / "stages.json", stage, command)
+    run_stage(tmp_path / "stages.json", stage, command)
+    assert ran[0] == list(stage.words) and ran[1][:2] == ["train", "--resume"] and len(ran) == 2
+    other = Paper("gsm8k-multiturn", out=tmp_path, small=True, given=["small_model.train.lr=1e-4"]).stages[0]
+    with pytest.raises(UserError, match="was made with other settings"):
+        run_stage(tmp_path / "stages.json", other, command)
+
+
+def test_a_stage_on_verl_is_trained_there() -> None:
+    stages = {stage.name: stage for stage in Paper("collabllm/table-1", verl=["ppo"]).stages}
+    assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command
+
+
+def test_the_whole_chain_in_small_prints_the_table_and_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "gsm8k-multiturn", "--small", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "small_model: upshot train" in capsys.readouterr().out
+    assert main(words) == 0
+    again = capsys.readouterr().out
+    assert again.count("done before") == 4 and "GSM8K in several turns: ours (published)" in again
+    assert "trained: train.prompts_per_step is 2; published: 8" in again
+    assert "| base |" in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "task"), tables())
+def test_every_table_runs_from_its_first_stage_to_its_last(name: str, task: str, tmp_path: Path) -> None:
+    assert main(["reproduce", name, *(["--task", task] if task else []), "--small", "--out", str(tmp_path / "o")]) == 0
+    done = json.loads((tmp_path / "o" / "stages.json").read_text())
+    assert list(done) == [stage.name for stage in Paper(name, task or None, tmp_path / "o", small=True).stages]
+    rows = [line for line in (tmp_path / "o" / "table.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) >= 4 and "differs" not in rows[0]

@@ -1,0 +1,124 @@
+"""About what the stages of a table cost: calls, tokens, dollars, GPU hours. Nothing is loaded, asked or written.
+
+GPU hours are those of one H100 or H200 in bfloat16: a forward pass of two operations a weight and token while sampling,
+forward and backward of six while learning, at rates that such a device reaches with models of some billion weights.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from upshot.config.load import load_recipe
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.offline.arguments import read_metrics, read_model
+from upshot.offline.sweep import plan_runs
+from upshot.run.plan import REMOTE, amount, count_examples, count_judged, helper_costs, price, sampled_tokens
+from upshot.tasks.base import tasks
+
+SAMPLING_RATE = 8e13
+"""Operations a second while sampling: 5,000 tokens of an 8B model."""
+LEARNING_RATE = 4e14
+EXAMPLE_TOKENS = 1500
+"""About what a conversation to imitate, or one side of a pair, has."""
+PROMPT_TOKENS = 600
+WEIGHTS = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
+
+
+class Cost(NamedTuple):
+    """About what a stage costs."""
+
+    calls: int = 0
+    tokens: int = 0
+    """Of helpers, in and out."""
+    dollars: float = 0.0
+    sampled: int = 0
+    """Tokens of the policy."""
+    gpu_hours: float = 0.0
+
+    def plus(self, other: Cost) -> Cost:
+        """Both together."""
+        return Cost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+def tell_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int, assume: Mapping[str, int]) -> str:
+    """A line for each stage, and their sum.
+
+    `model`: what is trained. `examples`, `assume`: rows of a training, goals of an evaluation, that are not made yet.
+    """
+    costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
+    lines = [f"{name:<14}{_line(costs[name])}\n{'':<14}upshot {shlex.join(words)}" for name, words in commands.items()]
+    return "\n".join([*lines, f"{'all stages':<14}{_line(sum_of(list(costs.values())))}"])
+
+
+def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
+    """What a command costs; preparing data costs nothing worth counting."""
+    if words[0] == "train":
+        return train_cost(load_recipe(words[1], words[2:]).recipe, examples, weights)
+    if words[0] == "sweep":
+        runs = plan_runs(words[1], [word for word in words[2:] if "=" in word], 1)
+        return sum_of([train_cost(run.runs[0][0], examples, weights) for run in runs])
+    return eval_cost(words, goals, weights) if words[0] == "eval" else Cost()
+
+
+def sum_of(costs: Sequence[Cost]) -> Cost:
+    """All together."""
+    total = Cost()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
+
+
+def _line(cost: Cost) -> str:
+    helpers = f"{amount(cost.calls)} calls, {amount(cost.tokens)} tokens, ${cost.dollars:,.2f}"
+    return f"about {helpers}; {amount(cost.sampled)} tokens sampled, {cost.gpu_hours:,.1f} GPU hours"
+
+
+def weights_of(name: str) -> float:
+    """How many weights a model has by its name (8B, 0.6B, 135M); 0 where that does not say."""
+    sizes = WEIGHTS.findall(name)
+    return float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()] if sizes else 0.0
+
+
+def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
+    """What a training costs; a file that is not made yet is taken to hold `examples`."""
+    try:
+        there = count_examples(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"))
+    except (UserError, OSError):
+        there = examples
+    config = recipe.train
+    steps = config.resolve_steps(max(there, 1)).steps
+    if not config.samples:
+        learned = steps * config.prompts_per_step * EXAMPLE_TOKENS * (2 if config.method == "dpo" else 1)
+        return Cost(gpu_hours=6 * weights * learned / LEARNING_RATE / 3600)
+    sampled = sampled_tokens(recipe, steps)
+    replies = steps * config.prompts_per_step * config.group_size
+    learned = replies * (PROMPT_TOKENS + recipe.episode.max_turns * recipe.episode.max_tokens // 2)
+    helpers = helper_costs(recipe, steps)
+    hours = (2 * weights * sampled / SAMPLING_RATE + 6 * weights * learned / LEARNING_RATE) / 3600
+    tokens = sum(cost.tokens_in + cost.tokens_out for cost in helpers)
+    return Cost(sum(cost.calls for cost in helpers), tokens, sum(c.dollars or 0.0 for c in helpers), sampled, hours)
+
+
+def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
+    """What the table of an evaluation costs: every model plays every goal to its end."""
+    options = dict(pairwise(words))
+    talks = int(options.get("--goals", goals)) * len(options.get("--models", "").split(","))
+    turns = max(1, int(options.get("--max-messages", 2)) // 2)
+    length = int(options.get("--max-tokens", 1024)) // 2
+    calls = {
+        "--user": talks * turns,
+        "--judge": talks * count_judged(list(read_metrics([options.get("--metrics", "")]))),
+    }
+    cost = Cost(0, 0, 0.0, talks * turns * length, 2 * weights * talks * turns * length / SAMPLING_RATE / 3600)
+    for option, count in calls.items():
+        spec = ModelSpec.parse(read_model(options[option])) if option in options else None
+        if spec is not None and spec.kind in REMOTE:
+            asked = price(option, spec, count, PROMPT_TOKENS + turns * length)
+            cost = cost.plus(Cost(asked.calls, asked.tokens_in + asked.tokens_out, asked.dollars or 0.0))
+    return cost

@@ -1,0 +1,317 @@
+"""`upshot reproduce PAPER/TABLE`: the stages of a published table, and our numbers beside the published ones.
+
+A file below recipes/papers/ lists the stages. Each is a command of this project (`train RECIPE key=value …`, `data
+prepare …`, `eval …`) whose results go to a folder of its name. Finished stages are noted in stages.json and not
+repeated; an interrupted training is resumed, and every other command continues where it stopped by itself. What differs
+from the published settings is found by comparing the recipes of the stages with them. What stages cost: `costs.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from upshot.config.layers import flatten, merge
+from upshot.config.load import RECIPES, load_recipe, read_yaml
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.files import write_json
+from upshot.offline.costs import tell_costs
+from upshot.offline.sweep import TABLE
+from upshot.run.folder import RunFolder
+
+FOLDER = RECIPES / "papers"
+DONE = "stages.json"
+Command = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, and the folder of what it makes."""
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    on_verl: bool = False
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of a training; None for any other command."""
+        return load_recipe(self.words[1], self.words[2:]).recipe if self.words[0] == "train" else None
+
+    @property
+    def command(self) -> list[str]:
+        """The words to run now: a training that has begun is resumed."""
+        begun = self.words[0] == "train" and RunFolder(self.folder).begun
+        words = ["train", "--resume", str(self.folder)] if begun else list(self.words)
+        return [*words, "--engine", "verl"] if self.on_verl else words
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that is not the published one."""
+
+    stage: str
+    key: str
+    published: Any
+    ours: Any
+    reason: str
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.stage}: {self.key} is {self.ours}; published: {self.published}{why}"
+
+
+class Paper:
+    """A published table, with the settings that a command line asks for."""
+
+    def __init__(
+        self,
+        name: str,
+        task: str | None = None,
+        out: Path | None = None,
+        small: bool = False,
+        given: Sequence[str] = (),
+        verl: Sequence[str] = (),
+    ) -> None:
+        self.file, first = read_paper(name)
+        tasks = self.file.get("tasks", {"": {}})
+        if task is not None and task not in tasks:
+            raise UserError(f"{name} has no task '{task}'; {did_you_mean(task, [one for one in tasks if one])}")
+        self.name, self.task = name, next(iter(tasks)) if task is None else task
+        whole = "-".join(filter(None, (first.replace("/", "-"), self.task, "small" if small else "")))
+        self.out = out or Path("runs") / whole
+        own = self.file["small"] if small else {}
+        commands = {**own.get("stages", {}), **self.file["stages"]}
+        self._more: dict[str, list[str]] = {key: [text] for key, text in own.get("more", {}).items()}
+        self._values = {"task": self.task, "here": str(FOLDER), **tasks[self.task], **self.file.get("variables", {})}
+        self._values |= own.get("variables", {})
+        self._phrases = {**self.file.get("phrases", {}), **own.get("phrases", {})}
+        for word in given:
+            self._set(word, commands)
+        self._values |= {stage: str(self.out / stage) for stage in commands}
+        for stage in verl:
+            if not commands.get(stage, "").startswith("train "):
+                trained = [name for name, text in commands.items() if text.startswith("train ")]
+                raise UserError(f"--verl {stage}: no training has that name; {did_you_mean(stage, trained)}")
+        self.stages = [self._stage(stage, text, stage in verl) for stage, text in commands.items()]
+
+    def _set(self, word: str, commands: Mapping[str, str]) -> None:
+        """Take VARIABLE=VALUE, or STAGE.KEY=VALUE, which changes the recipe of one training."""
+        key, equals, value = word.partition("=")
+        stage, dot, _ = key.partition(".")
+        if equals and dot and commands.get(stage, "").startswith("train "):
+            self._more.setdefault(stage, []).append(shlex.quote(word.removeprefix(f"{stage}.")))
+        elif equals and key in self.file.get("variables", {}):
+            self._values[key] = value
+        else:
+            known = [*self.file.get("variables", {}), *(f"{name}.KEY" for name in commands)]
+            raise UserError(f"'{word}' should read NAME=VALUE with a name of {self.name}: {', '.join(known)}")
+
+    def _stage(self, name: str, text: str, on_verl: bool) -> Stage:
+        verb = text.split()[0]
+        shared = self._more.get(verb, ()) if name in self.file["stages"] else ()
+        words = self._words(" ".join([text, *shared, *self._more.get(name, ())]))
+        folder = self.out / name
+        where = [f"run_dir={json.dumps(str(folder))}"] if verb == "train" else ["--out", str(folder)]
+        return Stage(name, (*words, *where), folder, on_verl)
+
+    def _words(self, text: str) -> list[str]:
+        """The words of a text, phrases put in as several, variables in their places."""
+        words: list[str] = []
+        for word in shlex.split(text):
+            phrase = self._phrases.get(word.removeprefix("$")) if word.startswith("$") else None
+            words += [self.fill(word)] if phrase is None else self._words(phrase)
+        return words
+
+    def fill(self, value: Any) -> Any:
+        """A value with its variables put in, and theirs."""
+        while isinstance(value, str) and "$" in value:
+            try:
+                filled = Template(value).substitute(self._values)
+            except (KeyError, ValueError) as error:
+                raise UserError(f"{self.name}: '{value}' names what is not known: {error}") from None
+            if filled == value:
+                break
+            value = filled
+        return value
+
+    def differences(self) -> list[Difference]:
+        """Where the stages leave the published settings."""
+        reasons: Mapping[str, str] = self.file.get("reasons", {})
+        found = []
+        for stage in self.stages:
+            published = {key: self.fill(value) for key, value in self.file["published"].get(stage.name, {}).items()}
+            recipe = stage.recipe
+            ours = _flat(recipe.model_dump(mode="json")) if recipe else self._settings(stage)
+            for key, value in published.items():
+                if not _same(ours.get(key), value):
+                    reason = reasons.get(f"{stage.name}.{key}", reasons.get(key, ""))
+                    found.append(Difference(stage.name, key, value, ours.get(key), reason))
+        return found
+
+    def _settings(self, stage: Stage) -> dict[str, Any]:
+        """What is said of a stage that trains nothing: the variables, and its options."""
+        options = dict(pairwise(stage.words))
+        return {name: self.fill(value) for name, value in self._values.items()} | options
+
+    def table(self) -> list[list[str]]:
+        """The table, ours (published): a head, and a row for each of ours."""
+        about = self.file["table"]
+        folder = self.out / about["stage"]
+        cells = _read_cells(folder, about)
+        published = about.get("published", {})
+        known = published.get(self.task, published) if self.task else published
+        rows = [["", *about["columns"]]]
+        for row, values in cells.items():
+            beside = [*known.get(row, ()), *[None] * len(values)]
+            rows.append([row, *(_cell(own, other) for own, other in zip(values, beside, strict=False))])
+        return rows
+
+
+def read_paper(name: str) -> tuple[dict[str, Any], str]:
+    """A file merged over the one it extends, and the name of the first of them, whose stages they share."""
+    file = FOLDER / f"{name}.yaml"
+    if not file.is_file():
+        raise UserError(f"unknown table '{name}'; {did_you_mean(name, list_papers())}")
+    own: dict[str, Any] = read_yaml(file, "paper")
+    parent = own.pop("extends", "")
+    base, first = read_paper(parent) if parent else ({}, name)
+    for section in ("tasks", "table", "notes"):  # a table of its own has nothing of the other's
+        base.pop(section, None) if section in own else None
+    merge(base, own)
+    base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
+    return base, first
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys, lists by position."""
+    flat: dict[str, Any] = {}
+    for key, one in flatten(value):
+        flat[key] = one
+        if isinstance(one, list):
+            flat |= {
+                f"{key}.{n}.{inner}": v for n, e in enumerate(one) if isinstance(e, dict) for inner, v in e.items()
+            }
+    return flat
+
+
+def _same(ours: Any, published: Any) -> bool:
+    """Whether two settings are equal; a number that was written as text is a number."""
+    try:
+        return bool(float(ours) == float(published))
+    except (TypeError, ValueError):
+        return str(ours) == str(published)
+
+
+def _cell(ours: float | None, published: float | None) -> str:
+    beside = "" if published is None else f" ({published:g})"
+    return ("–" if ours is None else f"{ours:.2f}" if abs(ours) < 10 else f"{ours:.1f}") + beside
+
+
+def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Our numbers by row: of an evaluation, of a sweep, or the last ones that trainings have written (`runs`)."""
+    if "runs" in about:
+        lines = {row: RunFolder(folder.parent / stage).metrics for row, stage in about["runs"].items()}
+        return {row: [_last(own, key) for key in about["metrics"]] for row, own in lines.items()}
+    if (folder / TABLE).is_file():
+        swept = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+        return {row["setting"]: [cell.get("mean") for cell in row["metrics"].values()] for row in swept["rows"]}
+    cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
+    return {row: [cell.get("mean") for cell in own.values()] for row, own in cells.items()}
+
+
+def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return next((float(line[key]) for line in reversed(lines) if line.get(key) is not None), None)
+
+
+def list_papers() -> list[str]:
+    """The tables that can be asked for."""
+    return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
+
+
+def run(args: argparse.Namespace, command: Command) -> int:
+    """Run the stages that are not done, print the table; `command` runs one line of this project."""
+    out = Path(args.out) if args.out else None
+    paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
+    if args.dry_run:
+        commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
+        print(tell_costs(commands, paper.fill("$model"), examples, paper.file.get("assume", {})))
+        print(f"data that are not prepared yet are taken to hold {examples} examples")
+        print_differences(paper)
+        return 0
+    paper.out.mkdir(parents=True, exist_ok=True)
+    for stage in paper.stages:
+        run_stage(paper.out / DONE, stage, command)
+    print_paper(paper)
+    return 0
+
+
+def run_stage(record: Path, stage: Stage, command: Command) -> None:
+    """Run a stage unless it is done, and write down that it is."""
+    done: dict[str, list[str]] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    words = list(stage.words)
+    if done.get(stage.name) == words:
+        print(f"— {stage.name}: done before, in {stage.folder}", flush=True)
+        return
+    if stage.name in done:
+        raise UserError(
+            f"'{stage.folder}' was made with other settings ({shlex.join(done[stage.name])}); choose another --out"
+        )
+    print(f"— {stage.name}: upshot {shlex.join(stage.command)}", flush=True)
+    if stage.on_verl:  # which may replace the process that starts it
+        code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode
+    else:
+        code = command(stage.command)
+        free_memory()
+    if code:
+        raise UserError(f"the stage '{stage.name}' ended with status {code}; the same command continues from there")
+    write_json(record, {**done, stage.name: words})
+
+
+def free_memory() -> None:
+    """Give back what a finished stage held, the device's memory as well."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def print_paper(paper: Paper) -> None:
+    """The table on a terminal, what differs below it; as Markdown in OUT/table.md."""
+    from rich.console import Console
+    from rich.table import Table
+
+    head, *rows = paper.table()
+    title = f"{paper.file['title']}{f', {paper.task}' if paper.task else ''}: ours (published)"
+    shown = Table(*head)
+    for row in rows:
+        shown.add_row(*row)
+    print(title)
+    Console(markup=False).print(shown)
+    lines = [head, ["---"] * len(head), *rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    told = "\n".join(f"- {line}" for line in tell_differences(paper))
+    (paper.out / "table.md").write_text(f"{title}\n\n{text}\n\n{told}\n", encoding="utf-8")
+    print_differences(paper)
+    print(f"saved in {paper.out}")
+
+
+def tell_differences(paper: Paper) -> list[str]:
+    """What differs from the paper, a line each: settings of ours, then what is the same in every run."""
+    return [*map(str, paper.differences()), *paper.file.get("notes", ())]
+
+
+def print_differences(paper: Paper) -> None:
+    """What differs from the paper."""
+    print("\n".join(["differs from the published settings:", *(f"  {line}" for line in tell_differences(paper))]))
