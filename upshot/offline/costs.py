@@ -30,7 +30,7 @@ PROMPT_TOKENS = 600
 WEIGHTS = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 
 
-class Cost(NamedTuple):
+class StageCost(NamedTuple):
     """About what a stage costs."""
 
     calls: int = 0
@@ -41,9 +41,9 @@ class Cost(NamedTuple):
     """Tokens of the policy."""
     gpu_hours: float = 0.0
 
-    def plus(self, other: Cost) -> Cost:
+    def plus(self, other: StageCost) -> StageCost:
         """Both together."""
-        return Cost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return StageCost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 def tell_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int, assume: Mapping[str, int]) -> str:
@@ -56,25 +56,25 @@ def tell_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int,
     return "\n".join([*lines, f"{'all stages':<14}{_line(sum_of(list(costs.values())))}"])
 
 
-def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
+def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> StageCost:
     """What a command costs; preparing data costs nothing worth counting."""
     if words[0] == "train":
         return train_cost(load_recipe(words[1], words[2:]).recipe, examples, weights)
     if words[0] == "sweep":
         runs = plan_runs(words[1], [word for word in words[2:] if "=" in word], 1)
         return sum_of([train_cost(run.runs[0][0], examples, weights) for run in runs])
-    return eval_cost(words, goals, weights) if words[0] == "eval" else Cost()
+    return eval_cost(words, goals, weights) if words[0] == "eval" else StageCost()
 
 
-def sum_of(costs: Sequence[Cost]) -> Cost:
+def sum_of(costs: Sequence[StageCost]) -> StageCost:
     """All together."""
-    total = Cost()
+    total = StageCost()
     for cost in costs:
         total = total.plus(cost)
     return total
 
 
-def _line(cost: Cost) -> str:
+def _line(cost: StageCost) -> str:
     helpers = f"{amount(cost.calls)} calls, {amount(cost.tokens)} tokens, ${cost.dollars:,.2f}"
     return f"about {helpers}; {amount(cost.sampled)} tokens sampled, {cost.gpu_hours:,.1f} GPU hours"
 
@@ -85,7 +85,7 @@ def weights_of(name: str) -> float:
     return float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()] if sizes else 0.0
 
 
-def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
+def train_cost(recipe: Recipe, examples: int, weights: float) -> StageCost:
     """What a training costs; a file that is not made yet is taken to hold `examples`."""
     try:
         there = count_examples(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"))
@@ -95,17 +95,19 @@ def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
     steps = config.resolve_steps(max(there, 1)).steps
     if not config.samples:
         learned = steps * config.prompts_per_step * EXAMPLE_TOKENS * (2 if config.method == "dpo" else 1)
-        return Cost(gpu_hours=6 * weights * learned / LEARNING_RATE / 3600)
+        return StageCost(gpu_hours=6 * weights * learned / LEARNING_RATE / 3600)
     sampled = sampled_tokens(recipe, steps)
     replies = steps * config.prompts_per_step * config.group_size
     learned = replies * (PROMPT_TOKENS + recipe.episode.max_turns * recipe.episode.max_tokens // 2)
     helpers = helper_costs(recipe, steps)
     hours = (2 * weights * sampled / SAMPLING_RATE + 6 * weights * learned / LEARNING_RATE) / 3600
     tokens = sum(cost.tokens_in + cost.tokens_out for cost in helpers)
-    return Cost(sum(cost.calls for cost in helpers), tokens, sum(c.dollars or 0.0 for c in helpers), sampled, hours)
+    return StageCost(
+        sum(cost.calls for cost in helpers), tokens, sum(c.dollars or 0.0 for c in helpers), sampled, hours
+    )
 
 
-def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
+def eval_cost(words: Sequence[str], goals: int, weights: float) -> StageCost:
     """What the table of an evaluation costs: every model plays every goal to its end."""
     options = dict(pairwise(words))
     talks = int(options.get("--goals", goals)) * len(options.get("--models", "").split(","))
@@ -115,10 +117,10 @@ def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
         "--user": talks * turns,
         "--judge": talks * count_judged(list(read_metrics([options.get("--metrics", "")]))),
     }
-    cost = Cost(0, 0, 0.0, talks * turns * length, 2 * weights * talks * turns * length / SAMPLING_RATE / 3600)
+    cost = StageCost(0, 0, 0.0, talks * turns * length, 2 * weights * talks * turns * length / SAMPLING_RATE / 3600)
     for option, count in calls.items():
         spec = ModelSpec.parse(read_model(options[option])) if option in options else None
         if spec is not None and spec.kind in REMOTE:
             asked = price(option, spec, count, PROMPT_TOKENS + turns * length)
-            cost = cost.plus(Cost(asked.calls, asked.tokens_in + asked.tokens_out, asked.dollars or 0.0))
+            cost = cost.plus(StageCost(asked.calls, asked.tokens_in + asked.tokens_out, asked.dollars or 0.0))
     return cost

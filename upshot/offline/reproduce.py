@@ -36,7 +36,7 @@ Command = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True)
-class Stage:
+class PaperStage:
     """A command, and the folder of what it makes."""
 
     name: str
@@ -58,7 +58,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedSetting:
     """A setting that is not the published one."""
 
     stage: str
@@ -118,13 +118,13 @@ class Paper:
             known = [*self.file.get("variables", {}), *(f"{name}.KEY" for name in commands)]
             raise UserError(f"'{word}' should read NAME=VALUE with a name of {self.name}: {', '.join(known)}")
 
-    def _stage(self, name: str, text: str, on_verl: bool) -> Stage:
+    def _stage(self, name: str, text: str, on_verl: bool) -> PaperStage:
         verb = text.split()[0]
         shared = self._more.get(verb, ()) if name in self.file["stages"] else ()
         words = self._words(" ".join([text, *shared, *self._more.get(name, ())]))
         folder = self.out / name
         where = [f"run_dir={json.dumps(str(folder))}"] if verb == "train" else ["--out", str(folder)]
-        return Stage(name, (*words, *where), folder, on_verl)
+        return PaperStage(name, (*words, *where), folder, on_verl)
 
     def _words(self, text: str) -> list[str]:
         """The words of a text, phrases put in as several, variables in their places."""
@@ -146,7 +146,7 @@ class Paper:
             value = filled
         return value
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ChangedSetting]:
         """Where the stages leave the published settings."""
         reasons: Mapping[str, str] = self.file.get("reasons", {})
         found = []
@@ -157,10 +157,10 @@ class Paper:
             for key, value in published.items():
                 if not _same(ours.get(key), value):
                     reason = reasons.get(f"{stage.name}.{key}", reasons.get(key, ""))
-                    found.append(Difference(stage.name, key, value, ours.get(key), reason))
+                    found.append(ChangedSetting(stage.name, key, value, ours.get(key), reason))
         return found
 
-    def _settings(self, stage: Stage) -> dict[str, Any]:
+    def _settings(self, stage: PaperStage) -> dict[str, Any]:
         """What is said of a stage that trains nothing: the variables, and its options."""
         options = dict(pairwise(stage.words))
         return {name: self.fill(value) for name, value in self._values.items()} | options
@@ -257,7 +257,7 @@ def run(args: argparse.Namespace, command: Command) -> int:
     return 0
 
 
-def run_stage(record: Path, stage: Stage, command: Command) -> None:
+def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
     """Run a stage unless it is done, and write down that it is."""
     done: dict[str, list[str]] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     words = list(stage.words)
