@@ -3,7 +3,8 @@
 A step is a list of groups, a group the replies to one prompt, a reply its `Credit` (None: nothing was sampled). What
 comes back has the same shape, with one number a span; None where a span has no advantage and must not be trained. A
 missing part leaves the statistics and costs only the spans that need it. A part that only one reply has can be compared
-with nobody's: it adds nothing, and the other parts of its spans still count (`comparable`).
+with nobody's: it adds nothing, and the other parts of its spans still count (`comparable`). A turn is compared with
+the last turn of replies that ended before it: left out, a turn that only one reply reaches would teach nothing.
 
 Your own is a function, named by its path: `train.advantage: my_pkg.module:estimator`, or with its keyword arguments
 beside it: `{name: my_pkg.module:estimator, strength: 2}`.
@@ -19,7 +20,7 @@ from typing import Any
 
 from upshot.config.registry import Registry, check_options
 from upshot.core.errors import UserError
-from upshot.rewards.credit import Credit
+from upshot.rewards.credit import Credit, is_turn
 
 Step = Sequence[Sequence[Credit | None]]
 Advantages = list[list[list[float | None]]]
@@ -43,10 +44,15 @@ def estimator(name: str, options: Mapping[str, Any] | None = None, where: str = 
 
 
 def part(credit: Credit | None, names: tuple[str, ...]) -> float | None:
-    """The sum of some parts of a reply; None where the reply has not got all of them."""
-    if credit is None or not names or not all(name in credit.parts for name in names):
+    """The sum of some parts of a reply; None where the reply does not have all of them.
+
+    For a turn that the reply did not reach its last one stands: how it ended.
+    """
+    if credit is None or not names:
         return None
-    return credit.total(names).value
+    turns = [name for name in credit.parts if is_turn(name)]
+    reached = tuple(turns[-1] if turns and is_turn(name) and name not in turns else name for name in names)
+    return credit.total(reached).value if all(name in credit.parts for name in reached) else None
 
 
 def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Values]) -> list[list[float | None]]:
