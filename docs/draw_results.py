@@ -1,6 +1,8 @@
 """Tables and curves of docs/results.md, from the metrics of the runs in docs/results/.
 
-    python docs/draw_results.py          # writes docs/fall-and-hold.svg and prints the tables
+    python docs/draw_results.py          # draws the pictures and prints the tables
+
+`draw_estimators.py`, which this calls, has those on estimators, credit and TRL.
 
 `results/demo/table.json` is that of one `upshot demo` (seed 0); README and the tour show it.
 
@@ -11,6 +13,7 @@ the number after the last dash are seeds of one setting.
 from __future__ import annotations
 
 import json
+import runpy
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 RUNS = DOCS / "results"
 T_95 = {2: 12.71, 3: 4.30}
-"""Student's t for a 95 % interval of the mean of so many runs."""
+"""Student's t for a 95 % interval of the mean, by number of runs."""
 AMBIGUOUS, CLEAR = (f"eval/by/opening={kind}" for kind in ("ambiguous", "unambiguous"))
 ASKS = "metric/upshot.tasks.withheld:asks"
 SETTINGS = {
@@ -189,57 +192,9 @@ def demo_table() -> str:
     return markdown(rows)
 
 
-WIDTH, HEIGHT, LEFT, TOP, GAP = 980, 330, 52, 58, 60
-CURVES = {"reply": ("#b4532a", "credit to the reply (as published)"), "tree2": ("#1f6f5c", "along the tree")}
-
-
-def draw() -> str:
-    """The picture: reward on both kinds of openings over the steps; a thin line a seed, a thick one their mean."""
-    wide = (WIDTH - LEFT - GAP - 20) // 2
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + TOP + 50}" '
-        'font-family="system-ui, sans-serif" font-size="14">',
-        f'<rect width="{WIDTH}" height="{HEIGHT + TOP + 50}" fill="#fff"/>',
-    ]
-    for number, (colour, label) in enumerate(CURVES.values()):
-        x = LEFT + number * 300
-        parts.append(f'<path d="M{x} 22h26" stroke="{colour}" stroke-width="4"/>')
-        parts.append(f'<text x="{x + 34}" y="27" fill="#222">{label}</text>')
-    for panel, (kind, title) in enumerate(((AMBIGUOUS, "a number is withheld"), (CLEAR, "nothing is withheld"))):
-        parts += _panel(LEFT + panel * (wide + GAP), wide, f"{kind}/reward", title)
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + TOP + 44}" text-anchor="middle" fill="#555">')
-    parts.append("step; held-out reward of SmolLM2-135M on word problems, three seeds</text></svg>")
-    return "\n".join(parts) + "\n"
-
-
-def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
-    def x(step: float) -> float:
-        return round(left + wide * step / 200, 1)
-
-    def y(value: float) -> float:
-        return round(TOP + HEIGHT * (1 - max(value, 0.0)), 1)
-
-    out = [f'<text x="{left}" y="{TOP - 10}" fill="#222" font-weight="600">{title}</text>']
-    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
-        out.append(f'<path d="M{left} {y(value)}h{wide}" stroke="#ddd"/>')
-        out.append(f'<text x="{left - 6}" y="{y(value) + 5}" text-anchor="end" fill="#555">{value:g}</text>')
-    for step in (0, 50, 100, 150, 200):
-        out.append(f'<text x="{x(step)}" y="{TOP + HEIGHT + 20}" text-anchor="middle" fill="#555">{step}</text>')
-    for name, (colour, _) in CURVES.items():
-        runs = [evaluations(run) for run in seeds(name)]
-        for run in runs:
-            points = " ".join(f"{x(step)},{y(line[key])}" for step, line in run)
-            out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-opacity=".35"/>')
-        shared = [step for step, _ in runs[0] if all(step in dict(run) for run in runs)]
-        mean = [(step, statistics.fmean(dict(run)[step][key] for run in runs)) for step in shared]
-        points = " ".join(f"{x(step)},{y(value)}" for step, value in mean)
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3.5"/>')
-    return out
-
-
 def main() -> int:
     """Draw and print."""
-    (DOCS / "fall-and-hold.svg").write_text(draw())
+    runpy.run_path(str(DOCS / "draw_estimators.py"), run_name="__main__")
     tables = (table, other_worlds, other_ways, gsm8k_table, classmates_table, quickstart_table, demo_table)
     print(*(made() for made in tables), sep="\n\n")
     return 0

@@ -94,9 +94,14 @@ for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
 # %% [markdown]
 # ## What was measured
 #
-# This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table,
-# and what happens to a real model, are in [results](../results.md). Why the second model trains the futures'
-# turns as well: [why the tree](../why/tree.md).
+# This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table is in
+# [five minutes](../tour.md).
+#
+# The second model also trains what the policy says in the futures (credit along the tree). With a real model this
+# decides whether it keeps what it learned under `dr-grpo` (the quickstart's estimator), `rloo` and PPO: trained on the
+# reply alone it learns to ask every time and forgets how to answer. Under `grpo` nothing falls, the tree adds a few
+# hundredths, and the model asks only where something is missing: [results](../results.md), [why the
+# tree](../why/tree.md).
 #
 # ## The same with real models
 #

@@ -63,15 +63,16 @@ def quickstart(overrides: Sequence[str], quiet: bool = False, as_json: bool = Fa
 
 
 def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -> int:
-    """The same with openings alone and twice the steps: whose turns are trained decides whether it lasts."""
+    """The same with openings alone and twice the steps: are the later turns trained, too?"""
     recipe = load_recipe("quickstart", ["task.midway=0", "train.steps=160", *overrides]).recipe
     demo = Demonstration("demo-tree", recipe, quiet, as_json)
     stages: list[Stage] = [
         ("credit to the reply", "reinforcement, as published: the reply alone is trained", {"credit.by": "reply"}),
         ("along the tree", "reinforcement, what the policy says in the futures is trained too", {"credit.by": "tree"}),
     ]
-    hint = "\nnext    docs/results.md: the same with a real model    (upshot train withheld, on a GPU)"
-    return compare_stages(recipe, demo, stages, "Whose turns are trained decides whether it lasts", hint)
+    hint = "\nnext    docs/results.md: a real model, four estimators    (upshot train withheld, on a GPU)"
+    title = f"Credit to the reply beside credit along the tree, {recipe.train.advantage}"
+    return compare_stages(recipe, demo, stages, title, hint)
 
 
 def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage], title: str, hint: str) -> int:
