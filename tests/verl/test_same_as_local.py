@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollout import test_blame as blamed
 from tests.verl.test_worker import RENDERER, Manager, Output
 from upshot.config.load import load_recipe
-from upshot.config.recipe import Recipe
+from upshot.config.recipe import CreditConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.credit import Credit, Span, credit_turns, only
-from upshot.rewards.reward import Reward
+from upshot.rewards.reward import MetricWeight, Reward
+from upshot.rollout.blame import blame
+from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import count_earlier, play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
@@ -398,3 +401,16 @@ def test_the_lone_survivor_of_a_group_gets_zero_and_not_its_raw_score() -> None:
     assert [r.reward.total.is_missing for r in groups[0]] == [True, False]
     ((_, row, told),) = taught(recipe, groups)
     assert any(row.response_mask) and set(told.advantages) == {0.0}
+
+
+def test_what_the_policy_made_missing_has_rows_and_is_taught_as_the_worst_of_the_step() -> None:
+    along = CreditConfig(by="tree")
+    group = [blamed.reply(blamed.RIGHT, blamed.ESCAPE, by="tree"), blamed.reply(blamed.WRONG, blamed.RIGHT, by="tree")]
+    group += [blamed.reply(blamed.ESCAPE, blamed.ESCAPE, by="tree")]
+    sent = [place for reply in group for place in places_of(reply, maybe=True)]
+    assert len(sent) == 9 and len([place for reply in group for place in places_of(reply)]) == 4
+    blame([group], Talk({}, {"m": MetricWeight()}, credit=along))
+    trained = {(id(place.source), place.stop) for reply in group for place in places_of(reply)}
+    rows = [TrainedRow(one.source, one.stop, [-0.5]) for one in sent if (id(one.source), one.stop) in trained]
+    told, _ = teach(TrainConfig.model_validate({"advantage": "rloo"}), [group], rows)
+    assert [one.advantages for one in told] == [[0.25], [1.0], [-1.0], [0.25], [-1.0], [1.0], [-0.5]]

@@ -54,6 +54,24 @@ def test_along_the_tree_rloo_is_the_exact_gradient_of_the_reply_and_of_all_later
     assert of(own, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
 
 
+def test_along_the_tree_centring_by_all_takes_its_known_share_off_both_terms() -> None:
+    """A group of two and two futures: what is itself in the mean that is taken off loses half, and nothing else."""
+    outcomes = played(5, 2, 1, credit=TREE)
+    half = {key: value / 2 for key, value in exact_gradient(1).items()}
+    later = estimate([[outcome] for outcome in outcomes], "dr-grpo")
+    assert of(later, first=False) == pytest.approx(of(half, first=False), abs=1e-12)
+    own = mean_estimate(merged(outcomes), 2, "dr-grpo")
+    assert of(own, first=True) == pytest.approx(of(half, first=True), abs=1e-12)
+
+
+def test_by_reply_the_later_turns_are_not_trained() -> None:
+    """Why there is a tree. What the policy says later moves the reward, too, and by reply nobody tells it so."""
+    outcomes = played(5, 2, 1)
+    exact, found = exact_gradient(1), mean_estimate(merged(outcomes), 2)
+    assert of(found, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
+    assert not any(of(found, first=False).values()) and max(map(abs, of(exact, first=False).values())) > 0.05
+
+
 def ended(words: Words) -> bool:
     """Ragged: a conversation ends as soon as the policy says 1."""
     return words[-1] == 1

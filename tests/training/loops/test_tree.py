@@ -1,26 +1,23 @@
-"""Learning along the tree: held against the exact gradient of what it climbs, on a policy small enough to enumerate.
+"""Learning along the tree: who is compared with whom, what is counted, and how a run trains and resumes.
 
-The policy is a table: what was last heard → two words. The user answers with one of two words, by a table too. So all
-conversations can be written down with their probabilities, and both the objective (the expected reward of a reply's
-futures) and the mean of the estimator are sums.
+That it climbs the exact gradient is held by `test_enumeration.py`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.training.enumerated import OPENING, Sampled, Words, worth
 from tests.training.workshop import learner, metrics, recipe
 from upshot.cli import main
-from upshot.config.recipe import CreditConfig, Recipe, TrainConfig
+from upshot.config.recipe import CreditConfig, Recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -35,56 +32,7 @@ from upshot.training.learner.batch import Datum
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.objectives.objectives import PolicyGradient
 
-Theta = dict[int, list[float]]
-"""By what was last heard: the logits of the two words."""
-Words = tuple[int, ...]
-"""Policy, user, policy, user, policy …"""
-POLICY: Theta = {9: [0.2, -0.4], 0: [0.5, 0.1], 1: [-0.3, 0.6]}
-User = dict[int, list[float]]
-USER: User = {0: [0.7, 0.3], 1: [0.4, 0.6]}
-"""By what the policy said: the probabilities of the user's two words."""
-ECHO: User = {0: [1, 0], 1: [0, 1]}
-OPENING = 9
 ROW = Row("r", (Message("user", "?"),))
-
-
-def softmax(logits: Sequence[float]) -> list[float]:
-    total = sum(map(math.exp, logits))
-    return [math.exp(x) / total for x in logits]
-
-
-def worth(words: Words) -> float:
-    """The reward of a conversation: any function of all that was said."""
-    return random.Random(repr(words)).uniform(-1, 1)
-
-
-def endings(theta: Theta, said: Words, rounds: int, user: User = USER) -> Iterator[tuple[Words, float]]:
-    """All conversations that may come of one, with their probabilities."""
-    if rounds == 0:
-        yield said, 1.0
-        return
-    for heard, word in itertools.product((0, 1), (0, 1)):
-        chance = user[said[-1]][heard] * softmax(theta[heard])[word]
-        for whole, after in endings(theta, (*said, heard, word), rounds - 1, user) if chance else ():
-            yield whole, chance * after
-
-
-def objective(theta: Theta, rounds: int, user: User = USER) -> float:
-    first = softmax(theta[OPENING])
-    return sum(first[w] * p * worth(whole) for w in (0, 1) for whole, p in endings(theta, (w,), rounds, user))
-
-
-def exact_gradient(rounds: int, user: User = USER) -> dict[tuple[int, int], float]:
-    """By central differences of the objective."""
-    out = {}
-    for state, word in itertools.product(POLICY, (0, 1)):
-        values = []
-        for step in (1e-5, -1e-5):
-            theta = {key: list(logits) for key, logits in POLICY.items()}
-            theta[state][word] += step
-            values.append(objective(theta, rounds, user))
-        out[state, word] = (values[0] - values[1]) / 2e-5
-    return out
 
 
 def conversation(words: Words) -> Conversation:
@@ -96,8 +44,7 @@ def conversation(words: Words) -> Conversation:
             turns.append(Turn(Message("user", str(word))))
             heard = word
         else:
-            logprob = math.log(softmax(POLICY[heard])[word])
-            turns.append(Turn(Message("assistant", str(word)), Sample((heard,), (word,), (logprob,), "stop")))
+            turns.append(Turn(Message("assistant", str(word)), Sample((heard,), (word,), (-0.5,), "stop")))
     return Conversation(ROW, turns=tuple(turns))
 
 
@@ -110,102 +57,6 @@ def scored(reply: Rollout, by: str) -> Rollout:
     talk = Talk({}, {"worth": MetricWeight()}, credit=CreditConfig(by=by))
     reply.reward, reply.credit = talk.score(reply)
     return reply
-
-
-def flat_trees(rounds: int, samples: int) -> Iterator[tuple[Words, list[Words], float]]:
-    """Every reply with every set of its futures, and how likely that is."""
-    for word, first in enumerate(softmax(POLICY[OPENING])):
-        for ways in itertools.product(list(endings(POLICY, (word,), rounds)), repeat=samples):
-            yield (word,), [words for words, _ in ways], first * math.prod(p for _, p in ways)
-
-
-class Sampled:
-    """No learner: nothing is asked of it."""
-
-    def __init__(self, **config: object) -> None:
-        self.config = TrainConfig.model_validate(config)
-
-    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        raise AssertionError
-
-    values = logprobs
-
-
-def gradient(lesson: rl.Lesson, replies: int) -> dict[tuple[int, int], float]:
-    """What the loss of a lesson climbs: advantage × share × ∇ log p, over the number of replies."""
-    out = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
-    for _, datum in lesson:
-        for at in datum.places:
-            heard, said = datum.ids[at - 1], datum.ids[at]
-            for word, p in enumerate(softmax(POLICY[heard])):
-                out[heard, word] += datum.share * datum.advantages[at] * ((word == said) - p) / replies
-    return out
-
-
-def mean_estimate(by: str, rounds: int, advantage: str = "rloo") -> dict[tuple[int, int], float]:
-    """The mean over all that two replies with two futures each may come to."""
-    mean = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
-    source = Sampled(advantage=advantage)
-    for pair in itertools.product(list(flat_trees(rounds, 2)), repeat=2):
-        group = [
-            scored(Rollout(conversation(said), futures=[future(w, (i,), (2,)) for i, w in enumerate(ways)]), by)
-            for said, ways, _ in pair
-        ]
-        chance = pair[0][2] * pair[1][2]
-        for key, value in gradient(rl.lesson_of(source, [group])[0], 2).items():
-            mean[key] += chance * value
-    return mean
-
-
-def test_along_the_tree_the_estimator_is_the_exact_gradient() -> None:
-    exact, found = exact_gradient(1), mean_estimate("tree", 1)
-    assert found == pytest.approx(exact, abs=1e-8)
-
-
-def test_centring_by_all_takes_its_known_share_off_both_terms() -> None:
-    """A group of two and two futures: what is itself in the mean that is taken off loses half, and nothing else."""
-    exact, found = exact_gradient(1), mean_estimate("tree", 1, "dr-grpo")
-    assert found == pytest.approx({key: value / 2 for key, value in exact.items()}, abs=1e-8)
-
-
-def test_the_reply_alone_is_only_a_part_of_the_gradient() -> None:
-    """Why there is a tree. What the policy says later moves the reward too, and by reply nobody tells it so."""
-    exact, found = exact_gradient(1), mean_estimate("reply", 1)
-    first = {key: value for key, value in found.items() if key[0] == OPENING}
-    assert first == pytest.approx({key: exact[key] for key in first}, abs=1e-8), "of the reply's own words it is right"
-    later = [exact[key] for key in exact if key[0] != OPENING]
-    assert max(map(abs, later)) > 0.05 and all(found[key] == 0 for key in found if key[0] != OPENING)
-
-
-def forked_trees() -> Iterator[tuple[Words, list[Future], float]]:
-    """Every reply with two ways on, each of which forks in two after a round."""
-    one = {w: list(endings(POLICY, (w,), 1, ECHO)) for w in (0, 1)}
-    twigs = {words: list(endings(POLICY, words, 1, ECHO)) for w in one for words, _ in one[w]}
-    for word, first in enumerate(softmax(POLICY[OPENING])):
-        for (left, p), (right, q) in itertools.product(one[word], repeat=2):
-            for below in itertools.product(*(itertools.product(twigs[way], repeat=2) for way in (left, right))):
-                leaves = [
-                    future(whole, (way, i), (2, 4))
-                    for way, pair in enumerate(below)
-                    for i, (whole, _) in enumerate(pair)
-                ]
-                yield (word,), leaves, first * p * q * math.prod(c for pair in below for _, c in pair)
-
-
-def test_forks_at_later_rounds_give_the_exact_gradient_of_the_later_turns() -> None:
-    """One reply has nobody to be compared with and is silent: what is left is the part of all its later turns."""
-    mean = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
-    source, total, expected = Sampled(advantage="rloo"), 0.0, 0.0
-    for said, leaves, chance in forked_trees():
-        reply = scored(Rollout(conversation(said), futures=leaves), "tree")
-        total, expected = total + chance, expected + chance * (reply.reward.total.value or 0.0)
-        for key, value in gradient(rl.lesson_of(source, [[reply]])[0], 1).items():
-            mean[key] += chance * value
-    exact = exact_gradient(2, ECHO)
-    assert total == pytest.approx(1) and expected == pytest.approx(objective(POLICY, 2, ECHO))
-    assert {k: v for k, v in mean.items() if k[0] != OPENING} == pytest.approx(
-        {k: v for k, v in exact.items() if k[0] != OPENING}, abs=1e-8
-    )
 
 
 def test_the_loss_adds_the_futures_to_the_replies_and_changes_nothing_of_theirs() -> None:
