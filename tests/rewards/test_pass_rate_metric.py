@@ -113,7 +113,8 @@ def test_a_program_that_patches_unittest_patches_only_itself() -> None:
         async with sandbox.connect("local:slots=1") as runner:
             metric = build_metric("pass_rate", {}, sandbox=runner)
             empty = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        add(1, 2)"
-            return [await metric.score(chat("hi", CHEAT, test=test)) for test in (UNIT, empty)]
+            literal = empty.replace("add(1, 2)", "self.assertEqual(add(1, 2), 3)")
+            return [await metric.score(chat("hi", CHEAT, test=test)) for test in (literal, empty)]
 
     cheat, empty = asyncio.run(main())
     assert cheat.value == 0.0, cheat

@@ -149,7 +149,7 @@ def test_habits_that_no_data_can_tell_of_are_unconfirmed(test: str, box: Any) ->
 def test_tables_are_unconfirmed(test: str, box: Any) -> None:
     limits = Limits(cpu_seconds=6, memory_mb=1024)
     result = box(box.sandbox.test_program(TABLES, [test], limits))[0]
-    assert result.outcome is Outcome.UNCONFIRMED and "pandas" in result.detail, result
+    assert result.outcome is Outcome.UNCONFIRMED, result
     assert not box(box.sandbox.test_program(LIE, [test], limits))[0].passed
 
 
@@ -167,7 +167,7 @@ def test_a_test_that_listens_to_what_is_printed_is_not_for_a_judge(test: str, bo
 
 def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
     assert of_plain(1, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.ERROR
-    assert of_judged([TestResult(Outcome.PASSED)], {}, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNCONFIRMED
+    assert of_judged([TestResult(Outcome.PASSED)], Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNCONFIRMED
 
 
 def test_times_and_tracebacks_a_program_reports_are_bounded() -> None:

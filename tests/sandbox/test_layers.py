@@ -321,12 +321,12 @@ def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
     assert len(program) % 8 == 0 and len(program) // 8 < 4096
 
 
-def _decide(program: bytes, arch: int, number: int, first: int = 0, second: int = 0, third: int = 0) -> int:
+def _decide(program: bytes, arch: int, number: int, *arguments: int) -> int:
     """Run the filter as the kernel would."""
     import struct
 
     code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
-    data = {0: number, 4: arch, 16: first, 24: second, 32: third}
+    data = {0: number, 4: arch} | {16 + 8 * index: value for index, value in enumerate(arguments)}
     at, value = 0, 0
     while True:
         op, yes, no, k = code[at]
@@ -334,7 +334,7 @@ def _decide(program: bytes, arch: int, number: int, first: int = 0, second: int 
         if op == seccomp.RET:
             return k
         if op == seccomp.LOAD:
-            value = data[k]
+            value = data.get(k, 0)
         elif op == seccomp.JA:
             at += k
         else:
@@ -360,6 +360,11 @@ def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dic
     assert _decide(program, arch, table["clone"], 0x10000000) == seccomp.RET_KILL
     assert _decide(program, arch, table["clone"], 17) == seccomp.RET_ALLOW
     assert _decide(program, arch, table["socketpair"], 2) != seccomp.RET_ALLOW
+    assert _decide(program, arch, table["wait4"], 1, 0, 0, 0) == seccomp.RET_ALLOW
+    for call, arguments in (("wait4", (1, 0, 0, 8)), ("waitid", (0, 0, 0, 0, 8)), ("preadv2", (3, 0, 1, 0, 0, 8))):
+        assert _decide(program, arch, table[call], *arguments) != seccomp.RET_ALLOW
+    assert [_decide(program, arch, table["madvise"], 0, 0, n) == seccomp.RET_ALLOW for n in (4, 20, 21)] == [1, 0, 0]
+    assert _decide(seccomp.build(False, machine, native=True), arch, table["getrusage"]) == seccomp.RET_ALLOW
     groups = {(0, 0): True, (5, 5): True, (5, 6): True, (0, 5): False, (1, 5): False, (1, 0): False}
     assert all((_decide(program, arch, table["setpgid"], *g) == seccomp.RET_ALLOW) is ok for g, ok in groups.items())
     alone = seccomp.build(True, machine)

@@ -227,6 +227,26 @@ def test_output_is_compared_without_trailing_space() -> None:
 
 
 @pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1000000000.0", "999999937", False),
+        ("10.0", "10", False),
+        ("1e3", "1000", False),
+        ("10", "10", True),
+        ("0.33333334", "0.33333333", True),
+        ("2", "2.0", True),
+        ("2.5", "2.50000049", True),
+        ("2.6", "2.5", False),
+        ("nan", "2.5", False),
+    ],
+)
+def test_whole_numbers_are_compared_exactly_and_decimal_fractions_to_a_millionth(
+    printed: str, expected: str, same: bool
+) -> None:
+    assert same_output(printed.encode(), expected) is same
+
+
+@pytest.mark.parametrize(
     ("source", "tier"),
     [
         ("x = 1", "plain"),
@@ -274,9 +294,8 @@ LIMIT = 7
     [
         "s = Stack()\ns.push(1)\ns.push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
         "import statistics\nassert LIMIT == 7 and statistics.mean([third(), 1]) == 2 / 3",
+        "row = [2]\nxs = [row, [1]]\nreverse_in_place(xs)\nassert xs[1] == row",
         "xs = [[2], [1]]\nreverse_in_place(xs)\nassert xs == [[1], [2]]",
-        "xs = [1, 2]\ns = Stack()\ns.items = xs\ns.push(3)\nassert xs == [1, 2, 3]",
-        "s = Stack()\nheld = s.items\ns.push(3)\nassert held == [3]",
         "found = apply(str, [2, 1])\nfound.sort()\nassert found == ['1', '2']",
         "try:\n    fail(-1)\nexcept Custom:\n    pass\nelse:\n    assert False",
         "try:\n    fail(-1)\nexcept ValueError as e:\n    assert 'negative' in str(e)",
@@ -298,11 +317,12 @@ def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
     "test",
     [
         "s = Stack()\nassert s.push(1) is s",
+        "s = Stack()\nheld = s.items\ns.push(3)\nassert held == [3]",
+        "xs = [1, 2]\ns = Stack()\ns.items = xs\ns.push(3)\nassert xs == [1, 2, 3]",
         "s = Stack()\nassert s.push(1).push(2).pop() == 2",
         "assert Stack() == Stack()",
         "assert apply(lambda x: x + 1, [1, 2]) == [2, 3] and LIMIT == 7",
         "s = Stack()\ns.items.append(3)\nassert s.pop() == 3",
-        "row = [2]\nxs = [row, [1]]\nreverse_in_place(xs)\nassert xs[1] == row",
         "xs = [2, 1]\ns = Stack()\ns.items = xs\nxs.append(3)\nassert s.pop() == 3",
         "assert type(Stack()).__name__ == 'Stack'",
         "assert callable(fail)",
@@ -377,27 +397,48 @@ def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:
     assert result.value == 0, result
 
 
-def test_copies_are_counted_alike_on_both_sides_whatever_comes_of_them(box: Any) -> None:
-    program = """
-max, min = [9], [8]
-TABLE = [1, 2]
-class Bag:
-    def __init__(self): self.n, self.items = 0, []
-    def add(self, x): self.items.append(x)
-    @property
-    def odd(self):
-        self.n += 1
-        return [self.n]
-def fail(xs): xs.append(0); raise ValueError(xs)
+CHANGING = """
+def sort(xs): xs.sort()
+def grow(d, k): d[k] = 1; d.pop('a', None)
+def give(xs): return [x for x in xs]
+def ordered(xs): return xs == sorted(xs)
 """
-    doubted = "b = Bag()\nassert b.odd == [1] and b.odd == [2]"
-    raised = "xs = [1]\ntry:\n    fail(xs)\nexcept ValueError:\n    assert xs == [1, 0]"
-    held = (
-        "assert TABLE == [1, 2]\nbag = Bag()\nitems, ys = bag.items, [3]\nbag.add(4)\nassert items == [4] and ys == [3]"
-    )
-    shadowed = "xs = [5]\nbag = Bag()\nassert max([1]) == [9][0] or True"
-    found = outcomes(box, program, [doubted, raised, held, shadowed, held])
-    assert found[:3] == [Outcome.UNCONFIRMED, PASSED, PASSED] and found[4] == PASSED
+
+
+def test_changes_in_place_count_only_where_nothing_else_confirms_a_test(box: Any) -> None:
+    tests = [
+        "xs = [2, 1]\nsort(xs)\nassert xs == [1, 2]",
+        "d = {'a': 0}\ngrow(d, 'b')\nassert d == {'b': 1}",
+        "xs = [2, 1]\nassert give(xs) == [2, 1]",
+        "xs = [2, 1]\nsort(xs)\nassert ordered(xs)",
+    ]
+    found = [(r.outcome, r.in_place) for r in box(box.sandbox.test_program(CHANGING, tests))]
+    assert found == [(PASSED, True), (PASSED, True), (PASSED, False), (Outcome.UNCONFIRMED, False)]
+
+
+def test_an_object_of_a_subclass_is_the_data_that_it_is_made_of(box: Any) -> None:
+    program = """
+import collections, enum
+class Rows(list):
+    def __eq__(self, other): return True
+class Color(enum.IntEnum):
+    RED = 1
+class Bag(list):
+    def push(self, x): self.append(x)
+def rows(): return Rows([1, 2])
+def counts():
+    found = collections.defaultdict(int)
+    found['a'] += 1
+    return found
+def color(): return Color.RED
+"""
+    tests = [
+        "assert [1, 2] == rows() and len(rows()) == 2",
+        "assert rows() == [3] and len(rows()) == 2",
+        "assert counts() == {'a': 1} and color() == 1",
+        "b = Bag()\nb.push(3)\nassert len(b) == 1 and list(b) == [3]",
+    ]
+    assert outcomes(box, program, tests) == [PASSED, Outcome.UNCONFIRMED, PASSED, PASSED]
 
 
 def test_a_doubt_that_a_test_catches_stays_a_doubt(box: Any) -> None:
@@ -410,8 +451,7 @@ def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
     given = "def close(a, b):\n    return abs(a - b) < 1e-6\n"
     lying = given + "close = lambda a, b: True\ndef f(x): return 0"
     test = "assert close(f(3), 9)"
-    assert outcomes(box, lying, [test], given) == [WRONG]
-    assert outcomes(box, lying, [test]) == [Outcome.UNCONFIRMED]
+    assert outcomes(box, lying, [test], given) == outcomes(box, lying, [test]) == [Outcome.UNCONFIRMED]
     assert outcomes(box, given + "def f(x): return x * x", [test], given) == [PASSED]
 
 

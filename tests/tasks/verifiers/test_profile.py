@@ -68,6 +68,14 @@ def test_a_fault_of_the_sandbox_measures_nothing() -> None:
         ("assert Solution().f([1], 'a') is True", "decidable"),
         ("def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == []\ncheck(f)", "decidable"),
         (StdioTest("1", "2"), "decidable"),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n        self.assertTrue(f([1]))",
+            "decidable",
+        ),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        s = Stack()\n        self.assertEqual(s.pop(), 4)",
+            "believed",
+        ),
         (PROPERTY, "believed"),
         ("import os\nassert os.path.exists(f())", "believed"),
         ("def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i\ncheck(f)", "believed"),

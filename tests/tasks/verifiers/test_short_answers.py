@@ -16,6 +16,10 @@ from upshot.tasks.verifiers.routes import route
         ("The answer is (B).", "B"), ("Answer: C", "C"), ("\\boxed{D}", "D"), ("\\boxed{\\text{A}}", "A"), ("B", "B"),
         ("(C)", "C"), ("**B**", "B"), ("B) because", "B"), ("(A) is wrong, so (D)", "D"), ("answer is a car", None),
         ("I do not know", None), ("", None), ("The answer is E", None), ("the answer is not clear", None),
+        ("B or C", None), ("The answer is B or C.", None), ("B, C and D", None), ("(B) or (C)", None), ("B/C", None),
+        ("Answer: b", "B"), ("answer: (b)", "B"), ("Answer: **b**", "B"), ("the answer is a number", None),
+        ("The answer is B, because A and C are wrong.", "B"), ("Answer: B, A is wrong", "B"),
+        ("A or B? No: the answer is B.", "B"), ("B and C are wrong, so the answer is D", "D"),
     ],
 )  # fmt: skip
 def test_the_chosen_letter_is_found(text: str, letter: str | None) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,39 +118,23 @@ def of_plain(count: int, remains: Remains, skip: Collection[int] = ()) -> list[T
     ]
 
 
-def of_judged(plain: list[TestResult], doubts: Mapping[int, str], remains: Remains) -> list[TestResult]:
-    """What the second look makes of the first: those that passed plainly pass, were forged, or are undecided.
-
-    Tests share state. One that the judge could not follow may have done what a later one builds on, so data that
-    differ after it convict nobody; data that are the same are as good as ever.
-    """
+def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
+    """What the second look makes of the first: those that passed plainly are confirmed, or they are not."""
     if remains.fault is not None:
         fault = TestResult(Outcome.SANDBOX_FAULT, None, remains.fault)
         return [fault if result.passed else result for result in plain]
     ended = ending(remains)
     missing = {"u": ended[1] if ended else "the program was not there to be asked"}
-    found: list[TestResult] = []
-    followed = True
-    for index, result in enumerate(plain):
-        line = remains.lines[index] if index < len(remains.lines) else missing
-        if index in doubts:
-            line = {"u": doubts[index]}
-        if result.passed:
-            result = _of_judge(line, result, followed)
-        followed = followed and "u" not in line
-        found.append(result)
-    return found
+    lines = [*remains.lines[: len(plain)], *[missing] * (len(plain) - len(remains.lines))]
+    return [_of_judge(line, result) if result.passed else result for line, result in zip(lines, plain, strict=True)]
 
 
-def _of_judge(line: dict[str, Any], plain: TestResult, followed: bool) -> TestResult:
+def _of_judge(line: dict[str, Any], plain: TestResult) -> TestResult:
     if line.get("p") is True:
         return plain
     if "x" in line:
         return TestResult(Outcome.INVALID_TEST, plain.seconds, str(line["x"]))
-    if "w" in line and followed:
-        return TestResult(Outcome.WRONG, plain.seconds, f"it passes plainly, but not on its data: {line['w']}")
-    why = line.get("u") or line.get("n") or "an earlier test was not decided"
-    return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(why)[:500])
+    return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(line.get("u") or "unreadable result")[:500])
 
 
 def _assign(lines: list[dict[str, Any]], indices: list[int]) -> dict[int, dict[str, Any]]:
@@ -197,8 +181,9 @@ def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | No
 def same_output(actual: bytes, expected: str) -> bool:
     """Whether a program printed what it should, as contests compare it: word by word, line by line.
 
-    Blanks between words and blank lines do not count, and a decimal fraction may be off by a millionth. Where the
-    expected output draws with blanks (a line begins with one, or has two in a row), they are part of the answer.
+    Blanks between words and blank lines do not count. Where a decimal fraction is expected the answer may be off by a
+    millionth; a whole number must be printed as one. Where the expected output draws with blanks (a line begins with
+    one, or has two in a row), they are part of the answer.
     """
     mine, wanted = _without_blank_ends(actual.decode(errors="replace")), _without_blank_ends(expected)
     if mine.count("\n") > 2 * wanted.count("\n") + 1000:
@@ -217,13 +202,13 @@ _DRAWN = re.compile(r"^[ \t][^\S\n]*\S|\S[ \t]{2,}\S", re.MULTILINE)
 _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.\d{1,40}|\d{1,40})([eE][+-]?\d{1,3})?")
 
 
-def _is_close(word: str, other: str) -> bool:
-    """Whether two words are numbers, one of them a decimal fraction, that differ by a millionth at most."""
-    if not any(mark in word + other for mark in ".eE"):
+def _is_close(word: str, expected: str) -> bool:
+    """Whether a decimal fraction is expected, and the word is a number that differs from it by a millionth at most."""
+    if not any(mark in expected for mark in ".eE"):
         return False
-    if not (_FRACTION.fullmatch(word) and _FRACTION.fullmatch(other)):
+    if not (_FRACTION.fullmatch(word) and _FRACTION.fullmatch(expected)):
         return False
-    mine, wanted = float(word), float(other)
+    mine, wanted = float(word), float(expected)
     return abs(mine - wanted) <= 1e-6 * max(1.0, abs(wanted))
 
 

@@ -137,8 +137,11 @@ class UpshotRunner(CompatibleRunner):
         return await self._post("/test_program", program, list(tests), limits, language=language)
 
     def _read(self, answer: dict[str, Any]) -> list[TestResult]:
-        rows = zip(answer["outcomes"], answer["runtimes"], answer["details"], strict=True)
-        return [TestResult(Outcome(name), None if seconds < 0 else seconds, detail) for name, seconds, detail in rows]
+        rows = zip(*(answer[name] for name in ("outcomes", "runtimes", "details", "in_place")), strict=True)
+        return [
+            TestResult(Outcome(name), None if seconds < 0 else seconds, detail, in_place=in_place)
+            for name, seconds, detail, in_place in rows
+        ]
 
     async def _run(self, job: ProgramJob) -> RunResult:
         body = {**_describe(job), "limits": asdict(job.limits)}

@@ -2,8 +2,7 @@
 
 A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
 or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. A module that is not
-installed (`from solution import f`) is the program. Standard library only, and nothing of this package: it runs in the
-zygote's children.
+installed (`from solution import f`) is the program. Standard library only: it runs in the zygote's children.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import os
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -20,6 +21,12 @@ TEST = "test.py"
 PROGRAM = "_upshot_program"
 """The program as a module, in the namespace of its tests."""
 
+OWN_FIXTURES = frozenset(("tmp_path", "capsys", "monkeypatch", "request", "recwarn", "caplog", "subtests"))
+"""Arguments that pytest itself gives."""
+PYTEST_FILE = "test_program.py"
+PYTEST_ARGUMENTS = ("-s", "--noconftest", "-c", os.devnull, "--rootdir", ".", "--import-mode=importlib")
+PYTEST_WITHOUT = ("cacheprovider", "terminal", "faulthandler", "logging", "junitxml", "pastebin", "doctest")
+"""Its own files and reports are of no use here."""
 LONG = 1000
 """Items of a literal that is data and nothing else: looking through it would take longer than running it."""
 
@@ -29,16 +36,11 @@ class CaseError(Exception):
 
 
 class CheckCounter:
-    """Counts the checks that are executed; one that `foreign` says is the program's own does not count.
+    """Counts the checks that are executed; one that `foreign` says is the program's own does not count."""
 
-    `begin` is called before every method of a case.
-    """
-
-    def __init__(
-        self, foreign: Callable[[Any], bool] = lambda function: False, begin: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, foreign: Callable[[Any], bool] = lambda function: False) -> None:
         self.count = 0
-        self.foreign, self.begin = foreign, begin
+        self.foreign = foreign
 
     def __call__(self, function: Any = None) -> Any:
         self.count += not self.foreign(function)
@@ -114,9 +116,10 @@ def _find_fault(tree: ast.Module | str, checkers: set[str]) -> str:
         return tree
     nodes = list(walk(tree))
     names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
+    fixtures = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list}
     for function in _list_uncalled(tree):
-        given = function.args
-        if len(given.posonlyargs) + len(given.args) > len(given.defaults) or None in given.kw_defaults:
+        wanted = {part.arg for part in function.args.args} - fixtures
+        if _takes_arguments(function) and not function.decorator_list and wanted - OWN_FIXTURES:
             return f"{function.name} takes arguments that nobody gives"
     if not any(_is_check(node) for node in nodes) and not names & checkers:
         return "it checks nothing"
@@ -133,8 +136,13 @@ def _is_check(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and any(isinstance(part, ast.Raise) for part in node.body + node.orelse)
 
 
+def is_check_name(name: str) -> bool:
+    """Whether calling something of this name is a check."""
+    return name.startswith(("assert", "fail")) or name == "raises"
+
+
 def _is_checking_call(node: ast.Call) -> bool:
-    return last_name(node.func).startswith(("assert", "fail")) or last_name(node.func) == "raises"
+    return is_check_name(last_name(node.func))
 
 
 def last_name(node: ast.expr) -> str:
@@ -162,9 +170,16 @@ def _make_count() -> ast.Expr:
     return ast.Expr(ast.Call(ast.Name(COUNTER, ast.Load()), [], []))
 
 
+def prepare(tests: Sequence[str]) -> None:
+    """Make `unittest.main()` in a test do nothing: its cases are run here."""
+    if any("unittest" in test for test in tests):
+        importlib.import_module("unittest").__dict__["main"] = lambda *_, **__: None
+
+
 def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> None:
     """Run a test and all cases in it; raises what fails."""
     functions, classes = _list_uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    with_pytest = needs_pytest(tree)
     namespace[COUNTER] = checked
     code = compile(ast.fix_missing_locations(_Counting().visit(tree)), TEST, "exec", dont_inherit=True)
     try:
@@ -172,14 +187,37 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
     except SystemExit as error:  # how a script of tests ends; not when the program ends it
         if error.code or "remote_tail" in error.__dict__ or _is_from_elsewhere(error):
             raise
+    if with_pytest:
+        _run_pytest({name: namespace[name] for name in _list_bound(tree) if name in namespace})
+        return
     for function in functions:
         _call(namespace[function.name])
     for name in classes:
         kind = namespace.get(name)
         if isinstance(kind, type) and "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
-            _run_case(kind, checked.begin)
-        elif isinstance(kind, type) and name.startswith("Test"):
-            _run_methods(kind, checked.begin)
+            _run_case(kind)
+
+
+def needs_pytest(tree: ast.Module) -> bool:
+    """Whether only pytest knows how to run a test: classes `Test…` of no TestCase, fixtures, parameters."""
+    tested = [node for node in _list_uncalled(tree) if _takes_arguments(node) or node.decorator_list]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not _is_case(node)]
+    bare = [node for node in classes if node.name.startswith("Test") and any(map(_is_test, node.body))]
+    named = {word for node in walk(tree) if isinstance(node, ast.Attribute | ast.Name) for word in [last_name(node)]}
+    return bool(bare or tested or (named & {"fixture", "pytestmark"})) and is_installed("pytest")
+
+
+def _list_bound(tree: ast.Module) -> set[str]:
+    """What a test itself binds at its top level."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    defined = {node.name for node in tree.body if isinstance(node, kinds)}
+    return defined | {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _takes_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function cannot be called with nothing."""
+    taken = node.args
+    return len(taken.posonlyargs) + len(taken.args) > len(taken.defaults) or None in taken.kw_defaults
 
 
 def _is_from_elsewhere(error: BaseException) -> bool:
@@ -252,28 +290,59 @@ def _call(function: Any) -> None:
         asyncio.run(found)
 
 
-def _run_methods(kind: type, begin: Callable[[], None]) -> None:
-    for name in [name for name in vars(kind) if name.startswith("test")]:
-        begin()
-        one = kind()
-        getattr(one, "setup_method", lambda: None)()
-        _call(getattr(one, name))
-
-
-def _run_case(kind: Any, begin: Callable[[], None]) -> None:
+def _run_case(kind: Any) -> None:
     import unittest  # the test has it; every fork would pay for it otherwise
 
-    class Result(unittest.TestResult):
-        """Says when a method begins."""
-
-        def startTest(self, test: Any) -> None:
-            """Before `setUp`."""
-            begin()
-            super().startTest(test)
-
-    result = Result()
+    result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
     if result.errors:
         raise CaseError(result.errors[0][1])
-    if not result.wasSuccessful():
-        raise AssertionError(result.failures[0][1] if result.failures else "an expected failure succeeded")
+    if not result.wasSuccessful() or result.skipped:
+        skipped = [f"skipped: {why}" for _, why in result.skipped]
+        raise AssertionError([*(text for _, text in result.failures), *skipped, "an expected failure succeeded"][0])
+
+
+class _Collected:
+    """Hands pytest a module that is loaded already, and notes what came of each of its tests."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+        self.collected = self.passed = 0
+        self.failure: BaseException | None = None
+        self.text = ""
+
+    def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
+        import pytest
+
+        made = pytest.Module.from_parent(parent, path=module_path)
+        made.obj = self.module
+        return made
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.collected = len(session.items)
+
+    def pytest_exception_interact(self, call: Any, report: Any) -> None:
+        self.failure = self.failure or (call.excinfo.value if call.excinfo is not None else None)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call":
+            self.passed += report.passed
+        if not report.passed:
+            self.text = self.text or str(report.longrepr)
+
+
+def _run_pytest(names: dict[str, Any]) -> None:
+    """Run the tests among the names of a module; raises the first failure, or AssertionError where one is skipped."""
+    import pytest  # takes a third of a second
+
+    module = types.ModuleType(PYTEST_FILE.removesuffix(".py"))
+    module.__dict__.update(names)
+    with open(PYTEST_FILE, "w"):
+        collected = _Collected(module)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    left_out = [word for name in PYTEST_WITHOUT for word in ("-p", f"no:{name}")]
+    pytest.main([*PYTEST_ARGUMENTS, *left_out, PYTEST_FILE], plugins=[collected])
+    if collected.failure is not None:
+        raise collected.failure
+    if not collected.collected or collected.passed != collected.collected:
+        raise AssertionError(collected.text[-500:] or "pytest ran none of its tests")

@@ -53,7 +53,10 @@ class Confinement:
         if key not in self._plans:
             if len(self._plans) > 64:
                 self._plans.clear()
-            self._plans[key] = _plan(self.walls, limits) + self._last
+            last = self._last
+            if limits.get("native") and self.filter is not None:
+                last = [*last[:-1], seccomp.Filter(alone=False, native=True).step]
+            self._plans[key] = _plan(self.walls, limits) + last
         return self._plans[key]
 
     def apply(self, plan: list[kernel.Step]) -> None:

@@ -68,3 +68,13 @@ def _read(proc: int, path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def count_oom_kills(proc: int) -> int:
+    """Processes that the kernel has ended for want of memory, on the whole machine."""
+    try:
+        descriptor = os.open("vmstat", os.O_RDONLY, dir_fd=proc)
+    except OSError:
+        return 0
+    with open(descriptor, "rb") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)

@@ -5,7 +5,7 @@ know something to give it: data that the judge then compares with what the test 
 program before. Three rules follow, and all of this file is made of them.
 
 - **Nothing is compared over there.** `==`, `<`, `hash`, `float` and the like of an object would be the program's word
-  for the test's question, `f(3) == 28.27`. They leave the test undecided, whatever catches the exception.
+  for the test's question, `f(3) == 28.27`. They leave the test unconfirmed, whatever catches the exception.
 - **An object that may stand where data is meant is asked nothing with an argument.** `f(3).startswith("28")` would show
   it what is wanted. What needs no argument (an attribute, `len`, `str`, a loop, `.total()`) may be asked of every
   object; with arguments only where data cannot be meant: of what the test names itself (a function, a class, a
@@ -13,15 +13,14 @@ program before. Three rules follow, and all of this file is made of them.
   returned. Never by an operator (`Ratio(1, 3) - 0.3333` shows it, too), nor by the name of a question that data answer
   (`PREDICATES`): a capital letter does not make a class.
 - **Nothing is answered here in the program's place.** What Python itself would say of a handle (that it has no such
-  attribute, cannot be inherited from, is no instance) is no word of the program's, and leaves the test undecided.
+  attribute, cannot be inherited from, is no instance) is no word of the program's, and leaves the test unconfirmed.
 
 How an object was come by is a matter of the path, not of the object (`Stack().add(1)` may return the stack itself):
-every answer makes handles of its own. So identity means nothing here; tests that ask for it are told by their text.
+every answer makes handles of its own. So identity means nothing here.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -49,22 +48,14 @@ class Undecided(BaseException):
 class Questioner(Protocol):
     """Who asks for a handle: the judge."""
 
-    simple: bool
-
     def ask(self, op: str, target: int, name: str, args: Any = (), kwargs: Any = None) -> dict[str, Any]:
         """The program's answer."""
 
     def read(self, answer: dict[str, Any], path: str, word: str = "") -> Any:
         """The value of an answer."""
 
-    def agree_on_size(self, number: int, size: int | None) -> None:
-        """Doubt an object with another length than items."""
-
-    def agree_on_truth(self, number: int, truth: bool) -> None:
-        """Doubt an object that is true without items, or not with some."""
-
     def doubt(self, why: str) -> NoReturn:
-        """Leave the test undecided."""
+        """Leave the test unconfirmed."""
 
 
 class Handle:
@@ -103,24 +94,33 @@ class Handle:
             self._upshot_doubt(name)
         return self._upshot_judge.read(self._upshot_judge.ask("look", self._upshot_number, name, args), RETURNED)
 
+    def _upshot_items(self) -> list[Any] | None:
+        """All items of a container; None of an iterator."""
+        items: list[Any] | None = self._upshot_look("items")
+        if items is not None and len(items) > MOST_ITEMS:
+            self._upshot_doubt(f"a loop over more than {MOST_ITEMS} items")
+        return items
+
+    def _upshot_agree(self, name: str) -> Any:
+        """The length or truth of an object: where a list may be meant, that of the items which it gives."""
+        answer = self._upshot_look(name)
+        if self._upshot_path in (RETURNED, PART):
+            try:
+                items = self._upshot_items()
+            except Exception:
+                return answer  # it has none
+            if items is None and name == "bool":
+                return answer
+            if items is None or answer != (len(items) if name == "len" else bool(items)):
+                self._upshot_doubt(f"another {name} than items")
+        return answer
+
     def __len__(self) -> int:
-        size = self._upshot_look("len")
-        if self._upshot_path in (RETURNED, PART):  # where a list may be meant, it has as many items as it says
-            with contextlib.suppress(Exception):
-                items = self._upshot_look("items")
-                self._upshot_judge.agree_on_size(self._upshot_number, None if items is None else len(items))
-        self._upshot_judge.agree_on_size(self._upshot_number, size)
-        return size
+        return self._upshot_agree("len")
 
     def __iter__(self) -> Iterator[Any]:
-        items = self._upshot_look("items")
-        if items is None:
-            self._upshot_judge.agree_on_size(self._upshot_number, None)
-            return self._upshot_take_all()
-        if len(items) > MOST_ITEMS:
-            self._upshot_doubt(f"a loop over more than {MOST_ITEMS} items")
-        self._upshot_judge.agree_on_size(self._upshot_number, len(items))
-        return iter(items)
+        items = self._upshot_items()
+        return self._upshot_take_all() if items is None else iter(items)
 
     def _upshot_take_all(self) -> Iterator[Any]:
         while items := self._upshot_look("take"):
@@ -132,9 +132,7 @@ class Handle:
         return items[0] if items else self._upshot_doubt("the end of an iterator, by next()")
 
     def __bool__(self) -> bool:
-        truth = self._upshot_look("bool")
-        self._upshot_judge.agree_on_truth(self._upshot_number, truth)
-        return truth
+        return self._upshot_agree("bool")
 
     def __str__(self) -> str:
         return self._upshot_look("str")
@@ -160,7 +158,6 @@ class Handle:
     def __eq__(self, other: object) -> bool:
         if other is not None:
             self._upshot_doubt("==")
-        self._upshot_judge.simple = False  # by its own word it may be as good as None
         return False
 
     def __ne__(self, other: object) -> bool:

@@ -110,7 +110,7 @@ def _build_root(root: Root) -> None:
         if os.path.exists(path):
             _bind(os.path.realpath(path), base + path)
     for name in DEVICES:
-        _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MS_NOSUID)
+        _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MS_RDONLY | kernel.MS_NOSUID)  # it can still be written to
     _write(f"{base}/etc/passwd", PASSWD.format(user=root.user))
     os.symlink("/tmp", f"{base}/dev/shm")
     for link, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):

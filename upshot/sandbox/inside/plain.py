@@ -1,9 +1,9 @@
 """Plain data across the wall: values as JSON with tags, so that nothing but data comes out of an untrusted process.
 
 A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Anything that is
-not data becomes opaque, and so does an object of a subclass of data: it may equal what its base does not, and a copy
-would lose its methods. `decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this
-file's own text: it imports nothing of this package.
+not data becomes opaque. An object of a subclass of data is the data that it is made of: its own `==` is not asked.
+`decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own text: it
+imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ KEYS_VIEW: type = type({}.keys())
 TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
 """Types that cross by name: a function may return `int`."""
 _RECORD = frozenset(vars(namedtuple("_RECORD", "x")))
-_COPIED = frozenset("tNsfkqdCMEaB")
 _HALVES = re.compile("[\ud800-\udfff]")
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
 
@@ -55,12 +54,10 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
         return {"p": named[0]}
     if kind.__module__ == "numpy":
         return _encode_numpy(value, opaque, depth + 1)
+    for base, inside in BASES:
+        if issubclass(kind, base):
+            return encode(inside(value), opaque, depth + 1)
     return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
-
-
-def is_copied(data: Any) -> bool:
-    """Whether a JSON form stands for something of which two processes have two: neither a scalar nor a handle."""
-    return isinstance(data, list) or (isinstance(data, dict) and not _COPIED.isdisjoint(data))
 
 
 def _is_record(kind: type) -> bool:
@@ -107,16 +104,6 @@ def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
     return {"F": _items((int(value.numerator), int(value.denominator)), opaque, depth)}
 
 
-def _encode_deque(value: Any, opaque: Any, depth: int) -> Any:
-    if value.maxlen is not None and opaque is not None:
-        return opaque(value)  # a copy would not forget its first items
-    return {"q": _items(value, opaque, depth)}
-
-
-def _encode_defaultdict(value: Any, opaque: Any, depth: int) -> Any:
-    return opaque(value) if opaque is not None else _mapping("E")(value, opaque, depth)  # a copy would make no items
-
-
 def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
     return lambda value, opaque, depth: {tag: _items((value.start, value.stop, value.step), opaque, depth)}
 
@@ -133,7 +120,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (tuple, _encode_tuple),
     (Counter, _mapping("C")),
     (OrderedDict, _mapping("M", OrderedDict)),
-    (defaultdict, _encode_defaultdict),
+    (defaultdict, _mapping("E")),
     (dict, _mapping("d")),
     (set, _tag("s")),
     (frozenset, _tag("f")),
@@ -141,7 +128,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),
-    (deque, _encode_deque),
+    (deque, _tag("q")),
     (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
     (Fraction, _encode_fraction),
     (range, _bounds("r")),
@@ -151,6 +138,19 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (time, _encode_time),
     (timedelta, _encode_time),
 ]
+
+
+BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, lambda value: int.__add__(value, 0)),
+    (float, lambda value: float.__add__(value, 0.0)),
+    (str, lambda value: "".join(str.__iter__(value))),
+    (list, lambda value: [*list.__iter__(value)]),
+    (tuple, lambda value: (*tuple.__iter__(value),)),
+    (dict, lambda value: {key: dict.__getitem__(value, key) for key in dict.__iter__(value)}),
+    (set, lambda value: {*set.__iter__(value)}),
+    (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
+)
+"""The data that an object of a subclass is made of."""
 
 
 def _encode_numpy(value: Any, opaque: Any, depth: int) -> Any:

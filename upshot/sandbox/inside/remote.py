@@ -3,16 +3,14 @@
 The judge asks, the program answers, one question at a time:
 
 - {"op": "names", "names"}: which of these the program has, each as data or as a handle; of exceptions the names of
-  their bases, of what a library gave it where it comes from.
+  their bases.
 - {"op": "call", "target", "name", "args", "kwargs"}: call an object, or its method of that name.
 - {"op": "get", "target", "name"}, {"op": "set", "target", "name", "args"}: attributes. What can be called is not
   handed over: {"method": true} says that there is something to call by that name.
 - {"op": "look", "target", "name", "args"}: one of `LOOKS`, what Python's own syntax does with an object.
 
-Lists, dictionaries and the like are copied on their way, and a program may go on changing its own: an argument in
-place, a list that it handed out. So both sides count the copies, in the order they are made (arguments, then the
-value), the judge says with every question which of them the test still holds ("held"), and every answer says which
-look otherwise by now ("changed").
+Lists, dictionaries and the like are copied on their way. What a call changed in place among its arguments comes with
+the answer: {"changed": [[index, value], …]}.
 
 {"ok"} or {"error"} answers, {"unreadable"} where a value cannot be carried. A handle is a number: `exports` keeps the
 object for as long as the process lives, so that the same object always has the same number. All of this runs in the
@@ -86,6 +84,9 @@ class Wire:
         return b"".join(parts)
 
 
+_DATA = tuple(base for base, _ in plain.BASES)
+
+
 class Unreadable(BaseException):
     """A value that cannot be carried: not an exception of the program's, and none that a test may expect."""
 
@@ -98,65 +99,48 @@ class JudgedProgram:
         self.namespace = namespace
         self.exports: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
-        self.copied = 0
-        self.copies: dict[int, tuple[Any, Any]] = {}
-        """By the number of the copy, our own of what the judge has, too, and how it looked when it was last told."""
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what the judge asks, or say what came of trying; and what of all that was copied looks otherwise now."""
-        self.copies = {number: self.copies[number] for number in message["held"]}
+        """Do what the judge asks, or say what came of trying."""
         try:
-            answer = self._perform(message)
-            after = {number: self.encode(value) for number, (value, _) in self.copies.items()}
+            return self._tell_names(message["names"]) if message["op"] == "names" else self._perform(message)
         except Unreadable as error:
             return {"unreadable": str(error)}
-        changed = [[number, now] for number, now in after.items() if now != self.copies[number][1]]
-        self.copies |= {number: (self.copies[number][0], now) for number, now in changed}
-        return {**answer, "changed": changed}
+
+    def _tell_names(self, names: list[str]) -> dict[str, Any]:
+        found = [(name, self.namespace[name]) for name in names if name in self.namespace]
+        return {"ok": [[name, self.encode(v), _name_bases(v)] for name, v in found]}
 
     def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message["op"] == "names":
-            found = [(name, self.namespace[name]) for name in message["names"] if name in self.namespace]
-            data = [self.encode(value) for _, value in found]
-            for (_, value), encoded in zip(found, data, strict=True):
-                self._remember(value, encoded)
-            rows = zip(found, data, strict=True)
-            return {"ok": [[name, encoded, _name_bases(v), _name_home(v)] for (name, v), encoded in rows]}
         op, name, target = message["op"], message["name"], self.exports[message["target"]]
         args = [self._take(item) for item in message["args"]]
         kwargs = {key: self._take(item) for key, item in message["kwargs"].items()}
+        values = [*args, *kwargs.values()]
+        before = [self.encode(value) for value in values]
         try:
             if op == "set":
                 setattr(target, name, *args)
                 return {"ok": None}
             if op == "get":
                 value = getattr(target, name)
-                return (
-                    {"method": True} if callable(value) and not isinstance(value, type) else {"ok": self._give(value)}
-                )
+                is_method = callable(value) and not isinstance(value, type)
+                return {"method": True} if is_method else {"ok": self.encode(value)}
             function = LOOKS[name] if op == "look" else getattr(target, name) if name else target
-            return {"ok": self._give(function(*([target] if op == "look" else []), *args, **kwargs))}
+            value = function(*([target] if op == "look" else []), *args, **kwargs)
+            # What a class makes is an object to the test, with methods of its own, though it may be a list as well.
+            made = function is target and type(value) is target and issubclass(target, _DATA)
+            answer = {"ok": self._export(value) if made else self.encode(value)}
         except Unreadable:
             raise
         except BaseException as error:
-            return {"error": self._describe(error)}
+            answer = {"error": self._describe(error)}
+        after = [self.encode(value) for value in values]
+        pairs = enumerate(zip(before, after, strict=True))
+        return answer | {"changed": [[index, now] for index, (was, now) in pairs if was != now]}
 
     def _take(self, data: Any) -> Any:
-        """An argument; of one that is a copy we remember how it looks."""
-        value = _intern(plain.decode(data, lambda number, _: self.exports[number]))
-        self._remember(value, self.encode(value))
-        return value
-
-    def _give(self, value: Any) -> Any:
-        """A value for the judge; of one that is copied we remember how it looked."""
-        data = self.encode(value)
-        self._remember(value, data)
-        return data
-
-    def _remember(self, value: Any, data: Any) -> None:
-        if plain.is_copied(data):
-            self.copied += 1
-            self.copies[self.copied] = (value, data)
+        """An argument."""
+        return _intern(plain.decode(data, lambda number, _: self.exports[number]))
 
     def encode(self, value: Any) -> Any:
         """A value for the judge: data as data, objects as handles."""
@@ -197,11 +181,6 @@ def _name_bases(value: Any) -> list[str] | None:
     if not isinstance(value, type) or not issubclass(value, BaseException):
         return None
     return [base.__name__ for base in value.__mro__]
-
-
-def _name_home(value: Any) -> str:
-    """The module that a class or function says it is from."""
-    return str(getattr(value, "__module__", "")) if callable(value) else ""
 
 
 def serve(payload: dict[str, Any], descriptor: int) -> None:

@@ -17,7 +17,10 @@ LOAD, JEQ, JGE, JSET, AND, JA, RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x05, 0x06
 RET_KILL, RET_ERRNO, RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 EPERM, ENOSYS, EACCES = 1, 38, 13
 NAMESPACE_FLAGS = 0x7E020000
-OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0, OFFSET_ARG1, OFFSET_ARG2 = 0, 4, 16, 24, 32
+OFFSET_NR, OFFSET_ARCH = 0, 4
+OFFSET_ARG0, OFFSET_ARG1, OFFSET_ARG2, OFFSET_ARG3, OFFSET_ARG4, OFFSET_ARG5 = 16, 24, 32, 40, 48, 56
+MADV_COLD = 20
+"""The first of those that put pages of a file out of memory."""
 AF_UNIX = 1
 SO_SNDBUF, F_SETPIPE_SZ = 7, 1031
 O_ACCMODE, O_TRUNC = 3, 0x200
@@ -40,8 +43,8 @@ UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "uti
 Instruction = tuple[int, int, int, int]
 
 
-def build(alone: bool, machine: str = MACHINE) -> bytes:
-    """The filter's instructions, ready for the kernel.
+def build(alone: bool, machine: str = MACHINE, native: bool = False) -> bytes:
+    """The filter's instructions, ready for the kernel. `native`: for tool chains, whose runs hold nothing to tell.
 
     `alone` stands in for PID and mount namespaces: no new processes (nothing would end them with the run), signals and
     the like only to the run's own process, and files keep their rights and times.
@@ -50,7 +53,7 @@ def build(alone: bool, machine: str = MACHINE) -> bytes:
     blocks = {"clone3": [_ret(RET_ERRNO | ENOSYS)]}
     blocks |= {name: [_ret(RET_ALLOW)] for name in ALLOWED}
     blocks |= {name: [_ret(RET_KILL)] for name in FATAL}
-    blocks |= _guard(alone)
+    blocks |= _guard(alone) | _hide_page_cache(native)
     by_number = {table[name]: code for name, code in blocks.items() if name in table}
     default = [_ret(RET_ERRNO | EPERM)]
     # Above the table: calls newer than this file. ENOSYS lets the C library fall back.
@@ -64,8 +67,8 @@ def build(alone: bool, machine: str = MACHINE) -> bytes:
 class Filter:
     """A filter built once in the zygote; `step` installs it in a child, for good, after no_new_privs."""
 
-    def __init__(self, alone: bool) -> None:
-        program = build(alone)
+    def __init__(self, alone: bool, native: bool = False) -> None:
+        program = build(alone, native=native)
         self._buffer = ctypes.create_string_buffer(program, len(program))
         described = ctypes.pointer(_Program(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_void_p)))
         self.step = kernel.step("prctl", kernel.PR_SET_SECCOMP, 2, described, 0, 0)
@@ -119,6 +122,34 @@ def _guard(alone: bool) -> dict[str, list[Instruction]]:
         known = _one_of(OFFSET_ARG1, FCNTL_COMMANDS)
         blocks |= {"fcntl": [known[0], *_pretend_locks(), *known[1:]], "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
     return blocks
+
+
+def _hide_page_cache(native: bool) -> dict[str, list[Instruction]]:
+    """Blocks for the calls that tell which pages of a file are in memory, or that put them there or out.
+
+    All runs see the same libraries. What one run reads of them, another could find in memory without a clock: the bits
+    of an expected value, carried from the plain look to the judged one. Advice is taken and not followed.
+    """
+    none, allow = [_ret(RET_ERRNO)], _ret(RET_ALLOW)
+    blocks = {"fadvise64": none, "readahead": none, "mincore": [_ret(RET_ERRNO | EPERM)]}
+    blocks |= {name: _without(OFFSET_ARG5) for name in ("preadv2", "pwritev2", "splice")}
+    blocks["get_mempolicy"] = _without(OFFSET_ARG4)
+    blocks["madvise"] = [(LOAD, 0, 0, OFFSET_ARG2), *_advice(MADV_COLD), *_advice(MADV_COLD + 1), allow]
+    # A page that had to be read is a major fault, which the usage of a process or of its children counts.
+    blocks["wait4"] = [allow] if native else _without(OFFSET_ARG3, OFFSET_ARG3 + 4)
+    blocks["waitid"] = [allow] if native else _without(OFFSET_ARG4, OFFSET_ARG4 + 4)
+    blocks["getrusage"] = [allow] if native else [_ret(RET_ERRNO | EPERM)]
+    return blocks
+
+
+def _advice(value: int) -> list[Instruction]:
+    return [(JEQ, 0, 1, value), _ret(RET_ERRNO)]
+
+
+def _without(*words: int) -> list[Instruction]:
+    """Allow a call whose argument in these words is 0."""
+    checks = [part for word in words for part in ((LOAD, 0, 0, word), (JEQ, 1, 0, 0), _ret(RET_ERRNO | EPERM))]
+    return [*checks, _ret(RET_ALLOW)]
 
 
 def _pretend_locks() -> list[Instruction]:

@@ -55,6 +55,7 @@ class ZygoteProcess:
         paths = ["/"] if self.walls.namespaces else _outside_paths(extra)
         self.proc = cpu_time.open_proc()
         self.cores = len(os.sched_getaffinity(0))
+        self.oom_kills = cpu_time.count_oom_kills(self.proc)
         if self.walls.namespaces:
             namespaces.enter(self.walls.namespaces, root, uid)
         # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
@@ -162,7 +163,17 @@ class ZygoteProcess:
                 if ended is watched[-1]:
                     for one in by_fd.values():  # the judge has spoken: the program is not waited for
                         one.kill("judged")
-        return [one.report() for one in watched]
+        return [one.report(limits["cpu_seconds"]) for one in watched]
+
+    def was_killed_outside(self, status: int, spent: float) -> bool:
+        """Whether a SIGKILL that nobody here has sent came from the host.
+
+        In its PID namespace a program is the first process, which none of its own can kill. The kernel does where
+        memory runs out, and where a clock of its own does.
+        """
+        before, self.oom_kills = self.oom_kills, cpu_time.count_oom_kills(self.proc)
+        alone = bool(self.walls.namespaces) and status == signal.SIGKILL and spent < 1
+        return alone and self.oom_kills == before
 
 
 class WatchedChild:
@@ -225,20 +236,26 @@ class WatchedChild:
         """Collect the exit status."""
         _, self.status, self.usage = os.wait4(self.pid, 0)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, cpu_limit: float) -> dict[str, Any]:
         """What the supervisor needs to know."""
         assert self.usage is not None
+        cpu = max(self.cpu, self.usage.ru_utime + self.usage.ru_stime)
+        outside = self.why is None and self.zygote.was_killed_outside(self.status, cpu / cpu_limit)
         word = self.word or os.read(self.link, 512)  # never waits: the child's end is closed by now
         os.close(self.link)
         os.close(self.pidfd)
         return {
             "status": self.status,
             "why": self.why,
-            "cpu": max(self.cpu, self.usage.ru_utime + self.usage.ru_stime),
+            "cpu": cpu,
             "max_rss_kb": self.usage.ru_maxrss,
             "started": word == b"R",
-            "fault": None if word == b"R" else word.decode(errors="replace") or "died before its walls were up",
+            "fault": "killed from outside" if outside else None if word == b"R" else _tell_fault(word),
         }
+
+
+def _tell_fault(word: bytes) -> str:
+    return word.decode(errors="replace") or "died before its walls were up"
 
 
 def _volunteer(proc: int) -> None:

@@ -1,8 +1,9 @@
-"""The verdict on a program and its assert tests, by two looks.
+"""The results of a program's assert tests, by two looks.
 
 The plain look runs program and tests in one process, as everybody does. What fails there is a failure. Programs that
 pass are looked at a second time, by a judge who holds the tests outside of the program's process and sees nothing of it
-but data: data that differ convict it, data that hold confirm it, and what data do not tell stays undecided.
+but data: it confirms a pass, or does not. Where a program changes its arguments in place and the judge does not confirm
+it with the original ones, the judge looks once more and takes over the changes; such a pass is marked `in_place`.
 
 Where tests are nothing but bare calls and literals (`asserts/split.py`), and all that the calls return is plain data,
 that data alone decides: one look is enough, and it is the cheapest of the three.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from upshot.sandbox.asserts import verdict
@@ -34,8 +36,6 @@ class TestedProgram:
         self.execute = execute
         self.program, self.tests, self.given, self.limits = program, list(tests), given, limits
         self.seed = random.getrandbits(32)
-        self.doubts: dict[int, str] = {}
-        """By index, why no data can decide a test, as its text says."""
 
     async def decide(self) -> list[TestResult]:
         """One result per test."""
@@ -45,9 +45,16 @@ class TestedProgram:
             if None not in found:
                 return [result for result in found if result is not None]
         plain = [result for result in await self._look_past_timeouts(self._look_plainly) if result is not None]
-        if not any(result.passed and index not in self.doubts for index, result in enumerate(plain)):
-            return verdict.of_judged(plain, self.doubts, Remains())
-        return verdict.of_judged(plain, self.doubts, await self._look_as_judge(plain))
+        if not any(result.passed for result in plain):
+            return plain
+        remains = await self._look_as_judge(plain, restores=False)
+        judged = verdict.of_judged(plain, remains)
+        doubted = [index for index, result in enumerate(judged) if result.outcome is Outcome.UNCONFIRMED]
+        if not any("c" in line for index, line in enumerate(remains.lines) if index in doubted):
+            return judged
+        again = verdict.of_judged(plain, await self._look_as_judge(plain, restores=True))
+        in_place = {index: again[index] for index in doubted if again[index].passed}
+        return [replace(in_place[i], in_place=True) if i in in_place else one for i, one in enumerate(judged)]
 
     async def _look_past_timeouts(self, look: Callable[[list[int]], Awaitable[Found]]) -> Found:
         """What a look finds; where a timeout does not end the tests, looked again without the one that had it.
@@ -74,13 +81,12 @@ class TestedProgram:
     async def _look_plainly(self, skip: list[int]) -> Found:
         payload = {"tests": self.tests, "given": self.given, "skip": skip}
         remains = await self.execute(self._request("tests", payload))
-        self.doubts = {int(index): str(why) for index, why in remains.notes.get("doubts", ())}
         return [*verdict.of_plain(len(self.tests), remains, skip)]
 
-    async def _look_as_judge(self, plain: list[TestResult]) -> Remains:
-        """The judge follows every test that can be followed: one that failed may still have made what others use."""
-        left_out = [index for index, result in enumerate(plain) if index in self.doubts or not _has_ended(result)]
-        judge: dict[str, Any] = {"tests": self.tests, "given": self.given, "skip": left_out}
+    async def _look_as_judge(self, plain: list[TestResult], restores: bool) -> Remains:
+        """The judge follows every test that has ended: one that failed may still have made what others use."""
+        left_out = [index for index, result in enumerate(plain) if not _has_ended(result)]
+        judge = {"tests": self.tests, "given": self.given, "skip": left_out, "restores": restores}
         return await self.execute(self._request("serve", {}, judge))
 
     def _request(self, mode: str, payload: dict[str, Any], judge: dict[str, Any] | None = None) -> RunRequest:

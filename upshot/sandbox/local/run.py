@@ -138,7 +138,7 @@ class RunRequest:
         if "fault" in reply:
             return Remains(fault=reply["fault"])
         program = reply["children"][0]
-        fault = next((child["fault"] for child in reply["children"] if child["fault"]), None)
+        fault = None if oom else next((child["fault"] for child in reply["children"] if child["fault"]), None)
         stdout, stdout_cut = read_output(self.files["stdout"])
         stderr, stderr_cut = read_output(self.files["stderr"])
         return Remains(

@@ -17,17 +17,31 @@ _ALONE = re.compile(r"^\s*[*_(\[]*([A-Z])[*_)\].:]*(?:\s|$)", re.MULTILINE)
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 
 
+_SMALL = re.compile(
+    r"(?:answer|choice|option)\s*(?:is|:|=)?\s*:?[\s*_\"'`(]*([a-z])[).*_\"'`]*\s*$", re.IGNORECASE | re.MULTILINE
+)
+"""A small letter counts only at the end of its line: 'the answer is a number' names none."""
+_MORE = re.compile(r"[).*_\]]*(?:\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*[A-Z][).*_\]]*)+\s*[.!]?\s*$", re.MULTILINE)
+"""What follows the first of several letters: 'or C', ', C and D'."""
+
+_BEFORE = re.compile(r"\b[A-Z][).*_\]]*\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*$")
+"""What stands before the last of several letters."""
+
+
 def chosen_letter(text: str, last: str = "Z") -> str | None:
-    """The letter (A to `last`) a response ends up with; None when it names none."""
+    """The letter (A to `last`) a response ends up with; None when it names none, or several at once."""
     text = text[-8000:]
     boxed = boxed_answer(text)
-    candidates = [boxed.strip("{}() .").removeprefix("\\text{").strip("{}()")] if boxed else []
-    candidates += [m[1] for m in reversed(list(_SAID.finditer(text)))]
-    candidates += [m[1] for m in reversed(list(_BRACKETED.finditer(text)))]
-    candidates += [m[1] for m in reversed(list(_ALONE.finditer(text)))]
-    for letter in candidates:
+    if boxed:
+        letter = boxed.strip("{}() .").removeprefix("\\text{").strip("{}()")
         if len(letter) == 1 and "A" <= letter <= last:
             return letter
+    for pattern in (_SAID, _SMALL, _BRACKETED, _ALONE):
+        for found in reversed(list(pattern.finditer(text))):
+            letter = found[1].upper() if pattern is _SMALL else found[1]
+            if "A" <= letter <= last:
+                several = _MORE.match(text, found.end(1)) or _BEFORE.search(text[: found.start(1)])
+                return None if several else letter
     return None
 
 

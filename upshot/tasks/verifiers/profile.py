@@ -4,6 +4,7 @@ Whether data can decide a check is a property of the check and not of the progra
 reference solution goes through both looks of the sandbox, and each check gets a kind:
 
 - *decidable*: the judge confirmed the reference. Any other program must be confirmed, too.
+- *in place*: the same, but only with what the reference changed in place among the test's own values (`sort(xs)`).
 - *believed*: the reference passes plainly, but the judge cannot confirm it. The plain look decides.
 - *broken*: the reference fails it, or passes it only sometimes. The check is left out.
 
@@ -34,6 +35,7 @@ class CheckKind(enum.StrEnum):
     """What a check can decide."""
 
     DECIDABLE = "decidable"
+    IN_PLACE = "in_place"
     BELIEVED = "believed"
     BROKEN = "broken"
 
@@ -75,6 +77,7 @@ class RowProfile:
     def summary(self) -> str:
         """One word for the row: decidable, partly, believed or broken."""
         kept = {kind for kind in self.kinds if kind is not CheckKind.BROKEN}
+        kept = {CheckKind.DECIDABLE if kind is CheckKind.IN_PLACE else kind for kind in kept}
         if not kept:
             return "broken"
         return "partly" if len(kept) == 2 else str(*kept)
@@ -107,17 +110,40 @@ def _is_literal(test: Any, language: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_literal_check(test: str) -> bool:
-    """Whether a test is a `check(candidate)` that asserts nothing but `candidate(LITERALS) == LITERAL`."""
+    """Whether a test is a `check(candidate)`, or methods of a TestCase, and asserts nothing but calls and literals."""
     try:
         body = ast.parse(test).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    calls = [node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    if len(functions) != 1 or len(calls) != 1 or not functions[0].args.args:
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    defined = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    called = [node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    if len(defined) != 1 or len(imports) + len(defined) + len(called) != len(body):
         return False
-    asserts = "\n".join(ast.unparse(node) for node in functions[0].body if not isinstance(node, ast.Pass))
-    return split(asserts) is not None
+    asserts = [_as_assert(node) for part in (defined[0], *defined[0].body) for node in _statements(part)]
+    return bool(asserts) and split("\n".join(map(ast.unparse, (*imports, *asserts)))) is not None
+
+
+def _statements(node: ast.stmt) -> list[ast.stmt]:
+    return node.body if isinstance(node, ast.FunctionDef) else []
+
+
+def _as_assert(node: ast.stmt) -> ast.stmt:
+    """`self.assertEqual(a, b)` and its like as an assert; another statement as it is."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
+        return node
+    first, second = call.args[0], call.args[1] if len(call.args) > 1 else None
+    match call.func.attr:
+        case "assertEqual" | "assertListEqual" | "assertDictEqual" | "assertTupleEqual" if second is not None:
+            return ast.Assert(ast.Compare(first, [ast.Eq()], [second]))
+        case "assertTrue":
+            return ast.Assert(first)
+        case "assertFalse":
+            return ast.Assert(ast.UnaryOp(ast.Not(), first))
+        case "assertIsNone":
+            return ast.Assert(ast.Compare(first, [ast.Is()], [ast.Constant(None)]))
+    return node
 
 
 async def measure(checks: RowChecks, program: str, basis: str = "reference") -> RowProfile | None:
@@ -131,7 +157,8 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
             return None
         failed = next((r for r in results if r.outcome not in (Outcome.PASSED, Outcome.UNCONFIRMED)), None)
         doubted = next((r for r in results if not r.passed), None)
-        kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else CheckKind.DECIDABLE)
+        decidable = CheckKind.IN_PLACE if any(r.in_place for r in results) else CheckKind.DECIDABLE
+        kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else decidable)
         if seen := failed or doubted:
             sometimes = "only sometimes: " if failed and any(r is not failed and r.passed for r in results) else ""
             reasons[index] = f"{sometimes}{seen.outcome}: {seen.detail.strip()[-300:]}"
@@ -141,7 +168,7 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
 def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:
     """Whether a program shows more than the form of its row's checks: it passes, and the judge confirms one of them."""
     passed = all(r.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED, Outcome.INVALID_TEST) for r in results)
-    pairs = zip(profile.kinds, results, strict=True)
+    pairs = zip(profile.kinds, results, strict=True)  # `measure` tells what is confirmed in place only
     return profile.basis == "form" and passed and any(k is CheckKind.BELIEVED and r.passed for k, r in pairs)
 
 
@@ -152,6 +179,9 @@ def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = Fa
     """
     counted = []
     for result, kind in zip(results, profile.kinds, strict=True):
+        if kind is CheckKind.DECIDABLE and result.in_place:
+            why = "confirmed only with arguments that the program changed in place, which the reference does not need"
+            result = replace(result, outcome=Outcome.UNCONFIRMED, detail=why)
         unconfirmed = result.outcome is Outcome.UNCONFIRMED
         if kind is CheckKind.BROKEN or (strict and unconfirmed and kind is CheckKind.BELIEVED):
             continue
