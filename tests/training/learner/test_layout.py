@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.training.learner.batch import Datum, micro_batches, pack, shareable
-from upshot.training.learner.layout import end_to_end, tree, worth_sharing
+from upshot.training.learner.layout import end_to_end, shared_tokens, tree, worth_sharing
 
 families = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=12)), min_size=1, max_size=12
@@ -40,6 +40,12 @@ def test_a_tree_holds_every_sequence_whole_and_nothing_twice_in_a_block(
     tails = sum(len(ids) % block for ids in sequences)
     assert layout.tokens == block * len(whole) + tails
     assert all(segment.parent < i for i, segment in enumerate(layout.segments))
+
+
+@given(families)
+def test_shared_tokens_are_those_of_the_tree(rows: list[tuple[int, int, list[int]]]) -> None:
+    sequences = [np.array(spelled(*row), dtype=np.int32) for row in rows]
+    assert shared_tokens(sequences) == tree(sequences).tokens
 
 
 @given(families, st.integers(1, 200))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from upshot.rollout.rollout import Branch, Rollout
-from upshot.training.learner.layout import Ids, Layout, common_prefix, end_to_end, prefix_key, tree, worth_sharing
+from upshot.training.learner.layout import Ids, Layout, end_to_end, prefix_key, shared_tokens, tree, worth_sharing
 
 WITHOUT_PLAN = 16384
 """Tokens of a micro-batch where memory is not planned (on the CPU)."""
@@ -182,12 +182,7 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
 
 def _added_tokens(own: Sequence[Ids], last: Sequence[Ids]) -> int:
     """How many tokens sequences add at most to a tree that holds `last`."""
-    seen = list(last)
-    total = 0
-    for ids in own:
-        total += len(ids) - max((common_prefix(ids, other) for other in seen), default=0)
-        seen.append(ids)
-    return total
+    return shared_tokens([*own, *last]) - shared_tokens(last)
 
 
 def shareable(units: Sequence[Sequence[Datum]]) -> bool:

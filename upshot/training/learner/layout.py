@@ -107,6 +107,12 @@ def common_prefix(a: Ids, b: Ids, block: int = BLOCK) -> int:
     return (int(different[0]) if len(different) else size) // block * block
 
 
+def shared_tokens(sequences: Sequence[Ids]) -> int:
+    """How many tokens sequences have where what they begin with in common counts once."""
+    ordered = sorted(sequences, key=prefix_key)  # no other sequence shares more with one than its neighbour does
+    return sum(map(len, ordered)) - sum(common_prefix(a, b) for a, b in pairwise(ordered))
+
+
 def prefix_key(ids: Ids) -> bytes:
     """Sorted by this, sequences that begin alike are neighbours."""
     return ids.astype(">i4").tobytes()
