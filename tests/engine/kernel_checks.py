@@ -28,6 +28,7 @@ from upshot.engine.kernels.fp8 import (
 )
 from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_product
 from upshot.engine.kernels.logprobs import finish_logits
+from upshot.engine.kernels.long_rows import gather_pages, merge_rows
 from upshot.engine.kernels.norm import add_norm
 from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, norm_heads, rotate
 from upshot.engine.kernels.prefill import prefill_attention
@@ -35,6 +36,8 @@ from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
 from upshot.engine.sequence import Rules
+from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
+from upshot.training.learner.layout import Layout, Segment
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -535,3 +538,56 @@ def test_begin_reads_the_state_of_each_slot() -> None:
     ids, positions, cells, lengths = sample.begin(slots, tokens, place, table, 4)
     assert ids.tolist() == [12, 10] and positions.tolist() == [9, 5] and lengths.tolist() == [10, 6]
     assert cells.tolist() == [9 * 4 + 1, 4 * 4 + 1]
+
+
+@pytest.mark.parametrize("length", [1, 31, 32])
+@pytest.mark.parametrize("dim", [12, 16])
+def test_pages_are_gathered_into_flat_rows(length: int, dim: int) -> None:
+    torch.manual_seed(length)
+    k, v = (torch.randn(12, 2, 8, dim, device=DEVICE) for _ in range(2))
+    pages = torch.tensor([7, 3, 0, 11, 5], dtype=torch.int32, device=DEVICE)
+    rows = gather_pages(k, v, pages, length, torch.float32)
+    for cache, flat in zip((k, v), rows, strict=True):
+        wanted = cache[pages.long()].transpose(1, 2).flatten(0, 1)[:length]
+        assert torch.equal(flat, wanted)
+
+
+def test_two_parts_of_an_attention_are_merged_by_their_sums() -> None:
+    torch.manual_seed(0)
+    scores, values = torch.randn(1, 3, 5, 20, device=DEVICE) * 4, torch.randn(1, 3, 20, 12, device=DEVICE)
+    parts = [(scores[..., :8], values[:, :, :8]), (scores[..., 8:], values[:, :, 8:])]
+    (a, lse_a), (b, lse_b) = [(s.softmax(-1) @ v, s.logsumexp(-1)) for s, v in parts]
+    merge_rows(a, lse_a, b, lse_b)
+    torch.testing.assert_close(a, scores.softmax(-1) @ values)
+    torch.testing.assert_close(lse_a, scores.logsumexp(-1))
+
+
+def share_a_prompt() -> PackedAttention:
+    """Three sequences, two of which continue the first one's 1,536 tokens."""
+    segments = (Segment(0, 1536), Segment(1536, 1100, 0), Segment(2636, 1300, 0), Segment(3936, 1024))
+    return PackedAttention(Layout(segments, ((0, 1), (0, 2), (3,))), DEVICE)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="cuDNN needs a GPU")
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (9, 3)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_librarys_attention_is_as_near_float32_as_flash(heads: tuple[int, int], dim: int) -> None:
+    torch.manual_seed(0)
+    spans = share_a_prompt()
+    wide = [torch.randn(spans.layout.tokens, n, dim, device=DEVICE) for n in (heads[0], heads[1], heads[1])]
+    grad = torch.randn_like(wide[0])
+
+    def run(how: str) -> list[torch.Tensor]:
+        dtype = torch.float32 if how == "padded" else torch.bfloat16
+        q, k, v = (x.to(dtype).requires_grad_() for x in wide)
+        if how == "padded":
+            out = spans._padded_attention(q, k, v, dim**-0.5, 0, 0.0, 0.0)
+        elif how == "flash":
+            out = Flash.apply(q, k, v, spans, dim**-0.5, 0, 0.0)
+        else:
+            out = LongSegments.apply(q, k, v, spans, dim**-0.5)
+        return [out.detach().float(), *(g.float() for g in torch.autograd.grad(out, (q, k, v), grad.to(dtype)))]
+
+    exact, flash, long = run("padded"), run("flash"), run("long")
+    for true, theirs, ours in zip(exact, flash, long, strict=True):
+        assert float((ours - true).norm()) <= 1.3 * float((theirs - true).norm())

@@ -13,6 +13,8 @@ from transformers import LlamaForCausalLM
 from triton.errors import TritonError
 
 from tests.engine.test_families import build
+from upshot.engine.cuda import runner as cuda_runner
+from upshot.engine.cuda.steps import LongRuns
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.eight_bit import narrow_projections
@@ -269,6 +271,32 @@ def test_keys_and_values_in_8_bits_are_half_as_large_and_nearly_the_same(make_ll
     for seq in forks:
         gap = torch.tensor(seq.logprobs) - plain_logprobs(model, seq.ids, seq.prompt_len).float()
         assert float(gap.abs().mean()) < 0.8
+
+
+@pytest.mark.parametrize("kv", ["model", "fp8"])
+def test_long_chunks_go_through_the_librarys_attention(
+    make_llama: Make, kv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = smallest(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, kv=kv, chunk_tokens=24)
+    prompts = [[3 + (7 * i + n) % 60 for i in range(length)] for n, length in enumerate((50, 5, 9))]
+    steps: list[int] = []
+
+    def sampled(long_run: int) -> list[Sequence]:
+        engine = Engine(model, eos_ids=set(), settings=settings)
+        engine.runner.long_run = long_run
+        sequences = [seq for prompt in prompts for seq in engine.submit(prompt, Rules(max_tokens=2, seed=5))]
+        engine.run_until_done()
+        return sequences
+
+    attend = LongRuns.attend
+    monkeypatch.setattr(LongRuns, "attend", lambda self, *how: steps.append(len(self.places)) or attend(self, *how))
+    monkeypatch.setattr(cuda_runner, "cudnn_takes", lambda q: True)
+    plain, long = sampled(1 << 20), sampled(8)
+    assert len(steps) >= 2, "a prompt of several chunks, and short ones beside it"
+    for theirs, ours in zip(plain, long, strict=True):
+        assert ours.ids == theirs.ids
+        torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), atol=3e-3, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [{}, {"use_dora": True}, {"r": 160}], ids=["lora", "dora", "of high rank"])

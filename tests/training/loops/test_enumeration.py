@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from tests.training.enumerated import (
     ECHO,
     OPENING,
     THETA,
-    Sampled,
     Words,
     Worth,
     add_logprob,
@@ -31,8 +28,6 @@ from tests.training.enumerated import (
     zero,
 )
 from upshot.config.recipe import CreditConfig
-from upshot.training.learner.batch import Datum
-from upshot.training.loops import ppo
 
 TREE = CreditConfig(by="tree")
 
@@ -151,24 +146,3 @@ def test_with_a_clamp_the_reply_climbs_its_clamped_mean_and_a_branch_its_clamped
         add_logprob(exact, OPENING, word, mean)
     assert of(mean_estimate(merged(outcomes), 2), first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
     assert of(exact, first=True) != pytest.approx(of(later, first=True), abs=1e-2), "not the same objective"
-
-
-class Critic(Sampled):
-    """A value head that is wrong everywhere, but knows only what was said before."""
-
-    def values(self, data: Sequence[Datum]) -> list[list[float]]:
-        return [[random.Random(repr(one.ids[:at])).gauss(0, 1) for at in range(len(one.ids))] for one in data]
-
-
-@pytest.mark.parametrize("credit", [CreditConfig(), TREE], ids=["reply", "tree"])
-def test_ppo_without_a_bootstrap_is_the_exact_gradient_whatever_the_value_head_says(credit: CreditConfig) -> None:
-    rounds = 2 if credit is TREE else 0
-    outcomes = played(7, [2, 2], 2, ECHO, credit) if rounds else played(1)
-    source = Critic(method="ppo", ppo={"gae_lambda": 1.0, "whiten": False})
-    weight = {id(reply): weight for reply, weight in outcomes}
-    lesson, _ = ppo.lesson_of(source, [[reply] for reply, _ in outcomes])
-    found = zero()
-    for reply, datum in lesson:
-        for at in datum.places:
-            add_logprob(found, datum.ids[at - 1], datum.ids[at], weight[id(reply)] * datum.share * datum.advantages[at])
-    assert found == pytest.approx(exact_gradient(rounds, ECHO), abs=1e-12)

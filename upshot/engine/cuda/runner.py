@@ -27,6 +27,7 @@ from upshot.engine.cuda.steps import (
     CudaStep,
     Flight,
     Graph,
+    LongRuns,
     PromptGraph,
     Results,
     pack_chunks,
@@ -35,6 +36,7 @@ from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import E4M3
+from upshot.engine.kernels.long import SHORTEST, cudnn_takes
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
 from upshot.engine.llama.select import disagreement, select_driver
@@ -89,6 +91,8 @@ class CudaRunner:
         self.flights: deque[Flight] = deque()
         self.compiling: list[Future[None]] = []
         """Kernels that are compiled ahead; each is launched once, on pages."""
+        self.long_run = SHORTEST
+        """Prompt chunks with at least as many ids go through the library's attention."""
         self.use_graphs = settings.graphs and self.on_gpu and not counts_on_host(model, shape.dtype)
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
@@ -284,7 +288,8 @@ class CudaRunner:
         """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
         tokens, blocks = pack_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
-        logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places)
+        runs = self._long_runs(chunks, blocks)
+        logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places, runs=runs)
         found = given_logprobs(logits[len(last) :], ids, wanted.tops)
         scored = (wanted, tuple(self._to_host(x) for x in found))
         flight = self._sample(rows, logits[: len(last)])
@@ -308,9 +313,10 @@ class CudaRunner:
         # Blocks of queries: those that are full, and a broken one for each sequence that ends here (or that the
         # chunk cuts). Four at a time, as rows of the table must begin at multiples of 16 bytes.
         room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
-        if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
+        runs = self._long_runs(chunks, blocks)
+        if runs or not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
-            return self._read(driver, self._upload(tokens), self._upload(blocks), wanted)
+            return self._read(driver, self._upload(tokens), self._upload(blocks), wanted, runs=runs)
         # Padding goes to page 0, which nobody reads; unused blocks have no queries.
         wide = np.zeros((3, size), dtype=np.int64)
         wide[:, :n] = tokens
@@ -340,11 +346,30 @@ class CudaRunner:
         self.seen.add(key)
         return new
 
-    def _read(self, driver: Driver, tokens: Tensor, blocks: Tensor, last: Tensor, out: Tensor | None = None) -> Tensor:
-        return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks), last, out)
+    def _long_runs(self, chunks: list[Chunk], blocks: np.ndarray) -> LongRuns | None:
+        """The chunks that the library's attention reads. It needs lengths on the host, so no graph holds them."""
+        shape = self.shape
+        long = [c for c in chunks if c.stop - c.start >= self.long_run]
+        if not long or not cudnn_takes(torch.empty(0, shape.head_dim, dtype=shape.dtype, device=shape.device)):
+            return None
+        short = blocks[:, ~np.isin(blocks[0], [c.seq.slot for c in long])]
+        return LongRuns.of(chunks, long, self.cache.table, self._upload(short) if short.size else None)
 
-    def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor) -> CudaStep:
+    def _read(
+        self,
+        driver: Driver,
+        tokens: Tensor,
+        blocks: Tensor,
+        last: Tensor,
+        out: Tensor | None = None,
+        runs: LongRuns | None = None,
+    ) -> Tensor:
+        return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks, runs), last, out)
+
+    def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor, runs: LongRuns | None = None) -> CudaStep:
         def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *how: Any) -> Tensor:
+            if runs is not None and runs.takes(*how):
+                return runs.attend(q, k, v, scale)
             return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, *how)
 
         return CudaStep(self.cache, self.shape.heads, positions, cells, attend)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from upshot.engine.kernels.decode_fused import can_fuse
+from upshot.engine.kernels.long import long_attention
+from upshot.engine.kernels.long_rows import gather_pages
+from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
@@ -86,6 +89,44 @@ class CudaStep:
             return self._fused(qkv, k, v, cos, sin, scale, window, norms, softcap, sinks)
         q = rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
         return self._attend(q, k, v, scale, window, softcap, sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class LongRuns:
+    """The long chunks of a step, for the library's attention; the step's other chunks go through our own kernel."""
+
+    places: list[tuple[int, int, int, Tensor]]
+    """Of each: its first token in the step, its number of tokens, the sequence's length after it, its pages."""
+    short: Tensor | None
+    """[4, blocks] The queries of the other chunks: see `prefill_attention`."""
+    table: Tensor
+
+    @classmethod
+    def of(cls, chunks: list[Chunk], long: list[Chunk], table: Tensor, short: Tensor | None) -> LongRuns:
+        """Where `long` chunks are among all `chunks` of a step."""
+        places, offset = [], 0
+        for chunk in chunks:
+            count = chunk.stop - chunk.start
+            if chunk in long:
+                places.append((offset, count, chunk.stop, table[chunk.seq.slot]))
+            offset += count
+        return cls(places, short, table)
+
+    def takes(self, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None) -> bool:
+        """Whether a layer's attention is plain: a window as wide as the sequences hides nothing."""
+        wide = not window or all(stop <= window for _, _, stop, _ in self.places)
+        return wide and not softcap and sinks is None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of a step's queries [tokens, heads, dim] to keys and values in pages."""
+        if self.short is None:
+            out = torch.empty_like(q)
+        else:
+            out = prefill_attention(q, k, v, self.table, self.short, scale, PREFILL_BLOCK)
+        for first, count, length, pages in self.places:
+            keys, values = gather_pages(k, v, pages, length, q.dtype)
+            out[first : first + count] = long_attention(q[first : first + count], keys, values, scale)
+        return out
 
 
 @dataclass(slots=True)

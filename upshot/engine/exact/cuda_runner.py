@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from upshot.engine.cuda.runner import CudaRunner
-from upshot.engine.cuda.steps import CudaStep
+from upshot.engine.cuda.steps import CudaStep, LongRuns
 from upshot.engine.kernels import exact
+from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Sequence
 
 
@@ -26,7 +28,17 @@ class ExactCudaStep(CudaStep):
 class ExactCudaRunner(CudaRunner):
     """Runs plans on one GPU; what a row gets depends on that row alone."""
 
-    def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor, queries: int = exact.QUERIES) -> CudaStep:
+    def _long_runs(self, chunks: list[Chunk], blocks: np.ndarray) -> None:
+        """None: the library's sums depend on a chunk's length."""
+
+    def _prompt_step(
+        self,
+        positions: Tensor,
+        cells: Tensor,
+        blocks: Tensor,
+        runs: LongRuns | None = None,
+        queries: int = exact.QUERIES,
+    ) -> CudaStep:
         def attend(
             q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, sinks: None
         ) -> Tensor:  # the learner's side has none, and the first forward is compared with it

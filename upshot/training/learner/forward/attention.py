@@ -2,13 +2,14 @@
 
 Where segments are shared, the keys and values of a reply's beginning are laid before its own for the time of the call;
 the causal mask is then that of a query block at the end of its keys, which flash attention has, windows included. On
-a GPU that is PyTorch's flash attention for ragged lengths, without padding. Elsewhere (CPU, float32, head sizes that
+a GPU that is cuDNN's, one call a segment, where segments are long (engine/kernels/long.py), else PyTorch's flash
+attention for ragged lengths, without padding. Elsewhere (CPU, float32, head sizes that
 flash refuses, soft caps) segments of like length are padded for the attention alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +19,13 @@ import torch
 from torch import Tensor
 
 from upshot.engine.kernels import plain
+from upshot.engine.kernels.long import (
+    SHORTEST,
+    cudnn_takes,
+    lay_out,
+    long_attention_backward,
+    run_forward,
+)
 from upshot.training.learner.batch import on_device
 from upshot.training.learner.layout import Layout
 
@@ -81,9 +89,17 @@ class PackedAttention:
         dropout: float = 0.0,
     ) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]; `window` 0: to all that came before."""
+        bare = not softcap and not dropout and not (window and window < self.max_keys)
+        if bare and self.long and cudnn_takes(q):
+            return LongSegments.apply(q, k, v, self, scale)  # type: ignore[no-any-return]
         if flash_takes(q) and not softcap:
             return Flash.apply(q, k, v, self, scale, window if window < self.max_keys else 0, dropout)  # type: ignore[no-any-return]
         return self._padded_attention(q, k, v, scale, window, softcap, dropout)
+
+    @property
+    def long(self) -> bool:
+        """Whether segments are long enough on average for a call each of the library's attention."""
+        return self.layout.tokens >= SHORTEST * len(self.layout.segments)
 
     @cached_property
     def keys(self) -> Tensor | None:
@@ -201,11 +217,58 @@ class Flash(torch.autograd.Function):
             unused,
             **ctx.options,
         )
-        if spans.keys is not None:
-            from upshot.engine.kernels.segment_sum import segment_sums
+        return dq, *_add_up(dk, dv, spans), None, None, None, None
 
-            dk, dv = segment_sums(dk, dv, *spans.readers)
-        return dq, dk, dv, None, None, None, None
+
+class LongSegments(torch.autograd.Function):
+    """The library's attention, one call a segment, for long ones; grouped heads are not repeated."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, scale: float) -> Tensor:
+        """[N, heads, dim]. Keys that are laid before a segment's own are not kept, as in `Flash`."""
+        out, parts = torch.empty_like(q), []
+        for segment, keys, values in _segments(k, v, spans):
+            run = lay_out(q[segment], keys, values)
+            part = run_forward(run, scale)
+            out[segment] = part.out[0].transpose(0, 1)[run.lead : run.lead + segment.stop - segment.start]
+            # Without its result: a view of `out` kept here would keep the whole graph alive, which keeps this.
+            parts.append(part._replace(out=part.lse))
+        ctx.spans, ctx.scale, ctx.parts = spans, scale, parts
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Gradients of q, k and v."""
+        q, k, v, out = ctx.saved_tensors
+        grad = grad.contiguous()
+        dq, keys, values = torch.empty_like(q), [], []
+        for (segment, seen, held), part in zip(_segments(k, v, ctx.spans), ctx.parts, strict=True):
+            dq[segment], dk, dv = long_attention_backward(
+                grad[segment], q[segment], seen, held, out[segment], part, ctx.scale
+            )
+            keys.append(dk)
+            values.append(dv)
+        return dq, *_add_up(torch.cat(keys), torch.cat(values), ctx.spans), None, None
+
+
+def _segments(k: Tensor, v: Tensor, spans: PackedAttention) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """The queries, keys and values of each segment."""
+    keys, values = _lay_side_by_side(k, v, spans)
+    first = 0
+    for segment, line in zip(spans.layout.segments, spans.lines, strict=True):
+        own = slice(first, first + len(line))
+        yield slice(segment.start, segment.start + segment.length), keys[own], values[own]
+        first = own.stop
+
+
+def _add_up(dk: Tensor, dv: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
+    """Gradients of keys and values, those of all that read the same ones together."""
+    if spans.keys is None:
+        return dk, dv
+    from upshot.engine.kernels.segment_sum import segment_sums
+
+    return segment_sums(dk, dv, *spans.readers)
 
 
 def _lay_side_by_side(k: Tensor, v: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
