@@ -11,7 +11,7 @@ CODE := upshot tests tools benchmarks examples docs/draw_*.py docs/notebooks
 # Compiled tests and modules are kept, whatever the environment says: without them each run compiles all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo browser test test-full test-short test-long test-all durations test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs collabllm-smoke bench clean
+.PHONY: help setup demo browser test test-full test-short test-long test-all durations test-slow test-cluster test-cluster-more test-vllm test-peers lint types format docs dist collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -115,6 +115,17 @@ format: setup  ## reformat
 docs: setup  ## the documentation as a site, in build/site; needs no network once .venv is there
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html    (with search: $(BIN)/python -m http.server --directory build/site)"
+
+# A small demo from the wheel, in a folder that knows nothing of this repository.
+DIST_DEMO := task.rows_per_split=16 train.steps=1 train.prompts_per_step=2 train.group_size=2 warm_start.steps=1
+
+dist: setup  ## wheel and sdist in dist/, checked, installed into a bare environment and tried there
+	@rm -rf dist build/dist && mkdir -p build/dist
+	@$(PYTHON) -m venv build/dist/tools && build/dist/tools/bin/python -m pip install -qq build twine
+	@build/dist/tools/bin/python -m build --outdir dist . >build/dist/log
+	@build/dist/tools/bin/twine check --strict dist/*
+	@place=$$(mktemp -d) && $(PYTHON) -m venv $$place/env && $$place/env/bin/python -m pip install -qq -c constraints.txt dist/*.whl \
+	  && cd $$place && env/bin/upshot demo run_dir=demo $(DIST_DEMO) && rm -rf $$place
 
 collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
 	@$(BIN)/python -m tests.collabllm.smoke

@@ -25,7 +25,7 @@ TOGETHER = ",".join(sorted(set(EXTRAS) - {"vllm", "dev", "all"}))
 def wanted(requirements: list[str]) -> dict[str, Requirement]:
     """The requirements by name; the project's own extras are no packages."""
     parsed = map(Requirement, requirements)
-    return {canonicalize_name(requirement.name): requirement for requirement in parsed if requirement.name != "upshot"}
+    return {canonicalize_name(requirement.name): requirement for requirement in parsed if requirement.name != PROJECT["name"]}
 
 
 def test_the_core_takes_every_antlr_that_latex_is_parsed_with_and_no_other() -> None:
@@ -50,7 +50,7 @@ def test_the_pins_fit_what_the_project_asks_for(part: str) -> None:
 
 def test_all_names_only_extras_that_there_are() -> None:
     (whole,) = map(Requirement, EXTRAS["all"])
-    assert whole.name == "upshot" and whole.extras <= set(EXTRAS)
+    assert whole.name == PROJECT["name"] and whole.extras <= set(EXTRAS)
 
 
 @pytest.mark.slow
