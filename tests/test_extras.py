@@ -24,8 +24,8 @@ TOGETHER = ",".join(sorted(set(EXTRAS) - {"vllm", "dev", "all"}))
 
 def wanted(requirements: list[str]) -> dict[str, Requirement]:
     """The requirements by name; the project's own extras are no packages."""
-    parsed = map(Requirement, requirements)
-    return {canonicalize_name(requirement.name): requirement for requirement in parsed if requirement.name != PROJECT["name"]}
+    others = [found for found in map(Requirement, requirements) if found.name != PROJECT["name"]]
+    return {canonicalize_name(requirement.name): requirement for requirement in others}
 
 
 def test_the_core_takes_every_antlr_that_latex_is_parsed_with_and_no_other() -> None:

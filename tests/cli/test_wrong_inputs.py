@@ -30,9 +30,11 @@ def test_overrides_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("futures.user=llm", "which is no model"),
+        ("futures.user=llm", "played by the model 'user', but the recipe defines no models; add models.user: …"),
         ("models.judge=http://127.0.0.1:1/v1#x", "cannot reach http://127.0.0.1:1/v1"),
         ("model.device=tpu", "cannot use the device 'tpu'"),
+        ("model.device=gpu", "cannot use the device 'gpu'; use auto, cpu, cuda or cuda:1"),
+        ("eval=null", "'eval' is a section with the keys every, split,"),
         ("model.path=/nope", "there is no folder '/nope'"),
     ],
 )
@@ -60,7 +62,50 @@ def test_a_port_that_is_taken_or_none(verb: tuple[str, ...], capsys: pytest.Capt
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{number}" in said(capsys, *verb, "--port", str(number))
-    assert "'99999' is no port" in said(capsys, *verb, "--port", "99999")
+    assert "'99999' is not a port" in said(capsys, *verb, "--port", "99999")
+
+
+def test_view_refuses_a_port_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'99999' is not a port" in said(capsys, "view", "--port", "99999")
+
+
+def test_a_wrong_file_or_run_names_its_neighbour_and_not_every_recipe(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart-1").mkdir(parents=True)
+    (tmp_path / "kiosk.yaml").touch()
+    assert "no such file; did you mean 'kiosk.yaml'?" in said(capsys, "train", "kisok.yaml")
+    assert "run folder (it has no recipe.yaml); did you mean 'runs/quickstart-1'?" in said(
+        capsys, "eval", "runs/quikstart-1"
+    )
+    far = said(capsys, "train", "nothing-like-it.yaml")
+    assert "`upshot recipe list` names those that ship" in far and "quickstart" not in far
+
+
+def test_a_mistyped_model_is_not_taken_for_a_provider_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("litellm")
+    monkeypatch.chdir(tmp_path)
+    err = said(capsys, "eval", "quickstart", "--models", "trained=runs/nosuch", "--rows", "2", "--out", "out")
+    assert "model 'runs/nosuch': there is no such folder here, and litellm has no provider 'runs'" in err
+
+
+def test_the_hub_is_asked_once_for_a_model_that_nobody_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def cannot_connect(self: object, name: str, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", cannot_connect)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    err = said(capsys, "serve", "nosuchmodel", "--port", "0")
+    assert "model 'nosuchmodel': no such folder, and the hub cannot be reached (ConnectionError" in err
+    assert asked == ["nosuchmodel"]
 
 
 @pytest.mark.parametrize("verb", [("serve", "smollm2-135m"), ("sandbox",), ("verify", "--serve")])

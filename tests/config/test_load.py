@@ -242,3 +242,15 @@ def test_a_recipe_that_is_piped_is_shown_whole(capsys: pytest.CaptureFixture[str
     assert main(["recipe", "show", "collabllm-grpo"]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and "'data/math-hard/rl_train.parquet'" in out
+
+
+def test_a_length_in_an_override_replaces_the_files_length_in_the_other_unit() -> None:
+    def length(*overrides: str) -> tuple[int, float | None]:
+        train = load_recipe("dpo", overrides).recipe.train
+        return train.steps, train.epochs
+
+    assert length() == (0, 1), "as the file says"
+    assert length("train.steps=2") == (2, None)
+    assert length("train.steps=2", "train.epochs=3") == (2, 3), "both were asked for: the shorter one"
+    quickstart = load_recipe("quickstart", {"train.epochs": 2}).recipe.train
+    assert (quickstart.steps, quickstart.epochs) == (0, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.offline.arguments import read_metrics
-from upshot.offline.job import Job, Journal, open_log, run_all
+from upshot.offline.job import Job, Journal, open_log, progress, run_all
 
 
 def options(**more: Any) -> argparse.Namespace:
@@ -125,3 +126,14 @@ def test_results_that_a_killed_job_has_left_are_not_taken_for_those_of_other_set
 )
 def test_metrics_are_read_in_every_form_by_every_verb(texts: list[str], metrics: dict[str, Any]) -> None:
     assert read_metrics(texts) == metrics
+
+
+def test_the_time_left_is_told_when_as_many_have_ended_as_began_together(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("rows", 4000, 0, quiet=False, at_once=16) as advance:
+        advance()
+        assert capsys.readouterr().err == "rows: 1 of 4000\n", "the first of sixteen says nothing about the pace"
+        for _ in range(14):
+            advance()
+        assert capsys.readouterr().err == ""
+        advance()
+        assert re.fullmatch(r"rows: 16 of 4000, about .* left\n", capsys.readouterr().err)

@@ -24,7 +24,7 @@ def run_of(module: str) -> Callable[[argparse.Namespace], int]:
 def port(text: str) -> int:
     """A port number, for argparse."""
     if not text.isdecimal() or int(text) >= 2**16:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port; give a number from 0 (any free one) to 65535")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port; give a number from 0 (any free port) to 65535")
     return int(text)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from upshot.cli.options import port
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
@@ -19,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--out", metavar="FILE", nargs="?", const="", help="write one file and end (without FILE: RUN/report.html)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="beyond loopback the address holds a token")
-    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    parser.add_argument("--port", type=port, default=0, help="default: any free one")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,7 @@ from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.registry import look_in, path_of
 from upshot.config.validation import explain_error, first_error, model_at
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, near
 from upshot.core.files import read_text
 
 _CHECKOUT = Path(__file__).parents[2] / "recipes"
@@ -84,10 +84,21 @@ def load_recipe(
             if not equals or not key:
                 raise UserError(f"override '{override}' should read key=value, such as train.lr=1e-5")
             put(data, origins, key, read_value(key, raw), COMMAND_LINE)
+    _replace_length(data, origins)
     loaded = ResolvedRecipe(validate_recipe(data, source, origins), origins)
     for folder in loaded.recipe.code:
         look_in(Path(folder))
     return loaded
+
+
+def _replace_length(data: dict[str, Any], origins: dict[str, str]) -> None:
+    """`train.steps` of the command line or a call replaces `train.epochs` of a file, and the other way round."""
+    keys = {"train.steps": ("epochs", None), "train.epochs": ("steps", 0)}
+    given = [key for key in keys if origins.get(key) in (COMMAND_LINE, CALL)]
+    if len(given) == 1:
+        other, unset = keys[given[0]]
+        if data["train"].get(other) is not None:
+            data["train"][other], origins[f"train.{other}"] = unset, origins[given[0]]
 
 
 def _find_files(data: dict[str, Any], origins: dict[str, str], path: Path) -> None:
@@ -125,13 +136,25 @@ def find_recipe(name_or_path: str) -> Path:
         for candidate in (path, RECIPES / path.name if path.parent.name in ("", "recipes") else path):
             if candidate.is_file():
                 return candidate
-        raise UserError(f"recipe '{name_or_path}': no such file; {did_you_mean(path.stem, list_recipes())}")
+        raise UserError(f"recipe '{name_or_path}': no such file{_suggest(path)}")
     shipped = RECIPES / f"{name_or_path}.yaml"
     if shipped.is_file():
         return shipped
-    raise UserError(
-        f"unknown recipe '{name_or_path}'; {did_you_mean(name_or_path, list_recipes())} (or a path to a .yaml)"
-    )
+    if len(path.parts) > 1:
+        raise UserError(
+            f"'{name_or_path}' is neither a recipe nor a run folder (it has no recipe.yaml){_suggest(path)}"
+        )
+    raise UserError(f"unknown recipe '{name_or_path}'{_suggest(path)}, or give a path to a .yaml or a run folder")
+
+
+def _suggest(path: Path) -> str:
+    """The nearest name, among the neighbours of a path and the recipes that ship; else how to list the latter."""
+    neighbours = {entry.name: str(entry) for entry in path.parent.iterdir()} if path.parent.is_dir() else {}
+    if entry := near(path.name, neighbours):
+        return f"; did you mean '{neighbours[entry]}'?"
+    if name := near(path.stem, list_recipes()):
+        return f"; did you mean '{name}'?"
+    return "; `upshot recipe list` names those that ship"
 
 
 def list_recipes() -> list[str]:

@@ -58,6 +58,10 @@ def explain_error(error: ValidationError, root: type[BaseModel] | None = None, p
     if first["type"] == "missing":
         return f"'{key}' is needed and not there"
     message = _message(first)
+    if first["type"] in ("model_type", "dict_type") and not isinstance(first["input"], Mapping):
+        section = model_at(root, inner) if root is not None else None
+        keys = f" with the keys {', '.join(section.model_fields)}" if section is not None else ""
+        return f"{key} = {_shown(first['input'])}: '{key}' is a section{keys}; leave it out for its defaults"
     if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
         return message if key in message else f"{key}: {message}"
     said = translate_value(key, first["input"])

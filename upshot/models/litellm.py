@@ -40,8 +40,9 @@ class LiteLLMModel(GuardedModel):
             litellm.get_llm_provider(name)
         except litellm.BadRequestError as error:
             raise UserError(
-                f"litellm knows no provider '{name.split('/')[0]}' (model '{name}'); write 'provider/model', e.g. "
-                f"'openai/gpt-4o-mini', or 'local:{name}' for a model of the Hugging Face hub in this process"
+                f"model '{name}': there is no such folder here, and litellm has no provider '{name.split('/')[0]}'; "
+                "give the path of a run or model folder, 'provider/model' such as 'openai/gpt-4o-mini', or "
+                f"'local:{name}' for a model of the Hugging Face hub in this process"
             ) from error
         headers_of(self.spec)
         if self.spec.url is None and self.spec.api_key_env is None:

@@ -108,7 +108,8 @@ def pick_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"cannot use the device '{name}': {str(error).splitlines()[0]}; try cpu or auto") from error
+        why = "" if name == "gpu" else f" ({str(error).splitlines()[0]})"
+        raise UserError(f"cannot use the device '{name}'{why}; use auto, cpu, cuda or cuda:1") from error
     return name
 
 
@@ -120,7 +121,7 @@ def pick_dtype(name: str, device: str) -> Any:
         return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise UserError(f"'{name}' is no dtype; give float32, bfloat16, float16 or auto")
+        raise UserError(f"'{name}' is not a dtype; give float32, bfloat16, float16 or auto")
     return found
 
 
@@ -159,6 +160,8 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(
             f"the model folder '{name}' has no tokenizer (tokenizer.json, …); copy those files of its base model there"
         )
+    if not folder.is_dir():
+        _ask_hub(path)
     from transformers import AutoTokenizer
 
     try:
@@ -167,6 +170,26 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
+def _ask_hub(name: str) -> None:
+    """Ask the hub whether it has a model, once: transformers would repeat a failing request for minutes."""
+    from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    known = f"give a folder, a name of the Hugging Face hub, or '{SMOLLM2}'"
+    try:
+        HfApi().model_info(name, timeout=HUB_S)
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise UserError(f"model '{name}': there is no such folder, and the hub has no such model; {known}") from error
+    except errors.HfHubHTTPError:
+        return  # it answered: whatever it refuses is told when the files are asked for
+    except Exception as error:  # requests, httpx: no network, no name service, no certificate
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"model '{name}': no such folder, and the hub cannot be reached ({why}); {known}") from error
+
+
+HUB_S = 10.0
+"""Seconds that the hub may take to answer a first question."""
 NO_BITSANDBYTES = "model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none"
 
 

@@ -38,6 +38,7 @@ OF_THE_TASK = {
 }
 """Options of the paper's table → what a recipe says instead."""
 REWARD = "reward"
+UNTRAINED = "the recipe's own new model, before any training"
 
 
 class RecipeEvaluation:
@@ -61,8 +62,9 @@ class RecipeEvaluation:
             )
         self.name = self.recipe.name
         self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
-        self.models: dict[str, Spec] = {name: read_model(spec) for name, spec in self._named_models().items()}
-        self.speakers = {name: str(spec) for name, spec in self.models.items()}
+        named = self._named_models()
+        self.models: dict[str, Spec | None] = {name: spec and read_model(spec) for name, spec in named.items()}
+        self.speakers = {name: str(spec or UNTRAINED) for name, spec in self.models.items()}
         self.rows: list[Row] = self._held_out_rows()
         self.metrics: dict[str, Any] = {REWARD: 1.0} | {
             metric.name: metric.weight for metric in self.recipe.reward.metrics
@@ -72,13 +74,12 @@ class RecipeEvaluation:
         self.lines: list[Line] = []
         self._openings: dict[str, Opening] = {}
 
-    def _named_models(self) -> Mapping[str, Spec]:
+    def _named_models(self) -> Mapping[str, Spec | None]:
         if self.args.models:
             return parse_models(self.args.models)
         if not recipe_of_run(self.args.recipe):
             raise UserError("which models? --models base=SPEC,trained=RUN names the rows of the table")
-        start = self.recipe.model.path
-        return ({"start": start} if start else {}) | {"trained": self.args.recipe}
+        return {"start": self.recipe.model.path or None, "trained": self.args.recipe}
 
     def _held_out_rows(self) -> list[Row]:
         if self.args.split == "all":

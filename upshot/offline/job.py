@@ -166,7 +166,7 @@ class Job:
         call_seconds.set(self.args.call_seconds)
         quiet = self.args.quiet or getattr(self.args, "json", False)
         try:
-            with progress(shown or self.what, done + len(pieces), done, quiet) as self._advance:
+            with progress(shown or self.what, done + len(pieces), done, quiet, self.args.at_once) as self._advance:
                 await run_all(pieces, work, self.args.at_once)
         finally:
             if self.budget.state() != self._written:  # what was under way has cost something, too
@@ -213,10 +213,14 @@ def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
 
 
 class _Pace:
-    """Says how long the rest will take: after the first piece, and then at most once a minute."""
+    """Says how far the work is: after the first piece, when as many are done as go on at once, then once a minute.
 
-    def __init__(self, what: str, total: int, done: int) -> None:
-        self.what, self.total, self.done = what, total, done
+    Only from the second time on it says how long the rest will take: of pieces that began together the first one to end
+    tells nothing about how many end in a minute.
+    """
+
+    def __init__(self, what: str, total: int, done: int, at_once: int) -> None:
+        self.what, self.total, self.done, self.at_once = what, total, done, at_once
         self._before = done
         self._began = self._said = time.monotonic()
 
@@ -224,22 +228,23 @@ class _Pace:
         """One more is finished."""
         self.done += 1
         now = time.monotonic()
-        first = self.done == self._before + 1
-        if (not first and now - self._said < MINUTE) or self.done >= self.total:
+        ended = self.done - self._before
+        if (ended not in (1, self.at_once) and now - self._said < MINUTE) or self.done >= self.total:
             return
         self._said = now
-        left = (now - self._began) / (self.done - self._before) * (self.total - self.done)
-        print(f"{self.what}: {self.done} of {self.total}, about {duration(left)} left", file=sys.stderr, flush=True)
+        left = (now - self._began) / ended * (self.total - self.done)
+        rest = f", about {duration(left)} left" if ended >= self.at_once else ""
+        print(f"{self.what}: {self.done} of {self.total}{rest}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def progress(what: str, total: int, done: int, quiet: bool) -> Iterator[Callable[[], None]]:
+def progress(what: str, total: int, done: int, quiet: bool, at_once: int = 1) -> Iterator[Callable[[], None]]:
     """A bar on stderr, lines now and then where that is no terminal; call what it yields for every finished piece."""
     if quiet:
         yield lambda: None
         return
     if not sys.stderr.isatty():
-        yield _Pace(what, total, done).advance
+        yield _Pace(what, total, done, at_once).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

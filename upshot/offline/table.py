@@ -15,7 +15,8 @@ from upshot.offline.statistics import Difference, Estimate, compare, estimate, m
 from upshot.rewards.build import ARROW
 
 Line = Mapping[str, Any]
-SCALES = {"token_amount": 1e-3, **dict.fromkeys(("accuracy", "bleu", "pass_rate", "interactivity"), 100.0)}
+TOKENS = "token_amount"
+SCALES = {TOKENS: 1e-3, **dict.fromkeys(("accuracy", "bleu", "pass_rate", "interactivity"), 100.0)}
 SCALES |= {"action_accuracy": 100.0, "verifier": 100.0}
 """The paper prints thousands of tokens and hundredths; other metrics are printed as they are."""
 TITLES = {"token_amount": "k-tokens", "bleu": "BLEU", "pass_rate": "pass rate", "action_accuracy": "action accuracy"}
@@ -109,11 +110,13 @@ def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | Non
     ]
 
 
-def make_cells(lines: Sequence[Line], models: Sequence[str], columns: Sequence[Column]) -> dict[str, list[Cell]]:
-    """Per model its cells, compared with the first model's."""
+def make_cells(
+    lines: Sequence[Line], models: Sequence[str], columns: Sequence[Column], scales: Mapping[str, float] = SCALES
+) -> dict[str, list[Cell]]:
+    """Per model its cells, compared with the first model's; scales: metric → factor it is printed with."""
     out: dict[str, list[Cell]] = {model: [] for model in models}
     for number, column in enumerate(columns):
-        scale = SCALES.get(column.inner, 1.0)
+        scale = scales.get(column.inner, 1.0)
         if column.macro:
             for model in models:
                 out[model].append(Cell(_macro(lines, model, column, number)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.offline.evaluate import Evaluation
 from upshot.offline.evaluate_recipe import RecipeEvaluation
 from upshot.offline.job import Job, Journal
-from upshot.offline.table import Line, make_cells, make_columns, markdown, print_table, table_to_dict
+from upshot.offline.table import SCALES, TOKENS, Line, make_cells, make_columns, markdown, print_table, table_to_dict
 from upshot.rollout.services import Spec
 
 
@@ -30,8 +30,6 @@ class Tabulated(Protocol):
     """What plays the conversations of a table, model by model."""
 
     name: str
-    models: dict[str, Spec]
-    """Spec by row of the table."""
     speakers: dict[str, str]
     """Who a row of the table is."""
     metrics: dict[str, Any]
@@ -41,6 +39,11 @@ class Tabulated(Protocol):
     """What must stay the same when an evaluation is resumed; models and rows may be added."""
     lines: list[Line]
     """The conversations of the table so far."""
+
+    @property
+    def models(self) -> Mapping[str, Spec | None]:
+        """Spec by row of the table; None: the recipe's own model as it is before any training."""
+        ...
 
     async def play(self, job: Job) -> dict[str, float]:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
@@ -58,7 +61,8 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
         evaluation.lines = played_before(evaluation, rollouts.lines)
         stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
     columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
-    cells = make_cells(evaluation.lines, models, columns)
+    scales = SCALES if args.task else {TOKENS: SCALES[TOKENS]}  # beside a reward of 1.00 a verifier's is no 100
+    cells = make_cells(evaluation.lines, models, columns, scales)
     title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
     content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings}
     content |= {"models": evaluation.models, "stats": stats}

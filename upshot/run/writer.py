@@ -47,7 +47,8 @@ class Writer:
         self.task = task
         self.pieces = pieces
         self.trackers = trackers
-        self.alarms = Alarms()
+        self.credit_by = recipe.credit.by
+        self.alarms = Alarms(self.credit_by)
         self._failing: set[str] = set()
         """Trackers that have failed."""
         self._now: dict[str, Any] = {}
@@ -60,7 +61,7 @@ class Writer:
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of so many steps begins, or goes on after `done`."""
         self.set_phase(phase, steps, done)
-        self.alarms = Alarms()
+        self.alarms = Alarms(self.credit_by)
         for line in self.folder.lines(phase):
             self.alarms.watch(line, line["step"])
         self.write_status("running")

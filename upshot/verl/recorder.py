@@ -142,7 +142,7 @@ class RunEcho:
     def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
         self.phase = phase
         self.reporter = reporter
-        self._alarms = Alarms()
+        self._alarms = Alarms(folder.recipe.credit.by)
         self._log = LogTail(folder.path / METRICS)
         self._read(silent=True)
 

@@ -16,6 +16,7 @@ import yaml
 from tests.offline.play.conftest import THIMBLE
 from tests.patience import patience
 from upshot.cli import main
+from upshot.core.files import read_jsonl
 from upshot.offline.play.rollout import Stepper
 from upshot.offline.statistics import student_quantile
 from upshot.offline.sweep import cell_text, plan_runs, tell_fixed
@@ -89,6 +90,19 @@ def test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with(
     assert len(lines) == 6  # the three of the first run were not played again
     assert main(["eval", str(run_folder), "--models", both, "--judge", "scripted:ok"]) == 2
     assert "models.judge=…" in capsys.readouterr().err
+
+
+def test_a_run_alone_is_compared_with_the_model_it_began_from(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(run_folder), "--rows", "3", "--json", "--quiet"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert list(table["cells"]) == ["start", "trained"], "also where the run began from a new model"
+    cell = table["cells"]["trained"]
+    assert cell["reward"]["n"] == table["cells"]["start"]["reward"]["n"] == 3
+    verdicts = [line["scores"]["verifier"]["value"] for line in read_jsonl(tmp_path / "eval-thimble/rollouts.jsonl")]
+    assert cell["verifier"]["mean"] == pytest.approx(sum(verdicts[3:]) / 3), "in the unit of the reward beside it"
 
 
 def test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval(

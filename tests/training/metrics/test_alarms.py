@@ -111,3 +111,14 @@ def test_a_sampler_far_from_the_learner_rings_and_rounding_does_not() -> None:
     for step in range(10, 20):
         alarms.watch({"policy/drift": 0.5}, step)
     assert "model.engine.weights=model" in alarms.ringing["policy/drift"]
+
+
+def test_no_alarm_recommends_what_the_recipe_sets_already() -> None:
+    def falls(alarms: Alarms) -> str:
+        values = enumerate((0.2, 0.8, 0.8, 0.1, 0.1))
+        said = [alarms.watch({"eval/reward/mean": value, "eval/step": step}, step) for step, value in values]
+        return " ".join(text for texts in said for text in texts)
+
+    assert "(credit.by=tree)" in falls(Alarms("reply"))
+    tree = falls(Alarms("tree"))
+    assert "held-out reward fell" in tree and "credit.by" not in tree

@@ -166,7 +166,8 @@ class TrainConfig(Section):
     """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make, and
     without: none, so that the run is its warm start."""
     epochs: float | None = Field(None, gt=0, le=1e6)
-    """Passes over the rows or examples. With `steps` as well the shorter one ends the training; None: `steps` alone."""
+    """Passes over the rows or examples. If a recipe sets `steps` too, training ends with whichever comes first; on the
+    command line or in a call, one of them replaces the other. None: `steps` alone."""
     prompts_per_step: int = Field(16, ge=1)
     """Rows a step; sft and dpo: examples a step."""
     group_size: int = Field(8, ge=1)

@@ -106,6 +106,7 @@ def find_model(who: str, model: Any, models: Mapping[str, Model]) -> Model:
     if isinstance(model, Model):
         return model
     if not isinstance(model, str) or model not in models:
-        known = did_you_mean(str(model), models)
-        raise UserError(f"{who} is to be played by '{model}', which is no model; {known}")
+        way_out = did_you_mean(str(model), models) if models else f"add models.{model}: …"
+        why = "which the recipe does not define" if models else "but the recipe defines no models"
+        raise UserError(f"{who} is played by the model '{model}', {why}; {way_out}")
     return models[model]

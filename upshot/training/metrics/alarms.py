@@ -24,10 +24,9 @@ CHANCE = 5
 the best is the luckiest window of all."""
 DRIFT = 0.2
 """Nats a token between sampler and learner: ratios are off by a fifth on average, and many are cut."""
-FALLING = (
-    "Lower train.lr, train the futures' turns too (credit.by=tree), or set train.kl.weight; the best checkpoint of the "
-    "evaluations (eval.every) is kept"
-)
+FALLING = "Lower train.lr{tree}, or set train.kl.weight; the best checkpoint of the evaluations (eval.every) is kept"
+TREE = ", train the futures' turns too (credit.by=tree)"
+"""Part of `FALLING`, in runs that do not do so already."""
 
 
 def bad_step(logs: Mapping[str, Any]) -> str | None:
@@ -174,7 +173,9 @@ ALARMS = (
 class Alarms:
     """Watches the lines of a phase; each alarm is said when it begins, and again only after it was over."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit_by: str = "reply") -> None:
+        """credit_by: what the recipe says, so that no alarm recommends what is set."""
+        self._tree = "" if credit_by == "tree" else TREE
         self._seen: dict[str, Past] = {}
         self.ringing: dict[str, str] = {}
         """What is said now, by metric."""
@@ -199,4 +200,4 @@ class Alarms:
             return self.ringing.get(alarm.metric)  # a line that says nothing of it
         past = self._seen.setdefault(alarm.metric, Past())
         rings = past.add(value, step, alarm.window) and alarm.rings(past)
-        return alarm.words.format(**vars(past)) if rings else None
+        return alarm.words.format(**vars(past), tree=self._tree) if rings else None
