@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,14 @@ def test_the_data_are_looked_for_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no file 'data/math-hard/rl_train.parquet'" in said(capsys, "train", "collabllm-grpo")
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_missing_file_is_reported_before_pytorch_is_imported(dry: list[str]) -> None:
+    code = f"import sys; from upshot.cli import main; code = main(['train', 'grpo', 'task.file=/nope.jsonl', *{dry}]); "
+    code += "assert code == 2 and not {'torch', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "no file '/nope.jsonl'" in done.stderr, done.stderr
 
 
 def test_a_dry_run_looks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:

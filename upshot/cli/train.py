@@ -77,15 +77,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
-    from upshot.run.console import make_reporter
+    new = folder is None
+    if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
+        return 2
+    from upshot.run.console import make_reporter  # after the checks: PyTorch takes seconds to import
     from upshot.run.folder import RunFolder
     from upshot.run.report.report import write_report
     from upshot.run.reporter import Reporter
     from upshot.run.run import train
 
-    new = folder is None
-    if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
-        return 2
     if not ranks.first:
         there = RunFolder(ranks.broadcast_object("run folder", Path()), read_only=True)
         train(recipe, there, Reporter(), ranks, checked=True)

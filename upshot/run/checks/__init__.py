@@ -11,33 +11,38 @@ from collections.abc import Iterator, Sequence
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.check_names import check_names
-from upshot.run.checks import data, helpers, learning, memory, output, policy, prompts, trackers, vllm
+from upshot.run.checks import data, output, trackers
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations
-from upshot.training.objectives.surrogates.base import surrogate
 
-CHECKS: Sequence[Check] = (
-    output.check, trackers.check, data.check, policy.check, learning.check, prompts.check, helpers.check, vllm.check,
-    memory.check,
-)  # fmt: skip
-"""In this order; each goes its own way, so that one dry run tells everything that is wrong."""
+CHEAP: Sequence[Check] = (output.check, trackers.check, data.check)
+"""Those that need no PyTorch."""
 
 
 def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> list[Finding]:
     """Everything that is wrong, or worth knowing, about a recipe; `offline` calls no endpoint and asks no hub.
 
-    A wrong name is told alone: nothing else can be looked at before it is mended.
+    A wrong name is told alone, as nothing else can be looked at; without data the cheap
+    checks alone are made: the others take seconds to load what they look at.
     """
     try:
         check_names(recipe)
         check_evaluations(recipe)
-        if recipe.train.method in ("rl", "ppo"):
-            surrogate(recipe.train.loss.name, recipe.train.loss.options)
     except UserError as error:
         return [Finding(str(error))]
     context = CheckContext(recipe, offline, resumed, ranks)
-    findings = [finding for check in CHECKS for finding in _run_check(check, context)]
+    cheap = {check: list(_run_check(check, context)) for check in CHEAP}
+    findings = [finding for own in cheap.values() for finding in own]
+    if not any(finding.fatal for finding in cheap[data.check]):
+        findings += [finding for check in _thorough() for finding in _run_check(check, context)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once
+
+
+def _thorough() -> Sequence[Check]:
+    """The checks that need PyTorch, the tokenizer or the helpers; one dry run tells everything that they find."""
+    from upshot.run.checks import helpers, learning, memory, policy, prompts, vllm
+
+    return (policy.check, learning.check, prompts.check, helpers.check, vllm.check, memory.check)
 
 
 def refuse(findings: Sequence[Finding]) -> None:

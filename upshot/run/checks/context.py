@@ -16,7 +16,6 @@ from upshot.models.local import local_path
 from upshot.models.rendering import Renderer, policy_renderer
 from upshot.rollout.prompt_length import PromptLengthFilter, build_prompt_filter
 from upshot.tasks.base import Task, tasks
-from upshot.training.setup import find_context, find_tokenizer
 
 HUB_SECONDS = 5.0
 SMALL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -62,6 +61,8 @@ class CheckContext:
     @cached_property
     def tokenizer(self) -> Any:
         """The policy's tokenizer."""
+        from upshot.training.setup import find_tokenizer
+
         return find_tokenizer(self.recipe.model, self.task)
 
     @cached_property
@@ -72,6 +73,8 @@ class CheckContext:
     @cached_property
     def prompt_filter(self) -> PromptLengthFilter:
         """How much the policy can take in."""
+        from upshot.training.setup import find_context
+
         return build_prompt_filter(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
 
 
