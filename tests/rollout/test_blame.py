@@ -10,12 +10,18 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.rollout.test_classmates import Recites, context
+from tests.rollout.test_classmates import play as play_classmates
+from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import CreditConfig, Named
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Cause, Reason, Score
+from upshot.models.base import ModelCallError
 from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward
@@ -25,7 +31,9 @@ from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
+from upshot.run.run import train
 from upshot.tasks.participants.base import Observation, Participant
+from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import online_dpo
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.alarms import WINDOW, Alarms
@@ -117,8 +125,6 @@ def test_every_reason_that_the_policy_can_cause_counts_as_the_worst_and_no_other
 
 
 def test_who_can_cause_what_stands_in_the_documentation() -> None:
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs/why/missing.md").read_text()
     for reason in Reason:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{reason}` |")]
@@ -259,3 +265,45 @@ def test_an_alarm_rings_when_more_and_more_is_blamed() -> None:
     alarms = Alarms()
     said = [text for step in range(3 * WINDOW) for text in alarms.watch({BLAMED: 0.01 * step}, step)]
     assert len(said) == 1 and "reward.blamed=missing" in said[0]
+
+
+def classmates_group(*replies: str, **options: Any) -> list[Rollout]:
+    """Replies whose thoughts a classmate finishes; it is right from good ones, and cannot read long ones."""
+    said = iter(replies)
+
+    def answer(text: str, seed: int) -> str:
+        if "long" in text:
+            raise ModelCallError("too_long", "the prompt has 9000 ids")
+        return "1" if "good" in text else "0"
+
+    made, _ = context(lambda text, seed: next(said), {"peer": Recites("peer", answer)}, samples=1, **options)
+    (group,) = play_classmates(made, group_size=len(replies))
+    travelled: list[Rollout] = loads(dumps(group))  # as on a cluster: what compares them has asked nobody anything
+    fresh, _ = context(lambda text, seed: "", {"peer": Recites("peer", answer)}, samples=1, **options)
+    blame([travelled], fresh.futures)
+    return travelled
+
+
+@pytest.mark.parametrize("escape", ["<think>long</think>1", "1"], ids=["too long", "no thought"])
+@pytest.mark.parametrize("reward", ["vanilla", "without-thought"])
+def test_a_thought_that_no_classmate_can_read_earns_what_a_useless_one_does(escape: str, reward: str) -> None:
+    group = classmates_group("<think>good</think>1", "<think>bad</think>1", escape, reward=reward)
+    found = [one.credit.parts["classmate"].value for one in group if one.credit is not None]
+    assert found == [1.0, 0.0, 0.0]
+    set_advantages([group], Named(name="rloo"))
+    useless, escaped = ({a for a in one.advantages if a} for one in group[1:])
+    assert useless == escaped == {-0.5}
+
+
+def test_a_run_counts_what_it_blames_and_goes_back_by_one_key(tmp_path: Path) -> None:
+    more = {"reward": {"metrics": ["tests.training.helpers:Sometimes"], "max_missing": 1}, "futures": {"rounds": 0}}
+    lines = {}
+    for name in ("worst", "missing"):
+        reward = {**more["reward"], "blamed": name}
+        train(recipe(tmp_path / name, warm=False, steps=1, more={**more, "reward": reward}))
+        (lines[name],) = metrics(tmp_path / name)
+    worst, left_out = lines["worst"], lines["missing"]
+    lost = worst["reward/missing"]
+    assert lost == worst["missing/not_a_score"] == left_out["reward/missing"] > 0
+    assert worst["reward/blamed"] == lost / 12 and "reward/blamed" not in left_out
+    assert worst["train/sequences"] == 12 and left_out["train/sequences"] == 12 - lost
