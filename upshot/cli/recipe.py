@@ -35,6 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     help_theirs = "a .sh, .yaml or .json file, those it names, and key=value in their words or ours, which wins"
     other.add_argument("theirs", nargs="+", metavar="THEIRS", help=help_theirs)
     other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
+    dropped = "go on without this setting of theirs, which changes what is learned (repeatable; --drop=--flag)"
+    other.add_argument("--drop", action="append", default=[], metavar="KEY", help=dropped)
     other.set_defaults(run=run_import)
 
 
@@ -122,7 +124,7 @@ def run_import(args: argparse.Namespace) -> int:
     import yaml
 
     from upshot.config.load import validate_recipe
-    from upshot.offline.migrate.recipe import ask, carry, command_line, find_script
+    from upshot.offline.migrate.recipe import ask, carry, command_line, find_script, refuse_losses
     from upshot.offline.migrate.theirs import read_all
     from upshot.rollout.check_names import check_names
 
@@ -135,6 +137,7 @@ def run_import(args: argparse.Namespace) -> int:
     else:
         carried = carry(theirs)
         ask(theirs, carried)
+        refuse_losses(carried, args.drop)
         check_names(validate_recipe(carried.recipe, names))
         text = yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
         look, about = "look at it with  upshot recipe show", f" Its rows are of the task '{carried.keys['task.name']}'."

@@ -92,10 +92,13 @@ def carried(script: str) -> ImportedRecipe:
     return carry(next(read_script(script)))
 
 
+DROP = ("--drop=made.up", "--drop=actor_rollout_ref.rollout.shiny")
+
+
 def imported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], name: str = "theirs.sh"):
     """The recipe and what the command told on stderr."""
     (tmp_path / name).write_text(text)
-    assert main(["recipe", "import", str(tmp_path / name), "--out", str(tmp_path / "mine.yaml")]) == 0
+    assert main(["recipe", "import", str(tmp_path / name), "--out", str(tmp_path / "mine.yaml"), *DROP]) == 0
     return load_recipe(str(tmp_path / "mine.yaml")).recipe, capsys.readouterr().err
 
 
@@ -121,7 +124,8 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
     assert "not carried: made.up=1: no counterpart is known" in told
     assert "fsdp_config.param_offload=True: each process holds the weights" in told
-    assert "rollout.shiny=1: the embedded engine needs no such setting" in told
+    assert "rollout.shiny=1: no counterpart is known" in told  # what nobody knows may change the result
+    assert recipe.train.optimizer.weight_decay == 0.01  # verl's default
     assert "resume_from_path" not in told  # null is the key left out
 
 
@@ -155,7 +159,8 @@ def test_a_hydra_config_and_a_file_of_arguments_are_read(tmp_path: Path) -> None
     nested, flat = tmp_path / "nested.yaml", tmp_path / "flat.yaml"
     nested.write_text(yaml.safe_dump({"hydra": {"x": 1}, "actor_rollout_ref": {"rollout": {"n": 4}}}))
     flat.write_text("learning_rate: 1e-5\nuse_lora: true\nminimum_gap: 0.02\n")
-    assert carry(read_config(str(nested))).recipe["train"] == {"group_size": 4}
+    weights = {"optimizer": {"weight_decay": 0.01}}  # verl's default
+    assert carry(read_config(str(nested))).recipe["train"] == {"group_size": 4, **weights}
     recipe = carry(read_config(str(flat))).recipe
     assert recipe["train"] == {"lr": 1e-5, "dpo": {"min_gap": 0.02}} and recipe["model"] == {"lora": {}}
 
@@ -169,7 +174,10 @@ def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> Non
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert main(["recipe", "import", *(str(tmp_path / name) for name in files), "--out", str(tmp_path / "m.yaml")]) == 0
+    assert (
+        main(["recipe", "import", *(str(tmp_path / name) for name in files), "--out", str(tmp_path / "m.yaml"), *DROP])
+        == 0
+    )
     recipe = load_recipe(str(tmp_path / "m.yaml")).recipe
     assert recipe.seed == 3 and recipe.train.prompts_per_step == 16  # the script has the last word
     assert (recipe.models["user"].model, recipe.models["user"].retries) == ("openai/gpt-4o", 5)
@@ -179,7 +187,10 @@ def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> Non
 def test_sft_and_dpo_learn_from_their_file(tmp_path: Path) -> None:
     script = "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=d/medium/sft_train.parquet optim.lr=1e-6 $@"
     recipe = carried(script).recipe
-    assert recipe["train"] == {"lr": 1e-6, "method": "sft", "data": "d/medium/sft_train.parquet"}
+    defaults = {"weight_decay": 0.01, "betas": [0.9, 0.95]}, {"name": "cosine", "warmup_steps": 0.1}  # verl's
+    assert recipe["train"] == {"lr": 1e-6, "method": "sft", "data": "d/medium/sft_train.parquet"} | dict(
+        zip(("optimizer", "schedule"), defaults, strict=True)
+    )
     assert recipe["task"] == {"name": "medium"}
 
 
@@ -280,7 +291,7 @@ def test_models_keep_the_names_of_who_serves_them() -> None:
     fork = "python -m verl.trainer.main_ppo reward_model.llm_judge_model_name=Qwen/Qwen3-32B"
     assert carried(fork).recipe["models"] == {"judge": "local:Qwen/Qwen3-32B"}
     url = "python -m verl.trainer.main_ppo reward_model.sandbox_fusion_url=http://host:8082/run_code"
-    assert carried(url).recipe["sandbox"] == "http://host:8082"
+    assert carried(url).recipe["sandbox"] == "fusion+http://host:8082"
 
 
 CONFIGS = "reward_model.classmate_cot_reward_configs"
@@ -365,3 +376,110 @@ def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
     assert done.recipe["train"]["kl"]["weight"] == 0.02 and done.recipe["train"]["prompts_per_step"] == 16
     assert done.recipe["task"] == {"name": "gsm8k", "file": "ai2-adapt-dev/rlvr_gsm8k_zs"}
     assert done.recipe["sandbox"] == "opencode+http://host:1234"
+
+
+def test_an_import_that_would_lose_what_changes_learning_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out = tmp_path / "theirs.sh", tmp_path / "mine.yaml"
+    start = "python -m verl.trainer.main_ppo data.train_files=d/gsm8k/train.parquet actor_rollout_ref.actor."
+    for word, stops in (
+        ("ppo_epochs=4", True),
+        ("ppo_epochs=1", False),
+        ("grad_clip=$CLIP", True),
+        ("ppo_micro_batch_size_per_gpu=4", False),
+        ("optim.exotic=1", True),
+    ):
+        script.write_text(f"{start}{word} trainer.default_local_dir=$WHERE")
+        key = f"actor_rollout_ref.actor.{word.partition('=')[0]}"
+        assert main(["recipe", "import", str(script), "--out", str(out)]) == (2 if stops else 0), word
+        err = capsys.readouterr().err
+        assert (f"To go on without: --drop={key}" in err) == stops
+        assert main(["recipe", "import", str(script), "--out", str(out), f"--drop={key}"]) == 0
+        capsys.readouterr()
+
+
+def test_turns_of_the_episode_are_carried_where_there_are_no_futures() -> None:
+    start = "python -m verl.trainer.main_ppo data.train_files=$HOME/data/gsm8k/train.parquet actor_rollout_ref.rollout"
+    done = carried(
+        f"{start}.multi_turn.max_assistant_turns=5 actor_rollout_ref.rollout.multi_turn.tool_config_path=$D/gsm8k.yaml"
+    )
+    assert done.recipe["episode"] == {"max_turns": 5} and done.recipe["task"]["name"] == "gsm8k"
+    assert "futures" not in done.recipe
+    words = ("multi_turn.max_user_turns=2", "multi_turn.num_repeat_rollouts=3")
+    future = carried(" actor_rollout_ref.rollout.".join([f"{start}.multi_turn.max_assistant_turns=3", *words]))
+    assert future.recipe["futures"]["rounds"] == 2 and "episode" not in future.recipe
+
+
+def test_a_multi_turn_config_keeps_its_turns_its_task_and_how_it_samples(tmp_path: Path) -> None:
+    config = tmp_path / "gsm8k.yaml"
+    rollout = {"max_turns": 3, "task_type": "gsm8k", "sampling_params": {"temperature": 0.8, "max_tokens": 192}, "n": 2}
+    actor = {"kl_loss_coef": 1e-4, "use_kl_loss": True}
+    config.write_text(yaml.safe_dump({"actor_rollout_ref": {"rollout": rollout, "actor": actor}}))
+    recipe = carry(read_config(str(config))).recipe
+    assert recipe["episode"] == {"max_turns": 3, "temperature": 0.8, "max_tokens": 192}
+    assert recipe["task"] == {"name": "gsm8k"} and recipe["train"]["kl"] == {"weight": 1e-4}
+
+
+def test_a_verl_batch_is_that_of_all_ranks_together() -> None:
+    sft = "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer data.train_files=d/gsm8k/train.parquet"
+    for batch in ("64", "${BATCH:-64}"):
+        assert carried(f"{sft} data.train_batch_size={batch}").recipe["train"]["prompts_per_step"] == 64
+
+
+def test_a_judged_behaviour_without_a_judge_is_asked_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out = tmp_path / "a.sh", tmp_path / "a.yaml"
+    script.write_text("python -m verl.trainer.main_ppo data.train_files=data/sycophancy/train.parquet")
+    assert main(["recipe", "import", str(script), "--out", str(out)]) == 2
+    assert "scored for sycophancy by a judge, and the files name none" in capsys.readouterr().err
+    assert main(["recipe", "import", str(script), "models.judge=http://host:1/v1#j", "--out", str(out)]) == 0
+
+
+def test_a_monitor_is_on_where_the_fork_has_it_on() -> None:
+    start = "python -m verl.trainer.main_ppo data.train_files=d/gsm8k/train.parquet reward_model.do_cot_monitor="
+    on = carried(f"{start}True").recipe
+    assert on["eval"] == {"monitor": "monitor"} and on["models"] == {"monitor": "openai/gpt-4o-mini"}
+    assert "eval" not in carried(f"{start}False").recipe
+
+
+def test_a_map_of_classmates_has_the_last_word_over_the_list_of_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SEPARATED)
+    served = {"Qwen/Qwen3-0.6B": {"outward_host": "node7", "port": 8001, "served_model_name": "q", "model_index": 0}}
+    (tmp_path / "map.json").write_text(json.dumps(served))
+    names = {"classmate_cot_reward_configs": {"classmate_model_name_or_path_list": ["a/b"]}}
+    (tmp_path / "olmo.yaml").write_text(yaml.safe_dump({"reward_model": names}))
+    for order in (("olmo.yaml", "map.json"), ("map.json", "olmo.yaml")):
+        files = [str(tmp_path / name) for name in ("run.sh", *order)]
+        assert carry(read_all(files, find_script)).recipe["futures"]["classmates"] == str(tmp_path / "map.json")
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("python verl/data_preprocessing/sycophancy.py --seed 1", "--out data/sycophancy"),
+        ("python3 examples/data_preprocess/gsm8k.py --local_save_dir ~/data/gsm8k", "--out '~/data/gsm8k'"),
+        ("python process_dataset.py --dataset a/b --local_dir $HOME/data/x", "--out '~/data/x'"),
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve a/b --served-model-name q --port 8003", "upshot serve \\\n"),
+        ("python -m my_eval.src.analysis_module.different_monitor --monitor_model_name m", "upshot eval monitor RUN"),
+        ("python my_eval/src/analysis_module/visualize_main_figure.py", "upshot view runs"),
+    ],
+)
+def test_scripts_that_train_nothing_have_a_command(
+    script: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.sh").write_text(script)
+    assert main(["recipe", "import", str(tmp_path / "theirs.sh")]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_a_variable_of_a_loop_is_an_argument_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "merge.sh"
+    script.write_text(
+        "for (( j=0; j<3; j++ )); do\n  step_idx=$((40 * (j + 1)))\n  python -m verl.model_merger merge --backend fsdp "
+        "--local_dir out/global_step_${step_idx}/actor --target_dir out/${step_idx}\ndone\n"
+    )
+    assert main(["recipe", "import", str(script)]) == 0
+    text = capsys.readouterr().out
+    assert "step_idx=${1:?give its value}\n" in text and '"out/global_step_${step_idx}/actor"' in text

@@ -25,7 +25,21 @@ from upshot.tasks.participants.base import users
 
 ROOT = Path(__file__).parents[3]
 LINES = [(name, line) for name, original in read_table()["originals"].items() for line in original["rows"]]
-FIELDS = {"theirs", "kind", "key", "command", "metric", "reason", "note", "how", "values", "unless", "set", "value"}
+FIELDS = {
+    "theirs",
+    "kind",
+    "key",
+    "command",
+    "metric",
+    "reason",
+    "note",
+    "how",
+    "values",
+    "unless",
+    "set",
+    "value",
+    "learns",
+}
 """Of every row; conversions and scripts have a few of their own."""
 OF_CONVERSIONS = {"flags", "names", "sampling", "samples"}
 OF_SCRIPTS = {"keys", "defaults", "options", "make"}

@@ -256,3 +256,10 @@ def test_save_and_load_go_on_exactly_as_if_nothing_had_happened(dtype: torch.dty
     assert found == expected
     for a, b in zip(straight.parameters, second.parameters, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_warm_up_below_one_is_a_share_of_all_updates() -> None:
+    share = TrainConfig(steps=20, lr=1.0, schedule={"name": "cosine", "warmup_steps": 0.1})
+    steps = TrainConfig(steps=20, lr=1.0, schedule={"name": "cosine", "warmup_steps": 2})
+    assert [learning_rate(share, n) for n in range(20)] == [learning_rate(steps, n) for n in range(20)]
+    assert learning_rate(share, 0) == 0.5

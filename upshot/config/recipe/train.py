@@ -21,8 +21,8 @@ class ScheduleConfig(Section):
 
     name: Literal["constant", "cosine", "linear"] = "constant"
     """After the warm-up: stay, or fall to `lr * min_lr`."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear warm-up."""
+    warmup_steps: float = Field(0, ge=0)
+    """Steps of linear warm-up; below 1 it is a share of all steps."""
     min_lr: float = Field(0.0, ge=0, le=1)
     """Final learning rate as a share of the peak."""
 

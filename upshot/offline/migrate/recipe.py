@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePath
@@ -21,11 +21,12 @@ from upshot.config.load import read_yaml
 from upshot.config.recipe import Recipe
 from upshot.config.validation import model_at
 from upshot.core.errors import UserError
-from upshot.offline.migrate.theirs import RANKS, OriginalSettings
+from upshot.offline.migrate.theirs import MAP, RANKS, OriginalSettings
 
 Keys = dict[str, Any]  # dotted keys and their values, or a row of the table, whose fields are explained there
 SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)  # nobody's to print
 BACKEND, CLASSMATES = "reward_model.llm_judge_backend_type", "reward_model.classmate_cot_reward_configs"
+LOOP = re.compile(r"\$\{?([a-z_]\w*)\}?")
 BATCH = ("--batch_size", "--per_device_train_batch_size", "--gradient_accumulation_steps", *RANKS)
 
 
@@ -127,13 +128,32 @@ def _kl(s: TheirSetting) -> Keys:
     return s.to(s.value) if counts else {}
 
 
+def _is_talk(others: Mapping[str, Any]) -> bool:
+    """Whether several turns are futures of a reply, played with a simulated user, and not the reply's own."""
+    return any("num_repeat_rollouts" in key or key.startswith("interaction.") for key in others)
+
+
+def _interaction(s: TheirSetting) -> Keys:
+    """Carried with the file that is named; of gsm8k the environment says after each turn what is wrong."""
+    known = "gsm8k" in str(s.value) or any(key.startswith("interaction.") for key in s.others)
+    return {} if known else s.refuse()
+
+
+def _cot_monitor(s: TheirSetting) -> Keys:
+    """A monitor of the thoughts; where none is named, that of the fork."""
+    named = s.others.get("reward_model.monitor_model_name")
+    return {"eval.monitor": "monitor", **({} if named else {s.line["key"]: s.line["value"]})} if s.value else {}
+
+
 def _think(s: TheirSetting, whose: str = "") -> Any:
     marks = [str(s.others.get(f"reward_model.{whose}think_{end}_str") or "").strip() for end in ("start", "end")]
     return marks if all(marks) else None
 
 
 def _classmates(s: TheirSetting) -> Keys:
-    """Each classmate a helper model, with its own markers where they are set."""
+    """Each classmate a helper model, with its own markers where set; a map of served ones has the last word."""
+    if MAP in s.others:
+        return {}
     models = {"peer" if n == 0 else f"peer{n + 1}": local_spec(model) for n, model in enumerate(s.items())}
     think = {"think": marks} if (marks := _think(s, "classmate_")) else {}
     return {**{f"models.{n}": model for n, model in models.items()}, **s.to([{"name": n, **think} for n in models])}
@@ -168,7 +188,10 @@ CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "dpo_beta": lambda s: s.to(s.value) if s.others.get("--loss_type") == "dpo" else s.refuse(),
     "episodes": _episodes,
     "file": lambda s: s.to(str(s.items()[0]).replace("$HOME", "~")) if len(s.items()) == 1 else s.refuse(),
-    "interaction": lambda s: {} if any(key.startswith("interaction.") for key in s.others) else s.refuse(),
+    "assistant_turns": lambda s: {} if _is_talk(s.others) else s.to(s.whole(s.value)),  # of futures: one for each round
+    "critic": lambda s: s.refuse() if s.others.get("algorithm.adv_estimator") == "gae" else {},
+    "cot_monitor": _cot_monitor,
+    "interaction": _interaction,
     "judge": _judge,
     "keep": lambda s: s.to([s.others.get(f"{CLASSMATES}.main_cot_keep_rate_{end}") for end in ("min", "max")]),
     "kl": _kl,
@@ -183,7 +206,12 @@ CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "person": _person,
     "rank": lambda s: s.to(s.value) if s.value else {},  # rank 0 trains all weights
     "rounds": lambda s: s.to((int(s.value) + 1) // 2),  # messages there, pairs of them here
-    "sandbox": lambda s: s.to(str(s.value).rstrip("/").removesuffix("/run_code")),
+    "sandbox": lambda s: s.to(f"fusion+{str(s.value).rstrip('/').removesuffix('/run_code')}"),
+    "set": lambda s: {} if str(s.value) in s.line["values"] else s.refuse(),  # what is so here in any case
+    "share": lambda s: s.to(float(s.value)) if isinstance(s.value, int | float) and s.value >= 0 else s.refuse(),
+    "thinking": lambda s: s.to({"enable_thinking": bool(s.value)}),
+    "tools": lambda s: {} if "gsm8k" in str(s.value) else s.refuse(),  # the environment says whether it is right
+    "user_turns": lambda s: s.to(s.whole(s.value)) if _is_talk(s.others) else {"episode.max_turns": s.whole(s.value)},
     "value": lambda s: s.to(s.line["value"]) if s.value else {},  # whatever it is, as long as it is something
     "with_classmates": lambda s: {},  # carried with the classmates themselves
     "think": lambda s: s.to(_think(s) or s.refuse()),
@@ -197,6 +225,8 @@ class ImportedRecipe(NamedTuple):
 
     keys: Keys
     left: list[tuple[str, Any, str]]
+    stops: list[str]
+    """Of those that are not in it, the ones that change what is learned."""
 
     @property
     def recipe(self) -> Keys:
@@ -209,15 +239,19 @@ class ImportedRecipe(NamedTuple):
 
 def carry(theirs: OriginalSettings) -> ImportedRecipe:
     """What can be carried over, in the recipe's own words."""
-    done, tasks = ImportedRecipe(keys := Keys(name="imported"), []), read_table()["tasks"]
-    script = find_script(theirs.program)
+    done, tasks = ImportedRecipe(keys := Keys(name="imported"), [], []), read_table()["tasks"]
+    is_rl = any(key.startswith("actor_rollout_ref.") for key in theirs.settings)
+    script = find_script(theirs.program or ("verl.trainer.main_ppo" if is_rl else ""))
     settings = script.get("defaults", {}) | theirs.settings
     for name, value in settings.items():
         if value is not None:  # null is the key left out
             try:
                 keys.update(_convert(settings, name, value, script.get("of", "")))
             except ValueError as why:
-                done.left.append((name, "…" if SECRET.search(f"{name} {value}") else value, str(why)))
+                secret = SECRET.search(f"{name} {value}")
+                done.left.append((name, "…" if secret else value, str(why)))
+                if not secret and changes_learning(name, value, script.get("of", "")):
+                    done.stops.append(name)
     keys.update(script.get("keys", {}))
     if "task.name" not in keys:  # by a word in the path of the data, or by who talks
         path = str(keys.get("task.train_file", keys.get("task.file", ""))).lower()
@@ -232,14 +266,24 @@ def carry(theirs: OriginalSettings) -> ImportedRecipe:
     return done
 
 
+def changes_learning(name: str, value: Any, of: str) -> bool:
+    """Whether leaving a setting out may change what is learned: one that is unknown may."""
+    line = find_line(name, "flag", "key", "file", of=of)
+    if "learns" in line:
+        return line["learns"] is not None and value not in line["learns"]
+    return not line["key"].startswith(tuple(read_table()["beside"])) if "key" in line else not line
+
+
 def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
     """What a setting is in the recipe."""
     line = find_line(name, "flag", "key", "file", of=of)
+    if name in RANKS and "data.train_files" in others:  # verl's batch is that of all ranks together
+        return {}
     if not line and "." in name and model_at(Recipe, name.split(".")[:-1]):  # said in our words
         return {name: value}
     if "key" not in line:
         raise ValueError(line.get("reason") or (f"is `{line['command']}`" if line else "no counterpart is known"))
-    if "$" in str(value).replace("$HOME", "") and line.get("how") not in ("name", "interaction"):
+    if "$" in str(value).replace("$HOME", "") and line.get("how") not in ("name", "interaction", "tools"):
         raise ValueError("the shell alone knows its value")
     if "how" in line:
         return CONVERSIONS[line["how"]](TheirSetting(line, name, value, others))
@@ -274,8 +318,21 @@ def ask(theirs: OriginalSettings, done: ImportedRecipe) -> None:
     if "classmate" in theirs.program and "futures.classmates" not in done.keys:
         where = "is null in the files given" if key in theirs.settings else "stands in its YAML"
         raise UserError(asks["classmates"].format(program=theirs.program, key=key, where=where))
+    judged = done.keys.get("task.name") == "judged" and "reward.metrics" not in done.keys
+    if judged and "models.judge" not in done.keys:
+        raise UserError(asks["judge"].format(behaviour=done.keys.get("task.behaviour", "its behaviour")))
     if "task.name" not in done.keys:
         raise UserError(asks["task"].format(path=done.keys.get("task.train_file", "none named")))
+
+
+def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
+    """Refuse to leave out what changes what is learned, unless that is asked for."""
+    allowed = {key.lstrip("-") for key in dropped}
+    lost = [item for item in done.left if item[0] in done.stops and item[0].lstrip("-") not in allowed]
+    if lost:
+        told = "; ".join(f"{key}={value} ({why})" for key, value, why in lost)
+        words = " ".join(f"--drop={key}" for key, _, _ in lost)
+        raise UserError(f"settings that change what is learned have no counterpart: {told}. To go on without: {words}")
 
 
 def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedRecipe]:
@@ -291,8 +348,16 @@ def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedR
         if isinstance(value, list):
             value = ",".join(f"{metric['name']}={metric['weight']:g}" for metric in value)
         given = f"{value['url']}#{value['model']}" if isinstance(value, Mapping) else str(value)
+        given = re.sub(r"^(\$HOME\b|\$\{HOME\})", "~", given)
         shown = shlex.quote(local_spec(given) if name == "model.path" else given).replace("\\", r"\\")
         if given and option and "--push" not in option:  # nobody asked to publish here
             words.append(re.sub(r"\b[A-Z]+\b", shown, option))
             done.left[:] = [item for item in done.left if item[0] != name]
-    return " \\\n    ".join(words), done
+    if script["command"].startswith("upshot data prepare") and "--out" not in " ".join(words):
+        words.append(f"--out data/{PurePath(theirs.program).stem}")
+    text = " \\\n    ".join(words)
+    loops = list(dict.fromkeys(LOOP.findall(text)))  # a loop of the script sets them; here the caller does
+    for name in loops:
+        text = re.sub(rf"'([^']*\$\{{?{name}\b[^']*)'", r'"\1"', text)
+    heads = [f"{name}=${{{number}:?give its value}}\n" for number, name in enumerate(loops, 1)]
+    return "".join(heads) + text, done

@@ -21,6 +21,7 @@ from upshot.core.files import read_text
 
 MAP = "classmate_model_mapping.json"  # the name that a map of served classmates has among the settings
 _VARIABLE = re.compile(r"\$(?=\w|\{\w+\})\{?(\w+)\}?")
+_DEFAULT = re.compile(r"\$\{(\w+):-([^{}$]*)\}")
 _SUM = re.compile(r"\$\(\((.*?)\)\)(?=[\s\"'/]|$)")
 _WHOLE_NUMBERS = re.compile(r"(?:[\s\d+()-]|(?<!\*)\*(?!\*)|(?<!/)/(?!/))+")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
@@ -74,6 +75,7 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
     variables: dict[str, str] = {}
     told = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for line in told.replace("\\\n", " ").splitlines():
+        line = _DEFAULT.sub(lambda match: variables.get(match[1], match[2]), line)
         line = _SUM.sub(lambda match: _sum(match, variables), line)
         line = _ESCAPED.sub(lambda match: shlex.quote(match[1].encode().decode("unicode_escape")), line)
         try:
@@ -87,6 +89,9 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
         # What stands before a lone `--` is for whoever finds a machine for the program.
         behind = max((i for i, word in enumerate(words) if word == "--"), default=-1)
         by = next((i for i, word in enumerate(words) if i > behind and _LAUNCHER.fullmatch(word)), len(words))
+        if "serve" in words[1:] and words[(serve := words.index("serve")) - 1].endswith("vllm"):
+            yield OriginalSettings("vllm serve", {"model": words[serve + 1], **dict(_settings(words[serve + 2 :]))})
+            continue
         start = next((i for i, word in enumerate(words) if i > by and _PROGRAM.fullmatch(word)), None)
         if start is not None:
             ranks = {key: value for key, value in _settings(words[:start]) if key in RANKS}

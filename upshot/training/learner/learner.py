@@ -209,11 +209,12 @@ def random_states() -> dict[str, Any]:
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The rate of a step (counted from 0): linear warm-up, then constant, cosine or linear to lr × min_lr."""
-    if step < config.schedule.warmup_steps:
-        return config.lr * (step + 1) / config.schedule.warmup_steps
+    updates, warmup = config.steps * config.minibatches, config.schedule.warmup_steps
+    warmup = math.ceil(warmup * updates) if warmup < 1 else warmup
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
     if config.schedule.name == "constant":
         return config.lr
-    total = max(config.steps * config.minibatches - config.schedule.warmup_steps, 1)
-    done = min((step - config.schedule.warmup_steps) / total, 1.0)
+    done = min((step - warmup) / max(updates - warmup, 1), 1.0)
     left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule.name == "cosine" else 1 - done
     return config.lr * (config.schedule.min_lr + (1 - config.schedule.min_lr) * left)
