@@ -113,7 +113,8 @@ def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) 
     [
         ("0.3333333333", "0.333333", True),
         ("0.3334", "0.333333", False),
-        ("3.0", "3", True),
+        ("3.0", "3", False),
+        ("3", "3.0", True),
         ("1e3", "1000.0", True),
         ("0011", "11", False),
         ("1000001", "1000000", False),

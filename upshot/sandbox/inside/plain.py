@@ -56,7 +56,7 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
         return _encode_numpy(value, opaque, depth + 1)
     for base, inside in BASES:
         if issubclass(kind, base):
-            return encode(inside(value), opaque, depth + 1)
+            return {"u": encode(inside(value), opaque, depth + 1)}
     return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
 
 
@@ -104,6 +104,12 @@ def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
     return {"F": _items((int(value.numerator), int(value.denominator)), opaque, depth)}
 
 
+def _encode_deque(value: Any, opaque: Any, depth: int) -> Any:
+    if value.maxlen is not None and opaque is not None:
+        return opaque(value)  # a copy would not forget its first items
+    return {"q": _items(value, opaque, depth)}
+
+
 def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
     return lambda value, opaque, depth: {tag: _items((value.start, value.stop, value.step), opaque, depth)}
 
@@ -128,7 +134,7 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),
-    (deque, _tag("q")),
+    (deque, _encode_deque),
     (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
     (Fraction, _encode_fraction),
     (range, _bounds("r")),
@@ -241,6 +247,7 @@ DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "r": lambda body, inner: range(*map(inner, body)),
     "S": lambda body, inner: slice(*map(inner, body)),
     "T": _decode_time,
+    "u": lambda body, inner: inner(body),
     "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
     "p": lambda body, _: TYPES[body],
     "a": _decode_array,
