@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import random
 import signal
 from typing import Any
 
@@ -228,3 +230,38 @@ def _owner(pid: str) -> int:
 
 def _alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
+
+
+QUEUE = "class Queue:\n    def __init__(self): self.items = []\n    def put(self, x): self.items.append(x)\n    def get(self): return self.items.pop(0)\n    def __len__(self): return len(self.items)\n"
+QUEUE_TEST = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        q = Queue()\n        q.put(3)\n        q.put(4)\n        self.assertEqual(q.get(), 3)\n        self.assertEqual(len(q), 1)\n    def test_b(self):\n        q = Queue()\n        self.assertIsInstance(q, Queue)"
+REPLIES = {
+    "right": QUEUE.replace("self.items.pop(0)", "self.items.pop(-len(self.items))"),
+    "wrong": QUEUE.replace("self.items.pop(0)", "self.items.pop()"),
+    "liar": LIE + "class Queue:\n    def put(self, x): pass\n    def get(self): return Lie()\n    def __len__(self): return 1\n",
+    "dodge": PLAIN + LIE + "class Queue:\n    def put(self, x): os._exit(0) if JUDGED else None\n    def get(self): return Lie()\n    def __len__(self): return 1\n",
+}  # fmt: skip
+
+
+def test_a_policy_learns_the_right_program_of_a_class_row_and_none_that_fools_its_tests(box: Any) -> None:
+    """A tabular policy over four replies, our verdicts from the sandbox, our advantages."""
+    from tests.rewards.test_advantages import credits
+    from upshot.rewards.advantages.base import estimator
+
+    async def verdicts() -> dict[str, float | None]:
+        verifier = verifiers.create("classeval", {}, sandbox=box.sandbox)
+        row = {"solution_code": QUEUE, "test": QUEUE_TEST}
+        return {
+            name: (await verifier.verify(f"```python\n{text}```", None, row)).value for name, text in REPLIES.items()
+        }
+
+    earned = box(verdicts())
+    assert earned == {"right": 1.0, "wrong": 0.0, "liar": 0.0, "dodge": 0.0}
+    dice, compare, names = random.Random(0), estimator("grpo"), list(REPLIES)
+    logits = dict.fromkeys(names, 0.0)
+    for _ in range(60):
+        weights = [math.exp(logits[name]) for name in names]
+        acts = dice.choices(names, weights, k=8)
+        for act, (advantage,) in zip(acts, compare([credits([earned[act] for act in acts])])[0], strict=True):
+            for name, weight in zip(names, weights, strict=True):
+                logits[name] += 0.2 * (advantage or 0.0) * ((name == act) - weight / sum(weights))
+    assert math.exp(logits["right"]) / sum(map(math.exp, logits.values())) > 0.9
