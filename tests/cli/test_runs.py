@@ -63,3 +63,21 @@ def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytes
     assert main(["runs", "rm", "runs/paper/main", "runs/paper/first", "--yes"]) == 0
     assert list((runs / "paper").iterdir()) == []
     assert "is no run folder" in capsys.readouterr().err
+
+
+def test_a_note_and_tags_are_kept_shown_and_filtered_by(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "tag", "runs/first", "baseline", "keep", "keep"]) == 0
+    assert main(["runs", "note", "runs/first", "the", "reward counts twice"]) == 0
+    assert main(["runs", "untag", "runs/first", "keep", "never there"]) == 0
+    assert RunFolder(runs / "first").notes == {"note": "the reward counts twice", "tags": ["baseline"]}
+    capsys.readouterr()
+    assert main(["runs", "--tag", "baseline", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["run"], row["tags"], row["note"]) for row in told] == [
+        ("runs/first", ["baseline"], "the reward counts twice")
+    ]
+    assert main(["runs", "--tag", "keep"]) == 0
+    assert "no runs tagged 'keep' in runs" in capsys.readouterr().out
+    assert main(["runs", "tag", "runs/first"]) == 2 and main(["runs", "note", "runs/nowhere", "x"]) == 2
+    (runs / "first" / "notes.json").write_text('{"tags": 3')
+    assert RunFolder(runs / "first").notes == {"note": "", "tags": []}, "a damaged file says nothing"

@@ -1,4 +1,4 @@
-"""`upshot runs`: run folders as a table; `rm` and `mv` take one away or put it elsewhere. To look inside: `view`."""
+"""`upshot runs`: run folders as a table; verbs that remove, move or tag one, or note something on it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "runs",
-        help="list run folders: state, step, result, when, how their recipes differ; rm, mv",
+        help="list run folders: state, step, result, when, how their recipes differ; rm, mv, note, tag, untag",
         description="List the runs in folders (default: runs), oldest first. `upshot runs rm RUN…` removes run "
-        "folders, `upshot runs mv RUN TO` renames one or moves it into a folder.",
+        "folders, `upshot runs mv RUN TO` renames one or moves it into a folder. `upshot runs note RUN TEXT` and "
+        "`upshot runs tag RUN TAG…` keep a note and tags on a run, which the page shows; `untag` takes tags off.",
     )
-    parser.add_argument("words", metavar="[FOLDER… | rm RUN… | mv RUN TO]", nargs="*", help="folders, or what to do")
+    parser.add_argument(
+        "words",
+        metavar="[FOLDER… | rm RUN… | mv RUN TO | note RUN TEXT | tag RUN TAG… | untag RUN TAG…]",
+        nargs="*",
+        help="folders, or what to do",
+    )
     parser.add_argument("--yes", action="store_true", help="rm: do not ask")
+    parser.add_argument("--tag", metavar="TAG", help="list only runs with this tag")
     parser.add_argument("--json", action="store_true", help="one JSON object a run")
     parser.set_defaults(run=run)
 
@@ -35,10 +42,12 @@ def run(args: argparse.Namespace) -> int:
         return _remove([Path(word) for word in rest], args.yes)
     if verb == "mv":
         return _move([Path(word) for word in rest])
-    return _list([Path(word) for word in args.words or ["runs"]], args.json)
+    if verb in ("note", "tag", "untag"):
+        return _annotate(verb, rest)
+    return _list([Path(word) for word in args.words or ["runs"]], args.json, args.tag)
 
 
-def _list(folders: Sequence[Path], as_json: bool) -> int:
+def _list(folders: Sequence[Path], as_json: bool, tag: str | None) -> int:
     import json
 
     from upshot.core.errors import UserError
@@ -47,14 +56,16 @@ def _list(folders: Sequence[Path], as_json: bool) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"no folder '{folder}'; `upshot runs FOLDER` names another")
-    rows = describe([run for folder in folders for run in find(folder)])
+    runs = [run for folder in folders for run in find(folder)]
+    rows = describe([run for run in runs if tag is None or tag in run.notes["tags"]])
     if as_json:
         for row in rows:
             print(json.dumps(row))
     elif rows:
         _print(rows)
     else:
-        print(f"no runs in {', '.join(map(str, folders))}")
+        tagged = f" tagged '{tag}'" if tag else ""
+        print(f"no runs{tagged} in {', '.join(map(str, folders))}")
     return 0
 
 
@@ -78,6 +89,7 @@ def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
                 "last": result.get("last"),
                 "best": result.get("best"),
                 "started": run.started,
+                **run.notes,
                 "differences": {key: values[number] for key, values in different.items()},
             }
         )
@@ -114,7 +126,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     from upshot.run.console import whole_console
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("run", "state", "step", "result", "last", "best", "when", "differs in"):
+    for name in ("run", "state", "step", "result", "last", "best", "when", "tags", "differs in"):
         table.add_column(name, justify="right" if name in ("step", "last", "best") else "left", overflow="fold")
     for row in rows:
         step = "" if row["step"] is None else f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
@@ -123,7 +135,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         when = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else ""
         numbers = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("last", "best")]
         state, metric = row["state"] or "", row["metric"] or ""
-        table.add_row(row["run"], state, step, metric, *numbers, when, ", ".join(told[:MOST_DIFFERENCES]) + more)
+        tags, different = ", ".join(row["tags"]), ", ".join(told[:MOST_DIFFERENCES]) + more
+        table.add_row(row["run"], state, step, metric, *numbers, when, tags, different)
     whole_console().print(table)
 
 
@@ -135,6 +148,21 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_symlink() or not path.is_dir() or not is_shown(path):
         raise UserError(f"'{path}' is no run folder: it holds none of recipe.yaml, metrics.jsonl, status.json")
     return RunFolder(path)
+
+
+def _annotate(verb: str, words: Sequence[str]) -> int:
+    from upshot.core.errors import UserError
+
+    if len(words) < 2:
+        raise UserError(f"{verb}: name a run folder and {'a text' if verb == 'note' else 'tags'}")
+    run, rest = _run_folder(Path(words[0])), words[1:]
+    if verb == "note":
+        run.write_notes(note=" ".join(rest))
+    else:
+        kept = [tag for tag in run.notes["tags"] if tag not in rest]
+        run.write_notes(tags=kept if verb == "untag" else [*run.notes["tags"], *rest])
+    print(f"{run.path}: {', '.join(run.notes['tags']) or 'no tags'}; {run.notes['note'] or 'no note'}")
+    return 0
 
 
 def _remove(paths: Sequence[Path], sure: bool) -> int:

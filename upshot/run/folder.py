@@ -5,6 +5,7 @@ versions.json   what it ran with             rollouts.jsonl   one line a reply, 
 status.json     state, step, time left       checkpoints/     Hugging Face folders (`checkpoints.py`)
 spent.json      what the helpers have cost   lock             who is writing it (`lock.py`)
 table.json      a headline table of demos    report.html      written at the end and by `upshot view`
+notes.json      a note and tags of people's  (`upshot runs note`, `upshot runs tag`)
 verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
 rollouts.index.sqlite  what a list of the replies shows (`report/replies.py`)
 samples/        a file a step: token ids, their text and log-probabilities, of those replies (`samples.py`)
@@ -67,6 +68,7 @@ Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
 RECIPE, VERSIONS, STATUS, SPENT = "recipe.yaml", "versions.json", "status.json", "spent.json"
 METRICS, ROLLOUTS, TABLE, REPORT = "metrics.jsonl", "rollouts.jsonl", "table.json", "report.html"
+NOTES = "notes.json"
 HEADLINES = ("reward/mean", "reward/missing", "metric/", "loss/", "dpo/", "part/")
 """Metrics that a notebook shows of a run."""
 LONGEST_PATH = 1024
@@ -161,6 +163,24 @@ class RunFolder:
         """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
         path = self.path / STATUS
         return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What people said about the run: {'note': a text, 'tags': […]}."""
+        path = self.path / NOTES
+        kept = (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
+        tags = kept.get("tags")
+        return {
+            "note": str(kept.get("note") or ""),
+            "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        }
+
+    def write_notes(self, note: str | None = None, tags: Sequence[str] | None = None) -> None:
+        """Replace the note, the tags, or both."""
+        old = self.notes
+        tags = old["tags"] if tags is None else list(dict.fromkeys(tags))
+        new = {"note": old["note"] if note is None else note, "tags": tags}
+        self._write(self.path / NOTES, lambda: write_json(self.path / NOTES, new))
 
     @property
     def metrics(self) -> Table:

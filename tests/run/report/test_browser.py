@@ -17,6 +17,7 @@ from tests.patience import wait_until
 from tests.run.report.conftest import metrics_row, reply, write_lines
 from tests.run.report.test_report import two_runs
 from upshot.core.files import append_jsonl, read_jsonl
+from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.report.server import make_app
 
@@ -174,7 +175,7 @@ def test_an_address_names_run_step_and_reply_and_bars_are_to_scale(tmp_path: Pat
     page.wait_for_selector("table.runs")
     table = page.inner_text("table.runs")
     assert "recipe-one" in table and "warm-start: step 300, rl: step 20" in table and "running" in table
-    assert page.text_content("h1").strip() == "runs"
+    assert page.text_content("h1").strip() == "2 runs: recipe-one, recipe-two"
 
 
 HOSTILE = {
@@ -512,6 +513,11 @@ def test_what_the_policy_said_in_futures_is_coloured_by_its_own_advantage(
         page.hover(".tree .passage .tint >> nth=1")
         told = page.inner_text(".tree .tokeninfo >> nth=0")
         assert "token 7 (id 30)" in told and "advantage −0.25" in told and "earns main = 0" in told
+        assert "siblings' mean 0.25" in told and "siblings' mean 0.25" in page.inner_text(
+            ".tree > .future > summary >> nth=0"
+        )
+        marks = texts(page, ".tree .turn.assistant .mark")
+        assert marks == ["trained", "not trained", "not trained", "trained", "trained", "trained"], "fork by fork"
         page.hover(".tree .passage .tint >> nth=2")
         assert "no sibling that earned more or less" in page.inner_text(".tree .tokeninfo >> nth=1")
         page.click("[data-colour=logprob]")
@@ -542,6 +548,110 @@ def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) 
     assert page.locator(".finding .chart[data-title=asks] path.curve").count() == 1
     assert "multiturn-aware reward" in page.inner_text(".winner")
     assert "no status" not in page.inner_text("body")
+    above = visit(write_report(synthetic_run.parent, synthetic_run.parent / "all.html").as_uri())
+    above.wait_for_selector(".fork .way")
+    assert above.locator(".fork .way").count() == len(chosen["futures"][:3]), "seen from the folder above, too"
+    (synthetic_run / "table.json").write_text(json.dumps(table))
+    bare = visit(write_report(synthetic_run).as_uri())
+    box, chart = (bare.locator(place).bounding_box() for place in (".finding", ".finding .chart"))
+    assert chart["width"] > 0.9 * box["width"] - 60, "without an example nothing is left empty"
+
+
+NAMES = ("constructor", "__proto__", "toString", "hasOwnProperty")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_names_that_every_object_has_are_names_as_any_other(live: bool, tmp_path: Path, visit: Open) -> None:
+    """A reward term named `constructor` blanked the page."""
+    run = tmp_path / "run"
+    run.mkdir()
+    scores = {name: {"value": 0.5} for name in NAMES}
+    rewards: list[dict[str, Any]] = [{"terms": scores, "means": scores}, {"terms": {}, "means": {}}]
+    rows = [
+        {"step": 1, "row": name, "key": name, "messages": [{"role": "assistant", "content": "hi", "trained": True}]}
+        | {"groups": {NAMES[number]: name} if number < 3 else {}, "futures": [{"messages": [], "scores": scores}]}
+        | {"reward": {"total": {"value": 0.5}, "parts": {"main": {"value": 0.5}}} | rewards[number % 2]}
+        for number, name in enumerate(NAMES)
+    ]
+    write_lines(run / "rollouts.jsonl", rows)
+    write_lines(run / "metrics.jsonl", [{"step": step, **dict.fromkeys(NAMES, step / 2)} for step in (1, 2)])
+    (run / "status.json").write_text(json.dumps({"state": "constructor"}))
+
+    def look(address: str) -> None:
+        page = visit(address)
+        for name in ("overview", "curves", "recipe", "conversations"):
+            tab(page, name)
+        page.wait_for_selector(".promptgroup")
+        assert page.locator(".promptgroup").count() == 4
+        assert set(NAMES) <= set(texts(page, ".reading .reward .barname"))
+        page.fill(".controls .search", "constructor>0.2")
+        page.get_by_text("2 prompt groups, 2 replies").wait_for()
+
+    if live:
+        with serving(run) as address:
+            look(address)
+    else:
+        look(write_report(run).as_uri())
+
+
+def test_curves_are_drawn_over_steps_time_or_tokens(tmp_path: Path, visit: Open) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = [{"phase": "rl", "step": n, "reward/mean": n / 9, "time/step": 30.0, "train/tokens": 5000} for n in range(9)]
+    write_lines(run / "metrics.jsonl", rows)
+    page = visit(write_report(run).as_uri() + "#curves")
+    drawing = ".chart[data-title=mean] svg"
+
+    def ticks() -> str:
+        return str(page.locator(drawing).last.text_content())
+
+    assert "over step" in page.locator(drawing).get_attribute("aria-label")
+    page.select_option("select.axis", "time")
+    page.wait_for_selector(f"{drawing}[aria-label$='over time']")
+    assert "1:40" in ticks()
+    page.select_option("select.axis", "tokens")
+    page.wait_for_selector(f"{drawing}[aria-label$='over tokens trained']")
+    assert "20 k" in ticks()
+    page.hover(f"{drawing}")
+    assert "tokens" in page.inner_text(".tipstep")
+
+
+def test_a_note_and_tags_of_a_run_are_shown(tmp_path: Path, visit: Open) -> None:
+    folders = two_runs(tmp_path)
+    RunFolder(folders / "one").write_notes(note="the <b>good</b> one", tags=["baseline", "keep", "keep"])
+    page = visit(write_report(folders).as_uri())
+    line = page.inner_text("table.runs tbody tr >> nth=0")
+    assert "the <b>good</b> one" in line and "baseline" in line and line.count("keep") == 1
+    alone = visit(write_report(folders / "one").as_uri())
+    assert "the <b>good</b> one" in alone.inner_text("header") and "baseline" in alone.inner_text("header .tags")
+
+
+def test_two_conversations_stand_side_by_side_with_what_differs_marked(tmp_path: Path, visit: Open) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    said = ["Which size would you like, small or large?", "Which colour would you like, small or large?"]
+    rows = [
+        {"step": 1, "row": "tent", "group": 0, "key": f"tent#{at}"}
+        | {"messages": [{"role": "user", "content": "a tent"}, {"role": "assistant", "content": text, "trained": True}]}
+        | {"reward": {"total": {"value": 0.25 + at / 2}, "means": {"asks": {"value": float(at)}}}}
+        for at, text in enumerate(said)
+    ]
+    write_lines(run / "rollouts.jsonl", rows)
+    address = write_report(run).as_uri()
+    page = visit(f"{address}#conversations/run/1/tent%230")
+    page.wait_for_selector("button.compare")
+    assert "group mean 0.5 of 2" in page.inner_text(".reward")
+    page.click("button.compare")
+    page.get_by_text("Open another reply").wait_for()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".versus ins")
+    assert (texts(page, ".versus del"), texts(page, ".versus ins")) == (["size"], ["colour"])
+    row = page.inner_text(".versus-scores tbody tr >> nth=0").split()
+    assert row == ["reward", "0.25", "0.75", "+0.5"]
+    again = visit(page.evaluate("location.href"))
+    again.wait_for_selector(".versus ins")
+    again.click("button.compare")
+    until(again, "document.querySelector('.versus') === null")
 
 
 @pytest.mark.parametrize("shown", ["phone, one run", "desk, classmates", "desk, live, three runs"])

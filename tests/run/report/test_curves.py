@@ -41,7 +41,7 @@ def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path: Path) -> None:
     ]
     curves = read_curves(write(tmp_path / "m.jsonl", *rows))
     assert curves.series["rl"] == {"reward/mean": [(1, 0.1), (2, None), (3, 0.3)], "eval/score": [(1, 0.5)]}
-    packed = pack([("rl", key, curves.series["rl"][key]) for key in curves.series["rl"]], 100)
+    packed = pack([("rl", key, curves.series["rl"][key]) for key in curves.series["rl"]], 100, {})
     assert [(curve["key"], curve["n"], curve["missing"]) for curve in packed["curves"]] == [
         ("reward/mean", 3, 1),
         ("eval/score", 1, 0),
@@ -63,7 +63,7 @@ def test_nan_and_infinity_are_missing_and_counted(tmp_path: Path) -> None:
 
 def test_curves_with_the_same_steps_share_one_column() -> None:
     curve = [(float(step), 0.5) for step in range(9)]
-    packed = pack([("", "a", curve), ("", "b", list(curve)), ("", "c", curve[:3])], 100)
+    packed = pack([("", "a", curve), ("", "b", list(curve)), ("", "c", curve[:3])], 100, {})
     assert len(packed["steps"]) == 2
 
 
@@ -77,3 +77,19 @@ def test_a_reason_is_counted_zero_at_steps_where_it_did_not_occur(tmp_path: Path
     assert curves.series["rl"]["missing/judge: timeout"] == [(1, 0.0), (2, 3.0)]
     assert curves.missing_reasons() == {"judge: timeout": 3.0}
     assert curves.total("time/step") is None
+
+
+def test_time_and_tokens_add_up_phase_after_phase_where_they_are_logged(tmp_path: Path) -> None:
+    rows = [
+        {"phase": "warm-start", "step": 1, "time/step": 2.0}, {"phase": "warm-start", "step": 2, "time/step": 1.0},
+        {"phase": "rl", "step": 1, "time/step": 5.0, "train/tokens": 100}, {"phase": "rl", "step": 1, "eval/x": 1.0},
+        {"phase": "rl", "step": 2, "time/step": None, "train/tokens": 50}, {"phase": "rl", "step": 3, "time/step": 4.0},
+    ]  # fmt: skip
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curves = read_curves(path)
+    assert curves.sums("train/tokens") == {("rl", 1): 100, ("rl", 2): 150, ("rl", 3): 150}
+    axes = {"time": curves.sums("time/step"), "tokens": curves.sums("train/tokens")}
+    wanted = [("warm-start", "time/step", curves.series["warm-start"]["time/step"]), ("rl", "x", [(1, 0.5), (3, 0.6)])]
+    packed = pack(wanted, 100, axes)
+    assert packed["time"] == [[2, 3], [8, 12]] and packed["tokens"] == [[None, None], [100, 150]]

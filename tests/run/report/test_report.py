@@ -163,7 +163,7 @@ def two_runs(folder: Path) -> Path:
 
 def test_a_folder_of_runs_shows_each_with_its_own_title_state_time_and_steps_by_phase(tmp_path: Path) -> None:
     data = embedded(write_report(two_runs(tmp_path / "runs")))
-    assert data["title"] == "runs"
+    assert data["title"] == "2 runs: recipe-one, recipe-two"
     told = [(run["title"], run["status"]["state"], run["seconds"]) for run in data["runs"]]
     assert told == [("recipe-one", "finished", 5.0), ("recipe-two", "running", 65.0)], "a running one runs since"
     assert data["runs"][0]["curves"]["steps_by_phase"] == {"warm-start": 300, "rl": 20}
@@ -208,7 +208,7 @@ def test_long_texts_are_cut_in_the_file_and_say_so() -> None:
 def test_several_folders_are_one_page_with_names_that_tell_them_apart(tmp_path: Path) -> None:
     first, second = two_runs(tmp_path / "a") / "one", two_runs(tmp_path / "b") / "one"
     data = embedded(write_report([first, second], tmp_path / "page.html"))
-    assert [run["name"] for run in data["runs"]] == ["a/one", "b/one"] and data["title"] == "one and one"
+    assert [run["name"] for run in data["runs"]] == ["a/one", "b/one"] and data["title"] == "2 runs: recipe-one"
     assert [run["experiment"] for run in data["runs"]] == ["a/one", "b/one"], "they name no seed"
     assert data["runs"][0]["result"] == {"key": "reward/mean", "last": 0.5, "best": 0.5}
 

@@ -16,6 +16,7 @@ from upshot.run.report.lines import LogTail, number, shorten
 NOT_METRICS = {"step", "phase"}
 
 Point = tuple[float, float | None]
+Sums = Mapping[tuple[str, float], float]
 Points = dict[str, dict[str, dict[float, float | None]]]
 
 
@@ -89,6 +90,15 @@ class Curves:
         found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
         return sum(found) if found else None
 
+    def sums(self, key: str) -> dict[tuple[str, float], float]:
+        """(phase, step) → the sum of a metric up to there, phase after phase; of phases that log it."""
+        total, out = 0.0, {}
+        for phase, keys in self._points.items():
+            for step in sorted({step for points in keys.values() for step in points}) if key in keys else ():
+                total += keys[key].get(step) or 0.0
+                out[phase, step] = total
+        return out
+
     def missing_reasons(self) -> dict[str, float]:
         """How often each reason of the `missing/<reason>` metrics was counted in the whole run, most frequent first."""
         keys = sorted({key for keys in self._points.values() for key in keys if key.startswith("missing/")})
@@ -126,9 +136,9 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[index] for index in sorted(kept)]
 
 
-def pack(series: Iterable[tuple[str, str, list[Point]]], limit: int) -> dict[str, Any]:
-    """Curves as JSON, thinned, with equal step columns stored once."""
-    columns: dict[tuple[float | int, ...], int] = {}
+def pack(series: Iterable[tuple[str, str, list[Point]]], limit: int, axes: Mapping[str, Sums]) -> dict[str, Any]:
+    """Curves as JSON, thinned, with equal step columns stored once, and beside each what else curves are drawn over."""
+    columns: dict[tuple[str, tuple[float | int, ...]], int] = {}
     packed = []
     for phase, key, points in series:
         kept = thin(points, limit)
@@ -136,10 +146,17 @@ def pack(series: Iterable[tuple[str, str, list[Point]]], limit: int) -> dict[str
         curve = {
             "phase": phase,
             "key": key,
-            "x": columns.setdefault(steps, len(columns)),
+            "x": columns.setdefault((phase, steps), len(columns)),
             "y": [None if value is None else shorten(value) for _, value in kept],
             "n": len(points),
             "missing": sum(value is None for _, value in points),
         }
         packed.append(curve)
-    return {"steps": [list(steps) for steps in columns], "curves": packed}
+    beside = {
+        name: [
+            [shorten(sums[phase, step]) if (phase, step) in sums else None for step in steps]
+            for phase, steps in columns
+        ]
+        for name, sums in axes.items()
+    }
+    return {"steps": [list(steps) for _, steps in columns], "curves": packed} | beside

@@ -19,7 +19,7 @@ from upshot.core.files import to_json_value
 
 SCRIPTS = (
     "dom.js", "source.js", "chart.js", "curves.js", "breakdown.js", "tokens.js", "tree.js", "compare.js", "overview.js",
-    "list.js", "conversations.js", "main.js",
+    "list.js", "beside.js", "conversations.js", "main.js",
 )  # fmt: skip
 
 

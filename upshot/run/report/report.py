@@ -22,6 +22,7 @@ from upshot.core.version import __version__
 from upshot.run import samples
 from upshot.run.folder import (
     METRICS,
+    NOTES,
     RECIPE,
     REPORT,
     ROLLOUTS,
@@ -71,7 +72,7 @@ class ShownRun:
 
     def follow(self, seconds: float = math.inf) -> tuple[bool, bool]:
         """Read what is new: whether the curves or the small files are others, and whether there are more replies."""
-        stamps = tuple(_stamp(self.folder.path / name) for name in (STATUS, TABLE, RECIPE, VERSIONS))
+        stamps = tuple(_stamp(self.folder.path / name) for name in (STATUS, TABLE, RECIPE, VERSIONS, NOTES))
         small, self._stamps = stamps != self._stamps, stamps
         return self.curves.follow() or small, self.replies.follow(seconds)
 
@@ -142,6 +143,7 @@ class ShownRun:
         return {
             "name": self.name,
             "title": title_of(recipe, self.folder.path),
+            "said": self.folder.notes,
             "status": status,
             "started": self.folder.started,
             "seconds": seconds if seconds is not None else self.curves.total("time/step"),
@@ -165,7 +167,8 @@ class ShownRun:
             log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
         ]
         self.notes += [f"{self.name}/{sentence}" for sentence in told if isinstance(sentence, str)]
-        return curves_of.pack(wanted[:room], limit) | {"rows": log.rows, "steps_by_phase": log.last_steps}
+        axes = {"time": log.sums("time/step"), "tokens": log.sums("train/tokens")}
+        return curves_of.pack(wanted[:room], limit, axes) | {"rows": log.rows, "steps_by_phase": log.last_steps}
 
     def _pack_counts(self) -> dict[str, Any]:
         index = self.replies
@@ -231,9 +234,8 @@ class ShownRuns:
         for one, experiment in zip(packed, experiments(settings, list(self.runs)), strict=True):
             one["experiment"] = experiment
         own = len(self.roots) == 1 and (is_shown(self.roots[0]) or len(packed) == 1)
-        names = [root.resolve().name for root in self.roots]
         return {
-            "title": packed[0]["title"] if own else " and ".join(names) if len(names) < 4 else f"{len(names)} runs",
+            "title": packed[0]["title"] if own else title_of_many(packed),
             "own": own,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "upshot": __version__,
@@ -295,6 +297,14 @@ def title_of(recipe: str | None, folder: Path) -> str:
         if line.startswith("name:"):
             return line.partition(":")[2].partition(" #")[0].strip().strip("'\"") or folder.resolve().name
     return folder.resolve().name
+
+
+def title_of_many(packed: Sequence[dict[str, Any]]) -> str:
+    """How many runs there are, and of which recipes."""
+    runs = [run for run in packed if run["curves"]["rows"] or run["counts"]["replies"]] or packed
+    titles = list(dict.fromkeys(run["title"] for run in runs))
+    more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}: {', '.join(titles[:3])}{more}"
 
 
 def _stamp(path: Path) -> object:

@@ -45,7 +45,7 @@ function bars(scores, { second, scale, tone } = {}) {
 function toneOf(reward) {
   return (name) => {
     const term = scoreValue(reward?.terms?.[name]), raw = scoreValue(reward?.means?.[name]);
-    if (reward?.terms && !(name in reward.terms)) return "unweighted";
+    if (reward?.terms && !Object.hasOwn(reward.terms, name)) return "unweighted";
     return term !== null && raw !== null && term * raw < 0 ? "minus" : "";
   };
 }
@@ -60,7 +60,8 @@ function sentenceOf(reward) {
   return said.length > 1 && said.join(", ");
 }
 
-function rewardCard(reward, run) {
+// `group`: the rewards of all replies to the same prompt.
+function rewardCard(reward, run, group = []) {
   if (!reward || !reward.total) return h("p", { class: "note" }, "No reward in this log.");
   const total = scoreValue(reward.total);
   const scale = () => scaleOf(run, "reward");
@@ -70,6 +71,7 @@ function rewardCard(reward, run) {
       h("small", {}, "reward"),
       total === null ? h("b", { class: "missing-text" }, "missing") : h("b", {}, format(total)),
       total === null && h("span", { class: "missing-text" }, whyMissing(reward.total)),
+      group.length > 1 && h("span", { class: "note groupmean" }, `group mean ${format(mean(group))} of ${group.length}`),
       sentenceOf(reward) && h("span", { class: "note" }, sentenceOf(reward))),
     several
       ? h("div", { class: "parts" }, h("small", {}, "its parts"), bars(reward.parts, { scale }), reward.terms && [h("small", {}, "the main part's terms"), bars(reward.terms, { second: reward.means, scale })])

@@ -1,7 +1,19 @@
 // One chart: lines over steps with bands over seeds, gaps where a point is missing, values under the pointer, SVG, CSV.
 
 const charts = []; // everything drawn, so that resizing, smoothing and the legend can draw it again
-const view = { smooth: 0, hidden: new Set() };
+const view = { smooth: 0, hidden: new Set(), axis: "step" };
+// 90 → 1:30, 3700 → 1:01:40: short enough to stand below an axis.
+function clock(seconds) {
+  const whole = Math.round(seconds), two = (number) => String(number).padStart(2, "0");
+  const minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(minutes / 60)}:${two(minutes % 60)}:${two(whole % 60)}`;
+}
+// What curves are drawn over; a run's time and tokens are summed up over its phases, steps begin anew in each.
+const AXES = {
+  step: { name: "step", tell: (x) => `step ${format(x)}`, tick: (x) => (Number.isInteger(x) ? format(x) : null) },
+  time: { name: "time", tell: (x) => `after ${lasting(x)}`, tick: clock },
+  tokens: { name: "tokens trained", tell: (x) => `after ${format(x)} tokens`, tick: (x) => (x >= 1e6 ? `${format(x / 1e6)} M` : x >= 1e3 ? `${format(x / 1e3)} k` : format(x)) },
+};
 
 function smoothed(ys, weight) {
   let sum = 0, norm = 0;
@@ -52,7 +64,7 @@ function bounds(shown) {
 function drawChart(chart) {
   const width = chart.box.clientWidth;
   if (!width) return;
-  const height = chart.wide ? 320 : 150;
+  const height = chart.wide ? 320 : 150, axis = chart.axis || "step";
   const shown = chart.lines.filter((line) => !view.hidden.has(line.label));
   const b = bounds(shown);
   const yTicks = ticks(b.low, b.high, chart.wide ? 7 : 4);
@@ -60,10 +72,10 @@ function drawChart(chart) {
   const px = (x) => margin.left + ((width - margin.left - margin.right) * (x - b.left)) / (b.right - b.left);
   const py = (y) => margin.top + ((height - margin.top - margin.bottom) * (b.high - y)) / (b.high - b.low);
   const floor = height - margin.bottom;
-  const xTicks = ticks(b.left, b.right, Math.max(4, Math.floor(width / 70))).filter((tick) => Number.isInteger(tick));
-  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${chart.title} over steps` });
+  const xTicks = ticks(b.left, b.right, Math.max(4, Math.floor(width / 70))).filter((tick) => AXES[axis].tick(tick) !== null);
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${chart.title} over ${AXES[axis].name}` });
   for (const tick of yTicks) root.append(svg("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: py(tick), y2: py(tick) }), svg("text", { x: margin.left - 6, y: py(tick) + 3.5, "text-anchor": "end" }, format(tick)));
-  for (const tick of xTicks) root.append(svg("text", { x: Math.min(px(tick), width - 2), y: height - 5, "text-anchor": px(tick) > width - 22 ? "end" : "middle" }, format(tick)));
+  for (const tick of xTicks) root.append(svg("text", { x: Math.min(px(tick), width - 2), y: height - 5, "text-anchor": px(tick) > width - 22 ? "end" : "middle" }, AXES[axis].tick(tick)));
   for (const line of shown) drawLine(root, line, px, py, floor, line.xs.length > width / 2);
   const cross = svg("line", { class: "cross", y1: margin.top, y2: floor, x1: -9, x2: -9 });
   root.append(cross);
@@ -113,7 +125,7 @@ function hover(chart, event) {
     const band = line.low && y !== null ? `${format(line.low[index])} to ${format(line.high[index])}, ${line.seeds} seeds` : null;
     return h("div", {}, h("i", { class: "swatch", style: `background:${hue(line.colour)}` }), h("span", {}, line.name), h("b", {}, y === null ? "missing" : format(y)), soft !== null && h("small", {}, `smoothed ${format(soft)}`), band && h("small", {}, band));
   });
-  tip.replaceChildren(h("div", { class: "tipstep" }, `step ${format(best.x)}`), ...rows.filter(Boolean));
+  tip.replaceChildren(h("div", { class: "tipstep" }, AXES[chart.axis || "step"].tell(best.x)), ...rows.filter(Boolean));
   tip.hidden = false;
   const wide = tip.offsetWidth, x = box.left + chart.px(best.x) + 14;
   tip.style.left = `${Math.max(6, x + wide > innerWidth - 6 ? box.left + chart.px(best.x) - wide - 14 : x)}px`;
@@ -133,7 +145,7 @@ function toCsv(chart) {
   const quoted = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const band = chart.lines.some((line) => line.low);
   const rows = chart.lines.flatMap((line) => line.xs.map((x, at) => [quoted(line.name), x, line.ys[at] ?? "", ...(band ? [line.low?.[at] ?? "", line.high?.[at] ?? ""] : [])].join(",")));
-  return `${["curve", "step", "value", ...(band ? ["low", "high"] : [])].join(",")}\n${rows.join("\n")}\n`;
+  return `${["curve", chart.axis || "step", "value", ...(band ? ["low", "high"] : [])].join(",")}\n${rows.join("\n")}\n`;
 }
 
 // The drawing on its own: what the page's style sheet gave it is written into it.

@@ -9,6 +9,8 @@ function stepsOf(run) {
   return phases.map(([phase, last]) => `${phase ? `${phase}: ` : ""}step ${format(last)}`).join(", ");
 }
 
+const tagsOf = (run) => run.said.tags.length > 0 && h("div", { class: "tags" }, run.said.tags.map((tag) => h("span", {}, tag)));
+
 function runsCard() {
   const runs = logged();
   if (runs.length < 2) return null;
@@ -20,7 +22,7 @@ function runsCard() {
     h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "runs" },
       h("thead", {}, h("tr", {}, ["run", "state", "result", "last", "best", ...few, "started", "took", "steps"].map((name) => h("th", { class: few.includes(name) ? "setting" : "" }, name)))),
       h("tbody", {}, runs.map((run) => h("tr", {},
-        h("td", {}, h("b", {}, run.name), run.title !== run.name && h("small", {}, run.title)),
+        h("td", {}, h("b", {}, run.name), run.title !== run.name && h("small", {}, run.title), tagsOf(run), run.said.note && h("small", { class: "runnote" }, run.said.note)),
         h("td", {}, run.status.state ? statusPill(run.status) : "", run.status.reason ? h("small", {}, plain(run.status.reason).slice(0, 120)) : ""),
         h("td", {}, run.result?.key || ""), h("td", { class: "num" }, run.result ? format(run.result.last) : ""),
         h("td", { class: "num" }, run.result && h("b", { class: best[run.result.key] === run.result.best ? "plus-text" : "" }, format(run.result.best))),

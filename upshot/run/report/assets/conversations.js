@@ -39,7 +39,7 @@ function drawControls() {
   const fields = Object.entries(index.slices).map(([field, column]) => [field, [...new Set(column)].filter(isNumber).map((number) => index.strings[number]).sort()]);
   let wait = 0;
   controls.replaceChildren(
-    runs.length > 1 ? choice("Run", runs.map((run) => [run.name, run.name]), browse.run, (value) => { Object.assign(browse, { run: value, step: "latest", slices: {}, at: null }); drawControls(); }) : "",
+    runs.length > 1 ? choice("Run", runs.map((run) => [run.name, run.name]), browse.run, (value) => { Object.assign(browse, { run: value, step: "latest", slices: byName(), at: null }); drawControls(); }) : "",
     h("div", { class: "stepper" }, choice("Step", stepOptions(), browse.step, (value) => { browse.step = value; }),
       h("button", { class: "icon", "aria-label": "Previous step", onclick: () => moveStep(-1) }, "‹"), h("button", { class: "icon", "aria-label": "Next step", onclick: () => moveStep(1) }, "›")),
     choice("Sort", [["logged", "as logged"], ["high", "reward, high first"], ["low", "reward, low first"], ["spread", "widest spread"]], browse.sort, (value) => { browse.sort = value; }),
@@ -106,13 +106,16 @@ function drawReply() {
   const same = [];
   for (let other = 0; other < index.count; other++) if (index.step(other) === index.step(at) && index.columns.row[other] === index.columns.row[at] && index.columns.group[other] === index.columns.group[at]) same.push(other);
   const slices = Object.entries(reply.groups || {});
+  const rewards = same.map((other) => index.reward(other)).filter(isNumber);
+  reply.groupMean = rewards.length > 1 ? mean(rewards) : null;
   reading.replaceChildren(
     h("div", { class: "readhead" },
       h("h3", {}, `Step ${format(index.step(at))} · ${index.row(at)}`, same.length > 1 ? ` · reply ${same.indexOf(at) + 1} of ${same.length}` : ""),
-      h("div", { class: "tags" }, slices.map(([field, value]) => h("span", {}, `${field}: ${plain(value)}`)), h("a", { href: `#goal/${encodeURIComponent(index.row(at))}` }, "the same goal across steps and runs")),
+      h("div", { class: "tags" }, slices.map(([field, value]) => h("span", {}, `${field}: ${plain(value)}`)), h("a", { href: `#goal/${encodeURIComponent(index.row(at))}` }, "the same goal across steps and runs"), keepButton(index, at)),
       same.length > 1 ? h("div", { class: "chips" }, same.map((other) => chip(run, index, other, other === at))) : ""),
-    reply.reward ? rewardCard(reply.reward, run) : "",
+    reply.reward ? rewardCard(reply.reward, run, rewards) : "",
     colourControl(reply, browse.colour, recolour) || "",
+    besideCard(reply, at) || "",
     h("div", { class: wanted(reply) ? "beside" : "" }, h("div", {}, h("h4", {}, "Conversation"), conversation(reply, run), reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : ""), wanted(reply) || ""),
     creditTable(reply.credit) || "",
     ...(futuresTree(reply, run) || []),
@@ -128,6 +131,7 @@ function remember() {
   if (browse.missing) query.set("missing", browse.missing);
   if (browse.find) query.set("find", browse.find);
   if (browse.colour !== "advantage") query.set("colour", browse.colour);
+  if (browse.beside) query.set("beside", browse.beside.map((part) => encodeURIComponent(part.toWellFormed())).join("/"));
   for (const [field, value] of Object.entries(browse.slices)) if (value) query.set(`is-${field}`, value);
   const text = query.toString();
   history.replaceState(null, "", address(browse.run, index.step(browse.at), index.key(browse.at), text && `?${text}`));
@@ -137,7 +141,8 @@ function recall(query) {
   if (query.has("sort")) browse.sort = query.get("sort");
   if (query.has("missing")) browse.missing = query.get("missing");
   if (query.has("find")) browse.find = query.get("find");
-  if (query.get("colour") in COLOURS) browse.colour = query.get("colour");
+  if (query.has("beside")) browse.beside = query.get("beside").split("/").map(decode);
+  if (Object.hasOwn(COLOURS, query.get("colour"))) browse.colour = query.get("colour");
   for (const [name, value] of query) if (name.startsWith("is-")) browse.slices[name.slice(3)] = value;
 }
 

@@ -20,7 +20,8 @@ function labelled() {
   for (const pair of all) {
     const alone = all.filter((other) => other.experiment === pair.experiment).length === 1;
     const name = pair.runs.size > 1 ? `${pair.experiment} (${pair.runs.size} seeds)` : pair.experiment;
-    pair.name = used.size === 1 ? (pair.runs.size > 1 ? name : pair.phase || name) : alone || !pair.phase ? name : `${name} · ${pair.phase}`;
+    const seeds = pair.runs.size > 1 ? ` (${pair.runs.size} seeds)` : "";
+    pair.name = used.size === 1 && pair.phase ? (alone && seeds ? name : `${pair.phase}${seeds}`) : alone || !pair.phase ? name : `${name} · ${pair.phase}`;
   }
   return all;
 }
@@ -48,15 +49,24 @@ function interpolated({ xs, ys }, x) {
   return ys[low] + ((ys[low + 1] - ys[low]) * (x - xs[low])) / (xs[low + 1] - xs[low]);
 }
 
+// A curve over the chosen axis; points of which that is not known are left out.
+function along(curves, { x, y }) {
+  const xs = view.axis === "step" ? curves.steps[x] : curves[view.axis][x];
+  const known = xs.map(isNumber);
+  return known.every(Boolean) ? { xs, ys: y } : { xs: xs.filter((_, at) => known[at]), ys: y.filter((_, at) => known[at]) };
+}
+
+const hasAxis = (axis) => axis === "step" || data.runs.some((run) => run.curves[axis].some((column) => column.some(isNumber)));
+
 function allLines() {
   return labelled().flatMap((label, at) => {
     const byKey = new Map();
     for (const run of label.runs) for (const curve of run.curves.curves) {
       if (curve.phase !== label.phase) continue;
       if (!byKey.has(curve.key)) byKey.set(curve.key, []);
-      byKey.get(curve.key).push({ xs: run.curves.steps[curve.x], ys: curve.y, missing: curve.missing });
+      byKey.get(curve.key).push({ ...along(run.curves, curve), missing: curve.missing });
     }
-    return [...byKey].map(([key, members]) => ({ ...(members.length > 1 ? banded(members) : members[0]), key, label: label.name, at }));
+    return [...byKey].map(([key, members]) => ({ ...(members.length > 1 ? banded(members) : members[0]), key, label: label.name, at })).filter((line) => line.xs.length);
   });
 }
 
@@ -76,7 +86,7 @@ function chartGroups() {
   const put = (group, title, line, name, colour) => {
     if (!groups.has(group)) groups.set(group, new Map());
     const of = groups.get(group);
-    if (!of.has(title)) of.set(title, { title, lines: [] });
+    if (!of.has(title)) of.set(title, { title, lines: [], axis: view.axis });
     of.get(title).lines.push({ ...line, name, colour });
   };
   const slices = new Map(); // "difficulty/reward" → lines of its values
@@ -152,9 +162,11 @@ function curvesView() {
       section.hidden = !any;
     }
   };
+  const axes = Object.keys(AXES).filter(hasAxis);
+  const over = axes.length > 1 && h("label", { class: "check" }, "Over", h("select", { class: "axis", "aria-label": "Horizontal axis", onchange: (event) => { view.axis = event.target.value; draw(); } }, axes.map((axis) => h("option", { value: axis, selected: axis === view.axis }, AXES[axis].name))));
   const find = h("input", { type: "search", class: "search", placeholder: "Find a metric", "aria-label": "Find a metric", value: seen.curves, oninput: (event) => { seen.curves = event.target.value.toLowerCase(); narrow(); } });
   narrow();
-  return h("div", {}, h("div", { class: "bar" }, legend(), h("span", { class: "spring" }), h("label", { class: "check" }, toggle, "Smooth"), slider, find), h("div", { class: "groups" }, sections),
+  return h("div", {}, h("div", { class: "bar" }, legend(), h("span", { class: "spring" }), over, h("label", { class: "check" }, toggle, "Smooth"), slider, find), h("div", { class: "groups" }, sections),
     folded.length > 0 && h("details", { class: "quiet folded" }, h("summary", {}, `${count(folded.length, "metric")} that never moved, or say the same again`), h("dl", { class: "pairs" }, folded.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))));
 }
 

@@ -18,6 +18,8 @@ function fill(node, attributes, children) {
 const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+// An object for names that come from logs: `constructor` and its like are names as any other.
+const byName = () => Object.create(null);
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 function format(value) {

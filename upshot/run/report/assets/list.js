@@ -1,7 +1,7 @@
 // Which replies are listed: filters, sorting, prompt groups; and the list itself, of which only what is seen is drawn.
 
 const ROW = 96; // pixels of a prompt group in the list
-const browse = { run: "", step: "latest", sort: "logged", missing: "", find: "", slices: {}, colour: "advantage", at: null, found: null };
+const browse = { run: "", step: "latest", sort: "logged", missing: "", find: "", slices: byName(), colour: "advantage", at: null, found: null, beside: null };
 
 // `reward<0.5 accuracy>=0.9 asks "a word"`: comparisons of the reward or a metric's mean, and words that were said.
 function parseFind(text) {

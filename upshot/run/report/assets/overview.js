@@ -4,7 +4,7 @@ const STATES = { finished: "good", running: "busy", stopped: "bad", failed: "bad
 
 function statusPill(status) {
   const state = String(status.state);
-  return h("span", { class: `pill ${STATES[state] || ""}` }, h("i", { class: "dot" }), state);
+  return h("span", { class: `pill ${Object.hasOwn(STATES, state) ? STATES[state] : ""}` }, h("i", { class: "dot" }), state);
 }
 
 function header() {
@@ -29,6 +29,7 @@ function header() {
     h("div", { class: "brand" }, "Upshot"),
     h("h1", {}, data.title, " ", status.state && statusPill(status), LIVE && h("span", { class: connection.lost ? "pill bad" : "pill" }, connection.lost ? "the server is gone" : "live")),
     h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact)), left && h("span", {}, `about ${left} left`)),
+    data.own && [tagsOf(first), first.said.note && h("p", { class: "note first runnote" }, first.said.note)],
     alarms.map((alarm) => h("p", { class: "note first missing-text" }, plain(alarm))),
     (extra.length > 0 || Object.keys(versions).length > 0) && h("details", { class: "quiet" },
       h("summary", {}, versionLine(versions) || "Status"),
@@ -118,11 +119,13 @@ function notesCard() {
 function findingCard(run) {
   const { finding, example, curve } = run.table || {};
   if (!finding) return null;
-  const fork = h("div", {});
+  const fork = h("div", { class: "forkplace" });
   if (Array.isArray(example)) {
-    const [name, step, key] = example, index = indexOf(name);
+    const [inner, step, key] = example;
+    const name = runOf(`${run.name}/${inner}`) ? `${run.name}/${inner}` : inner; // opened from above, or as its own folder
+    const index = indexOf(name);
     const at = index.columns.key?.findIndex((own, place) => own === key && index.step(place) === step) ?? -1;
-    if (at >= 0) source.reply(name, at).then((reply) => fork.replaceChildren(forkCard(reply, name)));
+    if (at >= 0) source.reply(name, at).then((reply) => { fork.replaceChildren(forkCard(reply, name)); redraw(); });
   }
   const lines = (curve?.lines || []).map((line, at) => ({ name: line.name, label: curve.title, colour: at, xs: line.x, ys: line.y, missing: 0 }));
   return h("section", { class: "card finding" }, h("p", { class: "lead" }, plain(finding)),

@@ -9,7 +9,7 @@ class Replies {
   constructor() { this.clear(0); }
 
   clear(generation) {
-    Object.assign(this, { generation, count: 0, strings: [], columns: {}, slices: {}, means: {} });
+    Object.assign(this, { generation, count: 0, strings: [], columns: byName(), slices: byName(), means: byName() });
   }
 
   add(chunk) {

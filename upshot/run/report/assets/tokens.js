@@ -37,7 +37,7 @@ function unitText(unit, reply) {
     reply.tokens?.length ? `token ${unit.place}${isNumber(unit.id) ? ` (id ${unit.id})` : ""}` : null,
     isNumber(unit.logprob) && `log-probability ${format(unit.logprob)} (${format(100 * Math.exp(unit.logprob))} %)`,
     unit.span ? `earns ${earns(unit.span)}${credit === null ? "" : ` = ${format(credit)}`}` : "earns nothing",
-    unit.span && (isNumber(unit.span.advantage) ? `advantage ${signed(unit.span.advantage)}` : reply.branch ? "left out of the loss: no sibling that earned more or less" : "left out of the loss: something it earns is missing"),
+    unit.span && (isNumber(unit.span.advantage) ? `advantage ${signed(unit.span.advantage)}${isNumber(reply.groupMean) ? ` (${reply.branch ? "siblings' mean" : "group mean"} ${format(reply.groupMean)})` : ""}` : reply.branch ? "left out of the loss: no sibling that earned more or less" : "left out of the loss: something it earns is missing"),
   ].filter(Boolean).join(" · ");
 }
 

@@ -43,6 +43,19 @@ function branchReply(future, branch, from, to) {
   return { tokens: (future.tokens || []).slice(first, first + sampled(messages.slice(from, to))), credit: spans, reward: { parts: { main: branch?.reward ?? null } }, branch: true };
 }
 
+// What each turn of a branch is trained with: the advantage of its own tokens; null where the loss leaves them out.
+function turnAdvantages(messages, { tokens, credit }, advantage) {
+  let turn = 0;
+  const sampled = messages.filter(isSampled).length;
+  return messages.map((message) => {
+    if (!sampled) return message.role === "assistant" ? advantage ?? null : null; // a log that does not say what was sampled
+    if (!isSampled(message)) return null;
+    const own = tokens[turn], span = credit[turn++];
+    if (own) return credit.find((one) => isNumber(one.advantage) && one.start < own.at + own.pieces.length && one.stop > own.at)?.advantage ?? null;
+    return credit.length === sampled ? span.advantage : advantage ?? null; // a log without tokens: a span for each turn
+  });
+}
+
 // Futures that took the same way at a fork share a node: {label, messages, reply, reward, advantage, future | null, children}.
 function treeOf(futures, depth = 0, label = "") {
   const ways = new Map();
@@ -51,14 +64,18 @@ function treeOf(futures, depth = 0, label = "") {
     if (!ways.has(way)) ways.set(way, []);
     ways.get(way).push(future);
   });
-  return [...ways.values()].map((some, index) => {
+  const nodes = [...ways.values()].map((some, index) => {
     const first = some[0], forks = first.forks || [], again = some.length > 1 && (first.path?.length ?? 0) > depth + 1;
     const from = depth === 0 ? 0 : forks[depth] - first.shared, to = again ? forks[depth + 1] - first.shared : undefined;
     const start = forks[depth] ?? first.shared;
     const branch = (first.branches || []).find((one) => one.start === start);
     const name = label ? `${label}.${index + 1}` : `${index + 1}`;
-    return { label: name, messages: (first.messages || []).slice(from, to), reply: branchReply(first, branch, from, to), reward: branch?.reward, advantage: branch?.advantage, future: again ? null : first, children: again ? treeOf(some, depth + 1, name) : [] };
+    const messages = (first.messages || []).slice(from, to), reply = branchReply(first, branch, from, to);
+    return { label: name, messages, reply, reward: branch?.reward, advantage: branch?.advantage, advantages: turnAdvantages(messages, reply, branch?.advantage), future: again ? null : first, children: again ? treeOf(some, depth + 1, name) : [] };
   });
+  const rewards = nodes.map((node) => node.reward).filter(isNumber);
+  for (const node of nodes) node.reply.groupMean = rewards.length > 1 ? mean(rewards) : null;
+  return nodes;
 }
 
 const scoreText = (scores) => Object.entries(scores || {}).map(([name, score]) => h("span", { class: scoreValue(score) === null ? "missing-text" : "" }, `${name} ${scoreValue(score) === null ? "missing" : format(scoreValue(score))}`));
@@ -75,9 +92,9 @@ function branchTurns(node, run) {
   const known = browse.colour === "logprob" || (browse.colour !== "none" && node.reply.credit.length > 0);
   const units = known ? unitsOf(node.reply) : [];
   let turn = 0;
-  return node.messages.map((message) => {
+  return node.messages.map((message, at) => {
     const own = isSampled(message) ? units[turn++] : null;
-    return bubble(message, { advantage: message.role === "assistant" ? node.advantage : undefined, coloured: own && colouredTurn(own, browse.colour, node.reply, run) });
+    return bubble(message, { advantage: node.advantages[at], coloured: own && colouredTurn(own, browse.colour, node.reply, run) });
   });
 }
 
@@ -94,6 +111,7 @@ function branchNode(node, reply, run, open, alone) {
       future.missing && h("span", { class: "missing-text" }, `missing: ${plain(future.missing)}`),
       worth !== null && h("span", { class: "worth" }, `reward ${format(worth)}`),
       isNumber(node.advantage) && h("span", { class: node.advantage < 0 ? "minus-text" : "plus-text" }, `advantage ${signed(node.advantage)}`),
+      isNumber(node.advantage) && isNumber(node.reply.groupMean) && h("span", { class: "groupmean" }, `siblings' mean ${format(node.reply.groupMean)}`),
       h("span", { class: "scores" }, scoreText(future.scores))),
     h("div", { class: "turns" }, turns.length ? branchTurns(node, run) : !alone && h("p", { class: "note" }, "No turns after the reply.")),
     node.future && bars(future.scores, { scale: (name) => scaleOf(run, `score/${name}`), tone: toneOf(reply.reward) }),
@@ -109,6 +127,18 @@ function futuresTree(reply, run) {
     h("div", { class: "tree" }, nodes.map((node, index) => branchNode(node, reply, run, index === 0, alone)))];
 }
 
+// The turns of a future from the reply on, each with what it is trained with.
+function wholeFuture(future) {
+  const starts = (future.forks || []).map((fork) => fork - future.shared), messages = future.messages || [];
+  const bounds = [0, ...starts.slice(1), messages.length];
+  return bounds.slice(1).flatMap((to, at) => {
+    const branch = (future.branches || []).find((one) => one.start === (future.forks?.[at] ?? future.shared));
+    const own = messages.slice(bounds[at], to);
+    const advantages = turnAdvantages(own, branchReply(future, branch, bounds[at], to), branch?.advantage);
+    return own.map((message, place) => bubble(message, { advantage: advantages[place] }));
+  });
+}
+
 // The fork as a picture: the reply, and beside each other what came of it.
 function forkCard(reply, name) {
   const futures = (reply.futures || []).filter((future) => !future.cut).slice(0, 3);
@@ -116,7 +146,7 @@ function forkCard(reply, name) {
   return h("figure", { class: "fork" },
     h("div", { class: "turns" }, said.map((message) => bubble(message))),
     h("div", { class: "ways" }, futures.map((future, index) => h("div", { class: "way" },
-      h("div", { class: "turns" }, (future.messages || []).map((message) => bubble(message))),
+      h("div", { class: "turns" }, wholeFuture(future)),
       h("p", { class: "scores" }, h("b", {}, `future ${index + 1}`), scoreText(future.scores))))),
     h("figcaption", {}, h("a", { href: address(name, reply.step ?? 0, reply.key) }, `reward ${format(scoreValue(reply.reward?.total))}: the mean of what came of it`), " (a reply of the last step)"));
 }
