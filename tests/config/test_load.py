@@ -254,3 +254,18 @@ def test_a_length_in_an_override_replaces_the_files_length_in_the_other_unit() -
     assert length("train.steps=2", "train.epochs=3") == (2, 3), "both were asked for: the shorter one"
     quickstart = load_recipe("quickstart", {"train.epochs": 2}).recipe.train
     assert (quickstart.steps, quickstart.epochs) == (0, 2)
+
+
+def test_metrics_may_be_a_mapping_in_files_calls_and_overrides(tmp_path: Path) -> None:
+    def metrics(*overrides: str, **call: Any) -> dict[str, float]:
+        found = load_recipe(str(path), overrides or call).recipe.reward.metrics
+        return {metric.name: metric.weight for metric in found}
+
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: quickstart\nreward: {metrics: {verifier: 2, token_amount: {weight: -1}}}\n")
+    assert metrics() == {"verifier": 2, "token_amount": -1}
+    assert metrics("reward.metrics.verifier.weight=3") == {"verifier": 3, "token_amount": -1}
+    assert metrics("reward.metrics={verifier: 4}") == {"verifier": 4}
+    assert metrics(reward={"metrics": {"verifier": 5}}) == {"verifier": 5}
+    with pytest.raises(UserError, match="weight"):
+        metrics("reward.metrics={verifier: much}")

@@ -42,3 +42,15 @@ def test_a_log_has_one_line_a_step_with_its_times_and_the_time_left(capsys: pyte
     assert lines[1].endswith("ETA 3 min")
     assert lines[2] == "    step 1, reward 0.5: 'which size?' → 'a [31m big one'"
     assert lines[3:] == ["rl 101/101  eval/reward/mean=0.5"]
+
+
+def test_a_log_tells_how_far_a_long_step_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    reporter = PlainReporter()
+    reporter.phase("rl", 2)
+    for done, clock[0] in ((1, 5.0), (2, 25.0), (3, 30.0), (4, 46.0)):
+        reporter.show_progress(done, 128)
+    assert capsys.readouterr().out == "rl: 2 steps\n    2 of 128 replies\n    4 of 128 replies\n"

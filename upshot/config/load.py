@@ -16,6 +16,7 @@ from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatt
 from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
+from upshot.config.recipe.reward import list_metrics
 from upshot.config.registry import look_in, path_of
 from upshot.config.validation import explain_error, first_error, model_at
 from upshot.core.errors import UserError, near
@@ -206,6 +207,8 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], di
         raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
     if not isinstance(data, dict):
         raise UserError(f"{path.name}: a recipe is a mapping of sections, not {type(data).__name__}")
+    if isinstance(data.get("reward"), dict) and "metrics" in data["reward"]:
+        data["reward"]["metrics"] = list_metrics(data["reward"]["metrics"])  # whose items overrides can name
     base: dict[str, Any] = {}
     origins: dict[str, str] = {}
     parents = data.pop("extends", [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,8 @@ SHOWN = (
 )
 """What the live table shows, in this order; metrics.jsonl has everything. Times are in the line below it."""
 
+SILENCE_S = 20.0
+"""How long a log may be silent within a step."""
 STEP_PARTS = ("sample", "futures", "judges", "eval", "learn", "save")
 
 
@@ -68,15 +71,18 @@ class PlainReporter(Reporter):
         self._total = 0
         self._seconds: deque[float] = deque(maxlen=20)
         """That the last steps took."""
+        self._printed = time.monotonic()
 
     def phase(self, name: str, total: int, done: int = 0) -> None:
         """Announce the phase."""
         self._total = total
         self._seconds.clear()
+        self._printed = time.monotonic()
         print(f"{name}: {total} steps" + (f", going on after {done}" if done else ""), flush=True)
 
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step."""
+        self._printed = time.monotonic()
         if "time/step" in metrics:
             self._seconds.append(metrics["time/step"] + metrics.get("time/save", 0.0))
         left = (self._total - step) * statistics.fmean(self._seconds or [0.0])
@@ -86,6 +92,12 @@ class PlainReporter(Reporter):
         ]
         said = [f"{phase} {step}/{self._total}", *kept[:8], step_line(metrics), f"ETA {duration(left)}" if left else ""]
         print("  ".join(part for part in said if part), flush=True)
+
+    def show_progress(self, done: int, total: int) -> None:
+        """How far a long step is, so that a log is never silent for long."""
+        if time.monotonic() - self._printed >= SILENCE_S:
+            print(f"    {done} of {total} replies", flush=True)
+            self._printed = time.monotonic()
 
     def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
         """A reply in one line."""

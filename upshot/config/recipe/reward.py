@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from upshot.config.recipe.base import Named, Section
 
@@ -38,11 +39,23 @@ class ReplyRuleConfig(Section):
     """The reward under the rule 'penalty'."""
 
 
+def list_metrics(value: Any) -> Any:
+    """Metrics as a list; from a mapping of names to weights or settings, too (`{accuracy: 1, bleu: {weight: 2}}`)."""
+    if not isinstance(value, Mapping):
+        return value
+    return [
+        {"name": name, **(setting if isinstance(setting, Mapping) else {"weight": setting})}
+        for name, setting in value.items()
+    ]
+
+
 class RewardConfig(Section):
     """What a conversation is worth."""
 
-    metrics: list[MetricConfig] = Field(default_factory=lambda: [MetricConfig(name="verifier")])
-    """Summed up after weight and clamp."""
+    metrics: Annotated[list[MetricConfig], BeforeValidator(list_metrics)] = Field(
+        default_factory=lambda: [MetricConfig(name="verifier")]
+    )
+    """Summed up after weight and clamp: a list of names or settings, or a mapping of names to weights or settings."""
     overlong: ReplyRuleConfig = ReplyRuleConfig()
     """Rule for replies cut at `episode.max_tokens`."""
     malformed: ReplyRuleConfig = ReplyRuleConfig()

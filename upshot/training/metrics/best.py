@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
+from upshot.rewards.reward import metric_keys
 
 ONLY = ("eval/", "time/eval")
 """What a line of nothing but an evaluation has."""
@@ -114,7 +115,7 @@ def _check_kind(metric: str, recipe: Recipe) -> None:
             f"train.save.best is '{metric}', and no evaluation of {recipe.train.method} has it; the names begin with "
             f"{', '.join(f'eval/{kind}' for kind in kinds)}"
         )
-    own = [f"metric/{one.name}" for one in recipe.reward.metrics]
+    own = list(metric_keys(one.name for one in recipe.reward.metrics).values())
     if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in own:
         raise UserError(
             f"train.save.best is '{metric}', which is none of reward.metrics; "
