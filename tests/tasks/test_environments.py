@@ -365,7 +365,7 @@ def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(no
     futures = Talk({"verifier": VerifierMetric(notes)}, {"verifier": MetricWeight()})
     context = RolloutContext(policy, futures, user, max_turns=5)
     [[reply]] = asyncio.run(play_step(context, notes.rows("train"), 1, 0))
-    assert reply.reward.total.reason == "connection" and "the MCP server" in reply.reward.total.why
+    assert reply.reward.total.reason == "crashed" and "the MCP server" in reply.reward.total.why
     assert [message.content for message in reply.conversation.messages if message.role == "tool"] == ["a"]
     assert reply.credit is not None and not reply.credit.trains
     if not over_http:  # a process is one episode's; a server that all share is gone for all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from tests.training.workshop import metrics, recipe
 from upshot.cli import main
 from upshot.config.load import dump_recipe
 from upshot.core.errors import UserError
+from upshot.core.http_client import AttemptError
+from upshot.core.score import Reason, Score
 from upshot.run.run import train
-from upshot.tasks.environments.remote import RemoteTask
+from upshot.tasks.environments.remote import RemoteEnvironment, RemoteError, RemoteTask
 
 
 class Chat(BaseHTTPRequestHandler):
@@ -97,3 +100,25 @@ def test_more_turns_than_one_need_somebody_who_answers_between_them(
     (tmp_path / "r.yaml").write_text(dump_recipe(recipe(tmp_path / "run", more={"episode": {"max_turns": 3}})))
     assert main(["train", str(tmp_path / "r.yaml"), "--dry-run"]) == 2
     assert "episode.max_turns is 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("retry", "begun", "reason"),
+    [
+        (True, True, Reason.CONNECTION),
+        (False, False, Reason.CONNECTION),
+        (False, True, Reason.CRASHED),
+    ],
+)
+def test_a_server_lost_on_an_action_may_be_the_policys_doing_and_one_that_is_not_there_is_not(
+    retry: bool, begun: bool, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = RemoteEnvironment("http://127.0.0.1:9")
+
+    async def lost(*_: object, **__: object) -> None:
+        raise AttemptError("connection", "reset by peer", begun=begun)
+
+    monkeypatch.setattr(environment.client, "request", lost)
+    with pytest.raises(RemoteError) as raised:
+        asyncio.run(environment._post("/interact", {}, retry=retry))
+    assert Score.failed(raised.value, "environment").reason is reason

@@ -1,7 +1,7 @@
 """A score is a number, or missing with a reason. Missing is not zero.
 
-Reasons are a small closed set, because they are counted and become names of metrics (`missing/timeout`). What a reader
-wants to know beyond that (whose call it was, the text of the exception) is the score's detail, under `why`.
+Reasons are a small closed set, because they are counted and become names of metrics (`missing/timeout`). Further
+information for the reader (whose call it was, the text of the exception) is in the score's detail, under `why`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 _OURS = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = ("/site-packages/", f"/lib/python{sys.version_info.major}.{sys.version_info.minor}/")
-"""Folders of code that is not the user's own."""
+"""Folders whose code is not the user's."""
 WHY_CHARACTERS = 300
-"""So much of an exception's text goes into the detail."""
+"""Longest text of an exception that is kept in the detail."""
 
 
 class Cause(StrEnum):
@@ -66,10 +66,10 @@ class Reason(StrEnum):
     NOT_A_SCORE = "not_a_score"
     """It returned something that is not a number."""
     CRASHED = "crashed"
-    """A worker process died or ran out of memory."""
+    """A worker process died or ran out of memory, an agent's program failed, a server was lost during a call."""
     SANDBOX_FAULT = "sandbox_fault"
     UNDECIDED = "undecided"
-    """What can be seen of a response does not settle the verdict."""
+    """The response does not show enough to settle the verdict."""
     BAD_ROW = "bad_row"
     """The row lacks what scoring needs: a reference, tests, a label."""
     NOTHING_SAID = "nothing_said"
@@ -84,11 +84,11 @@ class Reason(StrEnum):
     NOT_SCORED = "not_scored"
     """Nobody scored it."""
     OTHER = "other"
-    """The user's own words, which are in the detail."""
+    """The user's own words, kept in the detail."""
 
     @classmethod
     def read(cls, text: object, otherwise: Reason | None = None) -> Reason:
-        """The reason that a word of a model, service or exception stands for; `otherwise` (OTHER) for all else."""
+        """The reason for a word of a model, service or exception; `otherwise` (OTHER) for unknown words."""
         word = str(text).removeprefix("user ")
         if word in _SAME:
             return _SAME[word]
@@ -185,7 +185,7 @@ class Score:
 
     @property
     def why(self) -> str:
-        """What is known beyond the reason; empty when nothing is."""
+        """The explanation beyond the reason, or ''."""
         return str(self.detail.get("why", ""))
 
     @classmethod
@@ -207,7 +207,7 @@ LASTING = frozenset(
         Reason.UNDECIDED,
     }
 )
-"""Reasons that another attempt would meet again."""
+"""Reasons for which another attempt would fail in the same way."""
 
 
 def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:

@@ -2,7 +2,7 @@
 
 Along the tree the branches of its futures are rows, too. The reply itself travels with them, whole: what its tokens
 earned is settled where all replies of the step are (`train_batch.py`). A reply with nothing to learn from has one row
-without a trained token, so that it is counted.
+without a trained token, so that it is counted. A reply that the policy made missing has rows in case it is blamed.
 """
 
 from __future__ import annotations

@@ -36,9 +36,11 @@ AT_ONCE = 16
 
 
 class ServerGone(Exception):
-    """An MCP server that does not answer."""
+    """An MCP server that does not answer, and the reason it is counted under."""
 
-    reason = "connection"
+    def __init__(self, why: str, reason: str = "connection") -> None:
+        super().__init__(why)
+        self.reason = reason
 
 
 class McpSession:
@@ -119,9 +121,15 @@ class McpSession:
             except Exception as error:
                 if getattr(error, "code", None) == INVALID_PARAMS:
                     raise ValueError(str(error)) from error  # the call is at fault, not the server
-                if not isinstance(error, TimeoutError):  # a slow call says nothing of the others in a shared session
+                slow = isinstance(error, TimeoutError)  # which says nothing of the others in a shared session
+                if not slow:
                     self._over.set()
-                raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}") from error
+                # It had answered until this call: that may be the call's doing, which a lost connection never is.
+                why, reason = (
+                    f"the MCP server '{self.server}', {what}: {_words(error)}",
+                    "timeout" if slow else "crashed",
+                )
+                raise ServerGone(why, reason) from error
 
     async def aclose(self) -> None:
         """End the session."""

@@ -61,7 +61,9 @@ class RemoteEnvironment(Participant):
         try:
             return await self.client.request("POST", path, body, headers=headers, repeat="any" if retry else "never")
         except AttemptError as error:
-            raise RemoteError(path, error.reason) from error
+            # An action on which the connection breaks may have brought the server down; one that never came cannot.
+            lost = error.reason == "connection" and error.begun and not retry
+            raise RemoteError(path, "crashed" if lost else error.reason) from error
 
     async def start(self, conversation: Conversation) -> None:
         """Open the remote session; what it opens with is said."""
