@@ -248,3 +248,30 @@ def test_class_rows_are_decided_by_their_profile_in_the_real_sandbox() -> None:
     reference, other, failing, lying = asyncio.run(run())
     assert [reference.value, other.value, failing.value, lying.value] == [1, 1, 0, 0]
     assert reference.detail["believed"] == 1 and lying.detail["unconfirmed"] == 1
+
+
+def test_a_corrected_solution_comes_with_tests_and_a_wrong_test_costs() -> None:
+    right, wrong = "print(int(input()) + 1)", "print(int(input()) - 1)"
+    truth = {"input": ["1", "5"], "output": ["2", "6"]}
+    extra: dict[str, Any] = {"language": "python3", "test_inputs_outputs": truth}
+    extra |= {"correct_solutions": [right, right], "incorrect_solutions": {"solution": [wrong]}}
+
+    class Adding(Trusting):
+        """Runs programs that add to the number they read, or take from it."""
+
+        async def test_stdio(self, program: str, tests: list[Any], *_: Any) -> list[Any]:
+            change = 1 if "+ 1" in program else -1
+            return [self._result(str(int(test.input) + change) == test.output) for test in tests]
+
+    def scored(tests: str, code: str) -> Any:
+        reply = f"### Test Inputs and Outputs\n```json\n{tests}\n```\n### Code\n```python\n{code}\n```"
+        return check("code_contests_modify_code", reply, None, extra, sandbox=Adding())
+
+    good = scored('{"input": ["3"], "output": ["4"]}', right)
+    assert good.value == 1
+    names = ("code_pass_gt_test", "code_pass_generated_test", "test_pass_correct_sol", "test_pass_incorrect_sol")
+    assert [good.detail[f"generated_{name}"] for name in names] == [1, 1, 1, 0]
+    bad_test = scored('{"input": ["3"], "output": ["2"]}', right)
+    assert bad_test.value == 0 and bad_test.detail["generated_code_pass_gt_test"] == 1
+    assert bad_test.detail["generated_test_pass_incorrect_sol"] == 1
+    assert scored("not json", right).value == 0 and scored('{"input": ["3"], "output": ["4"]}', wrong).value == 0

@@ -92,7 +92,8 @@ def test_rows_of_a_mix_go_to_their_verifier(record: dict[str, object], source: s
     ("source", "verifier"),
     [
         ("gsm8k", "gsm8k"), ("hendrycks_math", "math"), ("code", "code"), ("code_stdio", "code-stdio"),
-        ("code_contests", "code-contests"), ("code_contests_modify_code", "code-contests"), ("ifeval", "constraints"),
+        ("code_contests", "code-contests"),
+        ("code_contests_modify_code", "code-contests-modify-code"), ("ifeval", "constraints"),
         ("ifeval_old", "constraints"), ("general_quality", "general-quality"), ("general-quality", "general-quality"),
         ("general-quality_ref", "general-quality"), ("sycophancy", "sycophancy"), ("confidence", "confidence"),
         ("longer_response", "longer-response"), ("bold_formatting", "bold-formatting"),

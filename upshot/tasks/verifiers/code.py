@@ -230,7 +230,6 @@ def _is_stdio(test: Any) -> bool:
 @verifiers.register(
     "code-contests",
     "code_contests",
-    "code_contests_modify_code",
     "deepmind/code_contests",
     "codeforces",
     "apps",
