@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect, connect_all
-from upshot.models.local import load_local, local_path, shared_kv
+from upshot.models.local import load_local, load_whole, local_path, shared_kv
 from upshot.models.smollm2 import smollm2_folder
 from upshot.models.structured import ask_json
 
@@ -226,3 +227,20 @@ def test_nothing_is_collected_while_importing_and_collecting_goes_on_afterwards(
     done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "nothing is reported as leaked at the end"
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
+def test_damaged_weights_are_one_clear_line(content, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    (tmp_path / "m" / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot load the model '.*/m': .*cut off, damaged") as refused:
+        load_local(str(tmp_path / "m"))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_a_damaged_adapter_configuration_is_named(folder, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config.json is not valid JSON"):
+        load_whole(str(tmp_path))

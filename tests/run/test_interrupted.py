@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -169,3 +170,16 @@ def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
     assert spent["calls"] == 24, "two steps of twelve replies"
     resume(tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").spent()["calls"] > spent["calls"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_a_damaged_optimizer_state_is_named_with_the_way_out(content: bytes | None, tmp_path: Path) -> None:
+    folder = tmp_path / "rl-000002"
+    folder.mkdir()
+    if content is None:
+        torch.save({"of": "something else"}, folder / "learner.pt")
+    else:
+        (folder / "learner.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"learner.pt' is damaged .*; delete the folder rl-000002") as refused:
+        Learner.load(MagicMock(), folder)
+    assert "\n" not in str(refused.value)

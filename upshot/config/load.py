@@ -19,6 +19,7 @@ from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
 from upshot.config.registry import look_in, path_of
 from upshot.config.validation import explain_error, first_error, model_at
+from upshot.config.yaml_text import parse_yaml
 from upshot.core.errors import UserError, near
 from upshot.core.files import read_text
 
@@ -42,27 +43,6 @@ class ResolvedRecipe:
         if key not in self.origins and _is_default(self.recipe, key):
             return DEFAULT
         return find_origin(key, self.origins)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML whose numbers include 1e-5, which YAML 1.1 takes for a text, and whose keys stand once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; a key that is there twice would silently lose its first value."""
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            name = key.value
-            if key.tag != "tag:yaml.org,2002:merge" and name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{name}' is there twice", key.start_mark)
-            seen.add(name)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
-    list("-+.0123456789"),
-)
 
 
 def load_recipe(
@@ -111,8 +91,10 @@ def _find_files(data: dict[str, Any], origins: dict[str, str], path: Path) -> No
         data["code"] = (
             [str(folder / place) for place in data["code"]] if isinstance(data["code"], list) else data["code"]
         )
-    elif folder != RECIPES and any(OWN_CODE.fullmatch(str(value)) for _, value in flatten(data)):
-        data["code"], origins["code"] = [str(folder)], path.name
+    elif folder != RECIPES:
+        words = (word for _, value in flatten(data) for word in (value if isinstance(value, list) else [value]))
+        if any(OWN_CODE.fullmatch(str(word)) for word in words):
+            data["code"], origins["code"] = [str(folder)], path.name
 
 
 def _plain(value: Any) -> Any:
@@ -234,7 +216,7 @@ def _say(origins: dict[str, str], data: Mapping[str, Any], more: Mapping[str, st
 def read_yaml(path: Path, what: str) -> Any:
     """What a YAML file holds; `what` it is, for error messages."""
     try:
-        return yaml.load(read_text(path, what), _Loader)
+        return parse_yaml(read_text(path, what))
     except yaml.YAMLError as error:
         raise _yaml_error(path, error) from None
 
@@ -257,9 +239,10 @@ def _yaml_error(path: Path, error: yaml.YAMLError) -> UserError:
 def read_value(key: str, raw: str) -> Any:
     """The value of an override, as YAML gives it."""
     try:
-        return yaml.load(raw, _Loader)
-    except yaml.YAMLError:
-        raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
+        return parse_yaml(raw)
+    except yaml.YAMLError as error:
+        why = str(getattr(error, "problem", "") or "cannot be read")
+        raise UserError(f"override '{key}': '{raw[:60]}' is not valid YAML: {why}") from None
 
 
 def _is_default(recipe: Recipe, key: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import pickle
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -143,9 +144,21 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     tokenizer = load_tokenizer(name)
     try:
         module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"cannot load the model '{name}': {error}") from None
+    except (SafetensorError, *DAMAGED) as error:
+        raise UserError(f"cannot load the model '{name}': {describe_damage(error)}") from error
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+DAMAGED = (OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
+"""What reading a file of weights raises that is cut off, of another kind or of another model."""
+
+
+def describe_damage(error: BaseException) -> str:
+    """What is wrong with a file of weights, without torch's advice (which includes running the code in it)."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, pickle.UnpicklingError | EOFError) or "PytorchStreamReader" in line:
+        return "a file of weights is cut off, damaged, or holds more than tensors, which is never loaded"
+    return f"{type(error).__name__} {line}" if isinstance(error, KeyError) else line or type(error).__name__
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
@@ -213,8 +226,8 @@ def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any
     )
     try:
         module = AutoModelForCausalLM.from_pretrained(path, dtype=kind, quantization_config=bits, device_map=device)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model '{name}' in 4 bits: {error}") from error
+    except DAMAGED as error:
+        raise UserError(f"cannot load the model '{name}' in 4 bits: {describe_damage(error)}") from error
     return module.eval(), load_tokenizer(name)
 
 
@@ -223,7 +236,10 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
     from transformers.utils.peft_utils import find_adapter_config_file
 
     file = find_adapter_config_file(local_path(name), local_files_only=offline)
-    return None if file is None else json.loads(Path(file).read_text())
+    try:
+        return None if file is None else json.loads(Path(file).read_text())
+    except ValueError as error:
+        raise UserError(f"the adapter '{name}': {Path(str(file)).name} is not valid JSON ({error})") from error
 
 
 def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
@@ -234,7 +250,10 @@ def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     base, tokenizer = load_whole(found["base_model_name_or_path"], dtype, device)
     import peft
 
-    module = peft.PeftModel.from_pretrained(base, local_path(name)).merge_and_unload()
+    try:
+        module = peft.PeftModel.from_pretrained(base, local_path(name)).merge_and_unload()
+    except DAMAGED as error:
+        raise UserError(f"cannot load the adapter '{name}': {describe_damage(error)}") from error
     return module.eval().requires_grad_(True), own_tokenizer(name) or tokenizer
 
 

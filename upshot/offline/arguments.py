@@ -52,8 +52,10 @@ def read_mapping(text: str, what: str) -> dict[str, Any]:
     """A YAML mapping of the command line."""
     import yaml
 
+    from upshot.config.yaml_text import parse_yaml
+
     try:
-        loaded = yaml.safe_load(text)
+        loaded = parse_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"'{text}' is no YAML mapping of {what}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):

@@ -34,7 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--while-used", action="store_true", help="of a FILE.yaml: stop when no run uses it any more")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
     parser.add_argument("--port", type=port, default=8000)
-    parser.add_argument("--name", default="", help="the name clients ask for (default: MODEL)")
+    parser.add_argument(
+        "--name", default="", help="the name clients ask for (default: MODEL, a folder without its path)"
+    )
     parser.add_argument("--any-name", action="store_true", help="answer whatever model a request names (default: 404)")
     parser.add_argument("--api-key", default="", help="ask clients for this key (default: $UPSHOT_API_KEY, else none)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 …")
@@ -65,6 +67,12 @@ def run(args: argparse.Namespace) -> int:
     if args.model in ("status", "stop") or args.model.endswith((".yaml", ".yml")):
         return _run_file(args)
     return _run_model(args)
+
+
+def name_of(model: str) -> str:
+    """The name a model is served under: that of a folder without the path, which is no client's business."""
+    folder = Path(model)
+    return folder.resolve().name if folder.is_dir() else model
 
 
 def _run_model(args: argparse.Namespace) -> int:
@@ -98,7 +106,7 @@ def _run_model(args: argparse.Namespace) -> int:
     module, tokenizer = load_whole(args.model, args.dtype, args.device)
     kv_bytes = allowance.kv_bytes() if allowance else int(args.kv_gib * 2**30)
     settings = EngineSettings(kv_bytes=kv_bytes, max_running=args.max_running, max_waiting=args.max_waiting)
-    model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
+    model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or name_of(args.model))
     server = OpenAIServer(model, key, args.max_tokens, args.any_name, args.tool_parser)
     if chosen := describe_choice(args.model):
         print(chosen, flush=True)

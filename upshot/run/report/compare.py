@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from upshot.config.yaml_text import parse_yaml
 from upshot.run.report.curves import Curves
 
 NOT_SETTINGS = {"name", "run_dir"}
@@ -24,7 +25,7 @@ UNSET = "–"
 def settings_of(recipe: str | None) -> dict[str, str]:
     """A recipe's keys with dots and their values as text; none where it cannot be read."""
     try:
-        loaded = yaml.safe_load(recipe or "")
+        loaded = parse_yaml(recipe or "")
     except yaml.YAMLError:
         return {}
     return dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from upshot.config.recipe import TrainConfig
+from upshot.core.errors import UserError
 from upshot.engine.llama.driver import out_of_training
+from upshot.models.local import DAMAGED, describe_damage
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
 from upshot.training.learner.forward.dropout import without_dropout
@@ -153,9 +155,15 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Optimizer, schedule and random states; the weights are loaded with the model itself."""
-        state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
-        self.steps = state["steps"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
+            self.steps = state["steps"]
+            self.optimizer.load_state_dict(state["optimizer"])
+        except DAMAGED as error:
+            raise UserError(
+                f"'{folder / 'learner.pt'}' is damaged or belongs to another model ({describe_damage(error)}); "
+                f"delete the folder {folder.name}, and --resume takes the checkpoint before it"
+            ) from error
         own = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
         for random in own:  # none where the checkpoint is of fewer ranks
             torch.set_rng_state(random["torch_rng"])
