@@ -246,6 +246,8 @@ KERNEL = [
     policy("ptrace", "ptrace", "16, 1, 0, 0"),
     policy("process_vm_readv", "process_vm_readv"),
     policy("io_uring", "io_uring_setup", "8, 0"),
+    policy("a file by its handle", "open_by_handle_at"),
+    policy("the handle of a file", "name_to_handle_at"),
     policy("keyctl", "keyctl"),
     policy("add_key", "add_key"),
     policy("mount", "mount"),

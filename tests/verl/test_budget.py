@@ -14,9 +14,10 @@ from upshot.config.sampling import Sampling
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.base import Completion, Request
 from upshot.models.client.budget import Budget
+from upshot.models.connect import share_endpoints
 from upshot.models.endpoint import EndpointModel
 from upshot.models.openai_format import ApiAnswer
-from upshot.verl.budget import BudgetBook, WorkerBudget, share_endpoints
+from upshot.verl.budget import BudgetBook, WorkerBudget
 
 URL = "http://127.0.0.1:1/v1"
 

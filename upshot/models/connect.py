@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
@@ -78,6 +78,17 @@ def _backend(spec: ModelSpec) -> type[GuardedModel]:
     if spec.kind in ("endpoint", "provider"):
         return LiteLLMModel
     return ScriptedModel if spec.kind == "scripted" else LocalModel
+
+
+SHARED = ("endpoint", "provider", "replicas")
+"""Kinds of models that all processes of a run call; others belong to one process."""
+
+
+def share_endpoints(models: Iterable[Model], processes: int) -> None:
+    """Give a process its share of the limits of every endpoint it calls: at least one call at a time."""
+    for model in dict.fromkeys(models):
+        if isinstance(model, GuardedModel) and model.spec.kind in SHARED:
+            model.limits.share(processes)
 
 
 def connect_all(

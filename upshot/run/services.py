@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
+from upshot.models.connect import share_endpoints
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run.folder import RunFolder
@@ -22,7 +22,7 @@ class RunServices:
     """Opens the helpers of a run and keeps their books, over all ranks and resumes."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
-        self.recipe = share_limits(recipe, ranks.size)
+        self.recipe = recipe
         self.folder = folder
         self.ranks = ranks
         self.counters: dict[str, Any] = {}
@@ -49,6 +49,7 @@ class RunServices:
             policy.renderer,
             policy.pool,
         )
+        share_endpoints(services.models.values(), self.ranks.size)
         self._open, self._policy = services, policy
         if spent := self.folder.spent():
             services.budget.restore(spent)
@@ -88,16 +89,3 @@ class RunServices:
         self.folder.write_spent(spent)
         pool = self._policy.pool
         return {**stats, "time/dollars": spent["dollars"], **(pool.take_times() if pool is not None else {})}
-
-
-def share_limits(recipe: Recipe, ranks: int) -> Recipe:
-    """The recipe of one rank: what an endpoint may be asked at once and in a minute is shared among all."""
-    if ranks == 1:
-        return recipe
-
-    def share(spec: ModelSpec) -> ModelSpec:
-        paces = {name: getattr(spec, name) for name in ("requests_per_minute", "tokens_per_minute")}
-        limits = {name: pace / ranks for name, pace in paces.items() if pace}
-        return spec.model_copy(update={"concurrency": max(spec.concurrency // ranks, 1), **limits})
-
-    return recipe.model_copy(update={"models": {role: share(spec) for role, spec in recipe.models.items()}})

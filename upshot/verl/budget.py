@@ -1,4 +1,4 @@
-"""One budget over all workers of a run, and a fixed share of every endpoint's limits for each of them.
+"""One budget over all workers of a run. Their shares of every endpoint's limits: `models/connect.py`.
 
 `BudgetBook` counts for all (an actor of Ray's keeps it, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
 calls are limited each is asked for, so that their number is exact: beside a model's answer the question costs nothing.
@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from upshot.core.errors import UserError
-from upshot.models.base import Model
 from upshot.models.client.budget import SPENT, Budget
-from upshot.models.client.guarded import GuardedModel
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 """Seconds between two reports of a worker."""
-SHARED = ("endpoint", "provider", "replicas")
-"""Kinds of models that all workers call; others are of one process."""
 
 
 class BudgetBook:
@@ -128,13 +124,6 @@ class WorkerBudget:
                     self.budget.check()
         if self._lost is not None:
             raise self._lost
-
-
-def share_endpoints(models: Iterable[Model], workers: int) -> None:
-    """Let a worker's models have their share of what each endpoint takes: one call at a time at the least."""
-    for model in dict.fromkeys(models):
-        if isinstance(model, GuardedModel) and model.spec.kind in SHARED:
-            model.limits.share(workers)
 
 
 def describe_loss(error: BaseException) -> str:

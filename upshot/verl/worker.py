@@ -15,6 +15,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.time_limit import call_seconds
 from upshot.models.base import Model
+from upshot.models.connect import share_endpoints
 from upshot.models.local import LocalModel
 from upshot.models.rendering import policy_renderer
 from upshot.rollout.context import RolloutContext
@@ -25,7 +26,7 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_held_out, build_services
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
-from upshot.verl.budget import BudgetClient, WorkerBudget, share_endpoints
+from upshot.verl.budget import BudgetClient, WorkerBudget
 from upshot.verl.rows import RowIndex
 from upshot.verl.served import ConversationLink, ServedModel, use_link
 

@@ -25,7 +25,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble, build_context, build_services
 from upshot.tasks.base import tasks
-from upshot.tasks.dual.shop import ORDERS, ShopTask, call
+from upshot.tasks.dual.shop import ORDERS, Caller, ShopTask, call
 from upshot.tasks.participants.base import Observation, User
 from upshot.tasks.participants.dual import DualControl
 from upshot.tasks.users.plain import PlainUser
@@ -313,3 +313,14 @@ def test_in_a_mix_each_rows_own_tools_answer_its_calls() -> None:
     shop.say(Message("assistant", "please restart your box"))
     heard = asyncio.run(user.observe(shop))
     assert [act["name"] for act in heard.note["acts"]] == ["restart_box"], "a recipe's user has its row's tools"
+
+
+def test_the_caller_counts_every_turn_and_its_leaving() -> None:
+    caller = TASK.user()
+    assert isinstance(caller, Caller)
+    row = TASK.rows("train")[0]
+    for said in ("hm", "all done"):
+        conversation = Conversation(row)
+        conversation.say(Message("assistant", said))
+        asyncio.run(caller.observe(conversation))
+    assert caller.stats() == {"user_ended": 1.0, "user_turns": 1.0}

@@ -84,7 +84,7 @@ FATAL: frozenset[str] = _list_calls(
     delete_module:176:106 kexec_load:246:104 kexec_file_load:320:294 reboot:169:142 swapon:167:224 swapoff:168:225
     acct:163:89 settimeofday:164:170 clock_settime:227:112 adjtimex:159:171 clock_adjtime:305:266
     sethostname:170:161 setdomainname:171:162 iopl:172:- ioperm:173:- quotactl:179:60 quotactl_fd:443:443
-    syslog:103:116 open_by_handle_at:304:- name_to_handle_at:303:- fanotify_init:300:262 modify_ldt:154:-
+    syslog:103:116 open_by_handle_at:304:265 name_to_handle_at:303:264 fanotify_init:300:262 modify_ldt:154:-
     setuid:105:146 setgid:106:144 setreuid:113:145 setregid:114:143 setresuid:117:147 setresgid:119:149
     setgroups:116:159 setfsuid:122:151 setfsgid:123:152 capset:126:91
     """

@@ -98,13 +98,16 @@ class Caller(User):
                 arguments = {"order": conversation.row.goal} if tool == "send_back" else {}
                 acts = await act_as_user(self.tools, [ToolRequest("", tool, arguments)], conversation)
                 metrics = {"user_turns": 1.0, "user_acts": 1.0}
-                self._counts.update(metrics)
                 spoken = answer if acts[0]["good"] else acts[0]["answer"]
-                return Observation((Message("user", spoken),), note={"acts": acts}, metrics=metrics)
+                return self._count(Observation((Message("user", spoken),), note={"acts": acts}, metrics=metrics))
         asked = sum(message.content == "what do you mean" for message in conversation.messages)
         if "done" in said.split() or asked >= PATIENCE:
-            return Observation(done=True, reason="user", metrics={"user_ended": 1.0})
-        return Observation((Message("user", "what do you mean"),), metrics={"user_turns": 1.0})
+            return self._count(Observation(done=True, reason="user", metrics={"user_ended": 1.0}))
+        return self._count(Observation((Message("user", "what do you mean"),), metrics={"user_turns": 1.0}))
+
+    def _count(self, observation: Observation) -> Observation:
+        self._counts.update(observation.metrics)
+        return observation
 
 
 def call(name: str, order: str = "") -> str:

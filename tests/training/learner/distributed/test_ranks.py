@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,11 +24,13 @@ from tests.training.workshop import recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.client.budget import Budget
+from upshot.models.connect import connect
 from upshot.rewards.workers.pool import PoolManager
 from upshot.rollout.rollout import Rollout
+from upshot.run import services as run_services
 from upshot.run.folder import RunFolder
 from upshot.run.plan import plan
-from upshot.run.services import share_limits
+from upshot.run.services import RunServices
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.learner.distributed.process_group import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts, assign, interleave, shares
@@ -123,10 +128,31 @@ def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
     assert pool.state()["items"] == 10 and pool.state()["timeouts"] == 1
 
 
-def test_limits_of_an_endpoint_are_shared_among_ranks(tmp_path: Path) -> None:
-    models = {"judge": {"url": "http://x/v1", "model": "m", "concurrency": 9, "requests_per_minute": 60}}
-    spec = share_limits(recipe(tmp_path, more={"models": models}), 2).models["judge"]
-    assert (spec.concurrency, spec.requests_per_minute) == (4, 30)
+def test_limits_of_every_endpoint_are_shared_among_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of models that only a map of classmates names as well."""
+    services = SimpleNamespace(
+        models={
+            "judge": connect({"url": "http://x/v1", "model": "m", "concurrency": 9, "requests_per_minute": 60}),
+            "from the map": connect({"url": "http://y/v1", "model": "m", "concurrency": 6}),
+        },
+        budget=Budget(),
+    )
+    monkeypatch.setattr(run_services, "build_services", lambda *_, **__: services)
+    monkeypatch.setattr(run_services, "make_pool", lambda *_: None)
+    monkeypatch.setattr(run_services, "configure_helpers", lambda recipe, _: recipe)
+    shared: list[Any] = []
+    ranks = SimpleNamespace(size=2, share=shared.append)
+    opened = RunServices(recipe(tmp_path), RunFolder(tmp_path), ranks)  # type: ignore[arg-type]
+
+    async def until_started() -> None:
+        async with opened.open(MagicMock(), None):
+            raise AssertionError("nothing of it can start")
+
+    with pytest.raises(AttributeError, match="restore"):  # all limits are shared by then
+        asyncio.run(until_started())
+    slots = {name: model.limits.slots.processes for name, model in services.models.items()}
+    assert slots == {"judge": 2, "from the map": 2} and shared == [services.budget]
+    assert services.models["judge"].limits._requests.rate == 0.5
 
 
 def test_a_dry_run_says_how_many_ranks_there_are_and_who_would_idle(tmp_path: Path) -> None:
