@@ -138,10 +138,10 @@ def test_code_beside_the_recipe_is_found_and_found_again_by_resume(
 
 def test_own_code_hides_nothing_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "upshot_score_twin.py").write_text("")
-    (tmp_path / "colorsys.py").write_text("polite = None\n")  # a name of the standard library, not imported before
+    (tmp_path / "mypy_extensions.py").write_text("polite = None\n")  # the name of something installed
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="module 'colorsys' has no 'polite'"):
-        check_metric("colorsys:polite")
+    with pytest.raises(UserError, match="module 'mypy_extensions' has no 'polite'"):
+        check_metric("mypy_extensions:polite")
 
 
 @pytest.mark.parametrize(

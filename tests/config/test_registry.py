@@ -16,13 +16,13 @@ class Thing:
         self.size, self.label, self.helper = size, label, helper
 
 
-things: Registry[Thing] = Registry("thing", "upshot.rewards.metrics")
+things: Registry[Thing] = Registry("thing", "upshot.rewards.metrics", base=Thing)
 things.register("thing", "alias")(Thing)
 
 
 def test_a_name_an_alias_and_a_path_give_the_same_class() -> None:
     assert things.get("thing") is things.get("alias") is Thing
-    assert things.get("upshot.core.score:Score").__name__ == "Score"
+    assert things.get(f"{__name__}:Thing") is Thing
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

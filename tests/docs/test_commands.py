@@ -45,7 +45,7 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot data prepare --dataset chats.jsonl --for user --out data/user": (),
     "upshot train gsm8k-multiturn": ("task.limit=32", *SMALL),
     "upshot train classmate-mini-peer": ("task.limit=32", *STEP),
-    "upshot train kiosk.yaml --dry-run": (),
+    "upshot train kiosk.yaml --dry-run --trust": (),
     "upshot train kiosk.yaml": ("eval.every=0", *OWN),
     "upshot train examples/collabllm.yaml": OWN,
     "upshot train examples/task.yaml": OWN,

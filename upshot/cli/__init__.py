@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from upshot.config.trust import trusting_only
 from upshot.core.errors import did_you_mean, user_error_in
 from upshot.core.files import expand_home
 from upshot.core.threads import settle_threads
@@ -25,6 +26,10 @@ FOLDERS = {
     **dict.fromkeys(("sandbox", "serve", "pool", "cache"), "machines"),
 }
 """Verbs whose file stands in a folder of its kind."""
+RUN_CODE = ("demo", "train", "sweep")
+"""Verbs that run the code that a recipe brings, unless with --dry-run; the others do with --trust."""
+WITHOUT_CODE = ("demo", "new", "completion", "cache", "sandbox", "serve")
+"""Verbs that have no use for such code."""
 INTERRUPTED = 130
 _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*
@@ -42,11 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"], ["user"]):  # verbs of their own
         from upshot.cli.eval import inner_parser
 
-        args = inner_parser(words[1]).parse_args(words[2:])
+        inner = inner_parser(words[1])
+        add_trust(inner)
+        args = inner.parse_args(words[2:])
     else:
         args = _parse(words)
+    trusted = getattr(args, "trust", False) or (words[0] in RUN_CODE and not getattr(args, "dry_run", False))
     try:
-        return int(args.run(args))
+        with trusting_only(None if trusted else words):
+            return int(args.run(args))
     except KeyboardInterrupt:
         print("upshot: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -95,7 +104,18 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
     wanted = [verb for verb in VERBS if asked and asked[0] == verb]
     for verb in wanted or VERBS:
         module_of(verb).add_parser(verbs)
+        if verb not in WITHOUT_CODE:
+            add_trust(verbs.choices[verb])
     return parser
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Let a verb, or each of its parts, be told to trust the code that a recipe, run folder or file brings."""
+    parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for part in [inner for action in parts for inner in action.choices.values()]:
+        add_trust(part)
+    if not parts:
+        parser.add_argument("--trust", action="store_true", help="run code that a recipe or run folder brings")
 
 
 def module_of(verb: str) -> Any:

@@ -4,6 +4,8 @@ A registry owns packages; their modules are imported at the first look-up, so ad
 decorator in it. `create` checks names, types and bounds of the options before anything is built.
 
 A path is looked for where Python looks, then in the current folder and in those given to `look_in` (a recipe's own).
+What stands there is used only if it is of the registry's kind, which is checked before it is called, and nothing is
+imported that the user does not trust (trust.py).
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import logging
 import pkgutil
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
+from upshot.config.trust import check_trust, trusts_all
 from upshot.core.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -31,9 +34,15 @@ BUNDLE = "options"
 class Registry(Generic[T]):
     """One kind of thing that a recipe can name."""
 
-    def __init__(self, kind: str, *packages: str) -> None:
+    def __init__(self, kind: str, *packages: str, base: type | None = None, functions: bool = False) -> None:
+        """Name the kind and where its modules are.
+
+        base: the class of its things; None: they are functions. functions: plain functions will do as well.
+        """
         self.kind = kind
         self.packages = packages
+        self.base = base
+        self.functions = functions or base is None
         self._things: dict[str, Callable[..., T]] = {}
         self._elsewhere: dict[str, tuple[str, str]] = {}
         self._loaded = False
@@ -66,10 +75,9 @@ class Registry(Generic[T]):
     def get(self, name: str, where: str = "") -> Callable[..., T]:
         """The class behind a name or a `package.module:Thing` path."""
         if ":" in name:
-            found: Callable[..., T] = import_thing(name, self.kind, where)
-            if not callable(found):
-                raise UserError(f"{self.kind} '{name}' is no class or function, but {type(found).__name__}")
-            return found
+            thing: Callable[..., T] = import_thing(name, self.kind, where)
+            self._check_kind(thing, name)
+            return thing
         self._load()
         if name in self._elsewhere:
             other, (name, hint) = name, self._elsewhere[name]
@@ -81,6 +89,19 @@ class Registry(Generic[T]):
             f"unknown {self.kind} '{name}'{place}; {did_you_mean(name, self._things)} "
             f"(your own: 'my_package.module:Thing')"
         )
+
+    def _check_kind(self, thing: Any, path: str) -> None:
+        """Refuse what is not of this kind, before it is called: a recipe could name anything that Python can import."""
+        made = _hints(thing).get("return") if inspect.isfunction(thing) else thing
+        if self.base is not None and inspect.isclass(made) and issubclass(made, self.base):
+            return
+        is_class = inspect.isclass(thing)
+        if path in _HELD or (self.functions and callable(thing) and not is_class and not inspect.isbuiltin(thing)):
+            return
+        kinds = [f"a subclass of {self.base.__module__}:{self.base.__name__}"] if self.base is not None else []
+        kinds += ["a Python function"] if self.functions else []
+        what = f"the class {thing.__name__}" if is_class else f"a {type(thing).__name__}"
+        raise UserError(f"{self.kind} '{path}' is {what}; it should be {' or '.join(kinds)}")
 
     def create(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> T:
         """Build a thing; `options` come from the recipe and are checked, `context` from the program.
@@ -103,11 +124,22 @@ class Registry(Generic[T]):
                 importlib.import_module(f"{package}.{module.name}")
 
 
+_FOLDERS: list[Path] = []
+"""Where to look for code once the user has asked for some: until then nothing can be imported from there."""
+
+
 def look_in(folder: Path) -> None:
     """Find the user's own code in this folder, too; behind everything installed, so that it hides nothing."""
-    place = str(folder.resolve())
-    if place not in sys.path:
-        sys.path.append(place)
+    if trusts_all():
+        _search([folder])
+    else:
+        _FOLDERS.append(folder)
+
+
+def _search(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if (place := str(folder.resolve())) not in sys.path:
+            sys.path.append(place)
 
 
 def import_thing(path: str, what: str, where: str = "") -> Any:
@@ -118,7 +150,10 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
     place = f" in {where}" if where else ""
     if module_name == HELD:
         raise UserError(f"{what} '{path}'{place} was code of another process; put it in a file and name its path")
-    look_in(Path())
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(f"{what} '{path}'{place} belongs to Python's standard library and is not a {what}")
+    check_trust(path, what, where)
+    _search([Path(), *_FOLDERS])
     importlib.invalidate_caches()  # the file may be younger than the folder's listing
     try:
         module = importlib.import_module(module_name)
@@ -131,7 +166,7 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
             f"cannot import {what} '{path}'{place}: {error}; it was looked for in {Path().resolve()}, beside the "
             "recipe, and where Python looks"
         ) from error
-    except Exception as error:  # the user's own module: whatever it raises is theirs to mend
+    except Exception as error:  # the user's own module: whatever it raises is theirs to fix
         raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]

@@ -95,5 +95,5 @@ def _constructor(function: Callable[..., Any], name: str) -> Callable[..., Metri
     return build
 
 
-metrics = MetricRegistry("metric", "upshot.rewards.metrics")
+metrics = MetricRegistry("metric", "upshot.rewards.metrics", base=Metric, functions=True)
 """Metrics that a recipe can name in `reward.metrics`."""

@@ -115,5 +115,5 @@ def groups_of(task: Task, row: Row) -> dict[str, str]:
         return {}
 
 
-tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments")
+tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)
 """Tasks that a recipe can name in `task.name`."""

@@ -81,8 +81,13 @@ class VerifiedTask(TableTask):
         return Claim(source, response, row.reference, {**row.meta, "prompt": said}, options)
 
     def verifier_of(self, row: Row) -> tuple[str, Mapping[str, Any]]:
-        """The name and the options of a row's verifier."""
+        """The name and the options of a row's verifier; data names no code, unless the task names the same."""
         source = row.source or self.verifier
+        if ":" in source and source != self.verifier:
+            raise UserError(
+                f"row '{row.id}' names code as its source ('{source}'), and data runs none; "
+                "if it is yours, make it the task's verifier"
+            )
         return source, self.verifier_options if is_same_verifier(source, self.verifier) else {}
 
     async def verify(self, conversation: Conversation) -> Score:

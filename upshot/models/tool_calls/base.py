@@ -188,7 +188,7 @@ def refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-parsers: Registry[CallParser] = Registry("tool parser", "upshot.models.tool_calls")
+parsers: Registry[CallParser] = Registry("tool parser", "upshot.models.tool_calls", base=CallParser)
 
 
 def parser_for(template: str, name: str = "auto") -> type[CallParser] | None:

@@ -58,5 +58,5 @@ async def verify_here(verifier: Verifier, claim: Claim) -> Score:
         return Score.failed(error, "verifier")
 
 
-managers: Registry[Manager] = Registry("reward manager", "upshot.rewards.workers")
+managers: Registry[Manager] = Registry("reward manager", "upshot.rewards.workers", base=Manager)
 """Managers that a recipe can name in `reward.manager`."""

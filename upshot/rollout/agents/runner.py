@@ -26,6 +26,7 @@ from typing import Any
 
 from upshot.config.recipe import AgentConfig
 from upshot.config.registry import import_thing
+from upshot.config.trust import check_trust
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.process import end_session
@@ -56,6 +57,8 @@ class AgentRunner:
         self.tokenizer = tokenizer
         self.function = function or find_function(config.program)
         self.words = [] if self.function is not None else find_command(config.program)
+        if function is None:
+            check_trust(config.program, "agent", "episode.agent")
         self._gate = asyncio.Semaphore(config.at_once)
         self._open = AsyncExitStack()
         self._starting = asyncio.Lock()

@@ -55,5 +55,7 @@ class Futures(Helper, ABC):
         """Load what must be loaded."""
 
 
-kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures", "upshot.rollout.futures.classmates")
+kinds: Registry[Futures] = Registry(
+    "kind of future", "upshot.rollout.futures", "upshot.rollout.futures.classmates", base=Futures
+)
 """Futures that a recipe can name in `futures.name`."""

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from upshot.config.bounds import Positive, Words
+from upshot.config.trust import check_trust
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
@@ -176,6 +177,8 @@ class McpEnvironment(ToolEnvironment):
     def __init__(self, server: str, shared: bool, role: str, seconds: float) -> None:
         super().__init__((), role, None)  # each call has a limit of its own in its session
         self.forks = shared
+        if not server.startswith(("http://", "https://")):
+            check_trust(server, "MCP server", "task.server")
         self.server, self.shared, self.limit = server, shared, seconds
         self._all: McpSession | None = None
         self._starting = asyncio.Lock()

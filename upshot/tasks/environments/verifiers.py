@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from upshot.config.bounds import Made, Share, Whole, Words
+from upshot.config.trust import check_trust
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
@@ -58,6 +59,7 @@ class VerifiersTask(Task):
 
     @cached_property
     def _environment(self) -> Any:
+        check_trust(self.env, "environment", "task.env")
         try:
             import verifiers.v1 as vf
         except ImportError as error:

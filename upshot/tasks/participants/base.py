@@ -97,7 +97,7 @@ def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
         conversation.session["metrics"] = totals
 
 
-users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants")
+users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants", base=Participant)
 """Simulated users that a recipe can name in `futures.user`."""
 
 

@@ -170,6 +170,6 @@ def graded_metrics(predictions: Sequence[Score], truths: Sequence[Score]) -> dic
 
 
 verifiers: Registry[Verifier] = Registry(
-    "verifier", "upshot.tasks.verifiers", "upshot.tasks.verifiers.math", "upshot.tasks.verifiers.ifeval"
+    "verifier", "upshot.tasks.verifiers", "upshot.tasks.verifiers.math", "upshot.tasks.verifiers.ifeval", base=Verifier
 )
 """Verifiers by name and by exact data source."""
