@@ -170,6 +170,11 @@ def graded_metrics(predictions: Sequence[Score], truths: Sequence[Score]) -> dic
 
 
 verifiers: Registry[Verifier] = Registry(
-    "verifier", "upshot.tasks.verifiers", "upshot.tasks.verifiers.math", "upshot.tasks.verifiers.ifeval", base=Verifier
+    "verifier",
+    "upshot.tasks.verifiers",
+    "upshot.tasks.verifiers.math",
+    "upshot.tasks.verifiers.ifeval",
+    "upshot.tasks.environments",
+    base=Verifier,
 )
 """Verifiers by name and by exact data source."""
