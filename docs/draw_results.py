@@ -4,7 +4,8 @@
 
 `draw_estimators.py`, which this calls, has those on estimators, credit and TRL.
 
-`results/demo/table.json` is that of one `upshot demo` (seed 0); README and the tour show it.
+`results/demo/` has tables of `upshot demo` on different machines; README and the tour show ranges
+that hold them all.
 
 A file is one run: the lines of its metrics.jsonl with the keys that are needed here. Runs whose names differ only in
 the number after the last dash are seeds of one setting.
@@ -13,6 +14,7 @@ the number after the last dash are seeds of one setting.
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import statistics
 import sys
@@ -182,13 +184,50 @@ DEMO = {
 }
 
 
+def demo_tables() -> list[dict[str, Any]]:
+    """The tables of `upshot demo` that are kept, of different machines; a cell that was not written down is None."""
+    return [json.loads(path.read_text()) for path in sorted((RUNS / "demo").glob("*.json"))]
+
+
+def demo_ranges(tables: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """By model and column: from the lowest to the highest end of the tables' 95 % intervals, rounded outwards."""
+    columns = tables[0]["columns"][1:]
+    ranges = {}
+    for name in DEMO:
+        rows = [cells for table in tables for model, *cells in table["rows"] if model == name]
+        ranges[name] = [
+            _rounded_outwards([row[at] for row in rows if row[at] is not None], 1 if column == "tokens" else 2)
+            for at, column in enumerate(columns)
+        ]
+    return ranges
+
+
+def _rounded_outwards(cells: Sequence[dict[str, float]], digits: int) -> tuple[float, float]:
+    low = min(cell.get("low", cell["value"]) for cell in cells)
+    high = max(cell.get("high", cell["value"]) for cell in cells)
+    unit = 10**digits
+    return math.floor(low * unit) / unit, math.ceil(high * unit) / unit
+
+
+def cells_outside(table: dict[str, Any], ranges: dict[str, list[tuple[float, float]]]) -> list[str]:
+    """The cells of a demo's table that README's ranges do not hold, in words."""
+    outside = []
+    for model, *cells in table["rows"]:
+        for column, cell, (low, high) in zip(table["columns"][1:], cells, ranges[model], strict=True):
+            if cell is not None and not low <= cell["value"] <= high:
+                outside.append(f"{model}, {column}: {cell['value']:.3f} is not in {low:g}–{high:g}")
+    return outside
+
+
 def demo_table() -> str:
-    """The table of `upshot demo`, in Markdown; intervals beside the scores alone."""
-    said = json.loads((RUNS / "demo" / "table.json").read_text())
-    rows = [["", *said["columns"][1:]], ["---"] * len(said["columns"])]
-    for name, *cells in said["rows"]:
-        scores = [f"{cell['value']:.2f} ({cell['low']:.2f}–{cell['high']:.2f})" for cell in cells[:2]]
-        rows.append([DEMO[name], *scores, f"{cells[2]['value']:.1f}", *(f"{cell['value']:.2f}" for cell in cells[3:])])
+    """README's table of `upshot demo`, in Markdown: ranges in which a run lands, whatever the machine."""
+    tables = demo_tables()
+    columns = tables[0]["columns"][1:]
+    rows = [["", *columns], ["---"] * (1 + len(columns))]
+    for name, ranges in demo_ranges(tables).items():
+        digits = [1 if column == "tokens" else 2 for column in columns]
+        cells = [f"{low:.{n}f}–{high:.{n}f}" for (low, high), n in zip(ranges, digits, strict=True)]
+        rows.append([DEMO[name], *cells])
     return markdown(rows)
 
 

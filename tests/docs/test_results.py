@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
 
 from upshot.config.load import RECIPES
+from upshot.offline.demo.quickstart import COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text()
@@ -26,14 +28,27 @@ def test_tables_and_pictures_are_made_of_the_runs() -> None:
         assert (DOCS / name).read_text() == draw(), "run: python docs/draw_results.py"
 
 
-def test_readme_and_tour_show_the_table_of_one_run() -> None:
-    """One `upshot demo`, whose table is kept: none of its numbers stands in the text beside it."""
-    table = runpy.run_path(str(DOCS / "draw_results.py"))["demo_table"]()
+def test_readme_and_tour_show_ranges_that_hold_every_kept_table_of_the_demo() -> None:
+    made = runpy.run_path(str(DOCS / "draw_results.py"))
+    tables = made["demo_tables"]()
+    ranges = made["demo_ranges"](tables)
+    assert len(tables) >= 3 and [made["cells_outside"](table, ranges) for table in tables] == [[]] * len(tables)
+    assert all(tuple(table["columns"]) == COLUMNS for table in tables)
+    table = made["demo_table"]()
     for page in (README, (DOCS / "tour.md").read_text()):
         assert table in page, "run: python docs/draw_results.py, and put its last table there"
     claim = runpy.run_path(str(DOCS / "draw_estimators.py"))["claim_table"]()
     stray = re.findall(r"\b0\.\d\d\b", README.replace(table, "").replace(claim, ""))
     assert stray == [], "numbers beside the tables are not checked: leave them to them"
+
+
+def test_a_table_of_the_demo_outside_the_ranges_is_named_cell_by_cell() -> None:
+    made = runpy.run_path(str(DOCS / "draw_results.py"))
+    whole = json.loads((DOCS / "results" / "demo" / "table.json").read_text())
+    ranges = made["demo_ranges"]([whole])
+    model, score, *rest = whole["rows"][-1]
+    worse = {**whole, "rows": [*whole["rows"][:-1], [model, {**score, "value": 0.5}, *rest]]}
+    assert made["cells_outside"](worse, ranges) == [f"{model}, score, ambiguous: 0.500 is not in 0.95–0.99"]
 
 
 def test_the_pictures_of_the_concepts_are_what_draws_them() -> None:
