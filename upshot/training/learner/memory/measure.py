@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,17 +18,15 @@ from upshot.training.learner.forward.select import at_rest, states_of
 TOKENS = 256
 
 
-def measure_kept(module: Any, noise: bool = False) -> int:
+def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] = torch.cuda.memory_allocated) -> int:
     """Bytes that a token keeps in all layers; 0 where that cannot be measured. `noise`: dropout is drawn."""
-    if module.device.type != "cuda":
-        return 0
     lm = causal_lm(module)
     again = lm.is_gradient_checkpointing  # an earlier phase's choice, with which little would be kept
     try:
         if again:
             lm.gradient_checkpointing_disable()
         # Two lengths, so that what does not grow with them (workspaces, tables) drops out; the first run warms up.
-        _, short, long = (_kept(module, tokens, noise) for tokens in (TOKENS, TOKENS, 2 * TOKENS))
+        _, short, long = (_kept(module, tokens, noise, allocated) for tokens in (TOKENS, TOKENS, 2 * TOKENS))
         return max(0, long - short) // TOKENS
     except (*FAILURES, torch.OutOfMemoryError):
         return 0  # the learner has other forwards to try, and arithmetic refuses what does not fit
@@ -36,12 +35,12 @@ def measure_kept(module: Any, noise: bool = False) -> int:
             lm.gradient_checkpointing_enable()
 
 
-def _kept(module: Any, tokens: int, noise: bool) -> int:
+def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -> int:
     batch = pack([Datum([3 + i % 64 for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
     forward = PackedForward(module, states_of(module)[0]())
     with at_rest(module), nullcontext(module.train()) if noise else without_dropout(module), forward.open():
-        before = torch.cuda.memory_allocated(module.device)
+        before = allocated()
         hidden = forward.rows(batch)
-        after = torch.cuda.memory_allocated(module.device)
+        after = allocated()
         del hidden
     return after - before
