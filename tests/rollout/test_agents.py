@@ -33,7 +33,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
-from upshot.training.loops.rl import set_advantages, share_advantage, teach
+from upshot.training.loops.rl import set_advantages, teach
 from upshot.training.metrics.task import turns_of
 
 Said = list[dict[str, Any]]
@@ -102,7 +102,6 @@ def trained(reply: Rollout) -> list[tuple[list[int], list[int]]]:
     """Ids and loss mask of every sequence that an episode teaches, as if it had been better than others."""
     group: list[list[Rollout]] = [[reply, other(reply)]]
     set_advantages(group, CENTRED)
-    share_advantage(reply)
     return [(datum.ids, datum.mask) for datum in teach(reply)]
 
 
@@ -206,7 +205,6 @@ def test_every_one_of_several_replies_to_a_call_is_recorded() -> None:
 def test_an_episode_of_several_contexts_counts_as_much_as_one(mode: str) -> None:
     [[reply]] = play(compacts)
     set_advantages([[reply, other(reply)]], CENTRED)
-    share_advantage(reply)
     data = teach(reply, mode)
     tokens = sum(len(datum.places) for datum in data)
     assert sum(datum.counted for datum in data) == (len(data) if mode == "token" else 1)

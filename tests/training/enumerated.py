@@ -191,14 +191,21 @@ def add_logprob(gradient: Gradient, heard: int, said: int, times: float) -> None
 
 def estimate(groups: Sequence[Sequence[tuple[Rollout, float]]], advantage: Any = "rloo") -> Gradient:
     """What groups teach, each reply with its weight: advantage × share × ∇ log p of every trained token."""
-    weight = {id(reply): weight for group in groups for reply, weight in group}
-    lesson, _ = rl.lesson_of(_sampled(json.dumps(advantage)), [[reply for reply, _ in group] for group in groups])
+    weight = weights_by_source([outcome for group in groups for outcome in group])
+    units, _ = rl.lesson_of(_sampled(json.dumps(advantage)), [[reply for reply, _ in group] for group in groups])
     out = zero()
-    for reply, datum in lesson:
+    for datum in itertools.chain(*units):
         for at in datum.places:
-            times = weight[id(reply)] * datum.share * datum.advantages[at]
+            times = weight[id(datum.source)] * datum.share * datum.advantages[at]
             add_logprob(out, datum.ids[at - 1], datum.ids[at], times)
     return out
+
+
+def weights_by_source(outcomes: Sequence[tuple[Rollout, float]]) -> dict[int, float]:
+    """The weight of each reply, by the ids of itself and of its branches."""
+    of_replies = {id(reply): weight for reply, weight in outcomes}
+    below = [(branch, weight) for reply, weight in outcomes for fork in reply.siblings for branch in fork]
+    return of_replies | {id(branch): weight for branch, weight in below}
 
 
 @functools.cache

@@ -34,7 +34,6 @@ from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
-from upshot.training.loops.rl import Lesson
 from upshot.training.objectives import losses
 from upshot.training.objectives.objectives import Sft
 from upshot.training.setup import sampling_of
@@ -191,25 +190,24 @@ def given_rows(
     return given, rows
 
 
-def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> Lesson:
+def local_data(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[Datum]:
     """What local mode's learner learns from."""
     method = ppo if recipe.train.method == "ppo" else rl
-    return method.lesson_of(Learner(recipe), groups)[0]
+    return [datum for unit in method.lesson_of(Learner(recipe), groups)[0] for datum in unit]
 
 
 def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequence[Rollout]]) -> int:
     """Hold that both learn the same; how many rows there are."""
-    lesson = lesson_of(recipe, local)
+    data = local_data(recipe, local)
     rows = taught(recipe, verl)
-    assert len(lesson) == len(rows)
-    for (reply, datum), (other, row, told) in zip(lesson, rows, strict=True):
-        assert reply.conversation.key == other.conversation.key
+    assert len(data) == len(rows)
+    for datum, (_, row, told) in zip(data, rows, strict=True):
         first = len(row.prompt_ids)
         assert [*row.prompt_ids, *row.response_ids] == list(datum.ids)
         assert told.mask == list(datum.mask)[first:] == row.response_mask
         for name in ("advantages", "old", "returns", "weights"):
             assert getattr(told, name) == pytest.approx(list(getattr(datum, name))[first:]), name
-    expected = local_gradients(recipe, lesson)
+    expected = local_gradients(recipe, data)
     assert gradients(recipe, [told for *_, told in rows]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
     return len(rows)
 
@@ -223,9 +221,8 @@ def gradients(recipe: Recipe, told: Sequence[LearnerInputs]) -> list[float]:
     return [a / divide(one) for one in told for a, bit in zip(one.scaled, one.mask, strict=True) if bit]
 
 
-def local_gradients(recipe: Recipe, lesson: Lesson) -> list[float]:
+def local_gradients(recipe: Recipe, data: Sequence[Datum]) -> list[float]:
     """What local mode's objective makes of them."""
-    data = [datum for _, datum in lesson]
     batch, objective = pack(data, "cpu"), Sft()
     objective.begin(data, recipe.episode.max_tokens, recipe.train.length_norm)
     weight = torch.zeros(len(batch.owner), requires_grad=True)

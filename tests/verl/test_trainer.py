@@ -22,7 +22,7 @@ from tests.verl.test_same_as_local import (
     DOWN,
     Local,
     Servers,
-    lesson_of,
+    local_data,
     number,
     on_verl,
     recipe_of,
@@ -146,9 +146,9 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     )
     metrics: dict[str, float] = {}
     trainer._compute_advantage(batch, metrics)
-    lesson = lesson_of(recipe, loads(dumps(groups)))
-    assert metrics["upshot/train/sequences"] == len(lesson) == len(batch.keys) - 1
-    found = {(datum.source.conversation.key, len(datum.ids)): datum for _, datum in lesson if datum.source}
+    data = local_data(recipe, loads(dumps(groups)))
+    assert metrics["upshot/train/sequences"] == len(data) == len(batch.keys) - 1
+    found = {(datum.source.conversation.key, len(datum.ids)): datum for datum in data if datum.source}
     scale = _scale(recipe.train, list(found.values()))
     for key, tag in zip(batch.keys[:-1], batch.tags[:-1], strict=True):
         datum, row = found[trainer.replies.source(key).conversation.key, tag["seq_len"]], queue.rows[key]

@@ -149,7 +149,7 @@ def _with_data(recipe: Recipe, data: Data, folder: Path) -> Recipe:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, _records(data))
         data = path.resolve()
-    key = "train.data" if recipe.train.method in ("sft", "dpo") else "task.file"
+    key = "task.file" if recipe.train.samples else "train.data"
     return _load(recipe, {key: str(data)})
 
 

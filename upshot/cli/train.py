@@ -145,17 +145,17 @@ def _code_of_later_rank(error: BaseException) -> int | None:
 
 def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
+    from upshot.config.method import method_of
     from upshot.rollout.check_names import check_names
     from upshot.tasks.base import tasks
     from upshot.verl.config import compose
     from upshot.verl.paths import make_absolute
     from upshot.verl.plan import ClusterPlace
-    from upshot.verl.ranks import METHODS
 
     recipe, theirs, folder = _load_recipe(args)
     check_names(recipe)
     recipe = make_absolute(recipe)
-    if recipe.train.method in METHODS:
+    if not method_of(recipe.train.method).on_ray:
         return _by_torchrun(args, recipe, theirs)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     plan = compose(recipe, ClusterPlace(rows=len(task.rows("train"))), theirs)

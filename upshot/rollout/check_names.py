@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from upshot.config.method import method_of
 from upshot.config.recipe import Named, Recipe
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError, did_you_mean
@@ -64,8 +65,8 @@ def _check_named(registry: Registry[Any], named: Named, where: str) -> None:
 def _check_groups(recipe: Recipe) -> None:
     """Refuse groups or steps of one where replies are compared with each other: every advantage would be zero."""
     config = recipe.train
-    estimate = estimator(config.advantage.name, config.advantage.options)
-    if config.method != "rl" or config.group_size > 1 or config.advantage.name not in estimators:
+    method, estimate = method_of(config.method), estimator(config.advantage.name, config.advantage.options)
+    if not method.credits_tokens or config.group_size > 1 or config.advantage.name not in estimators:
         return
     name = config.advantage.name
     if not _compares(estimate, prompts=4):
@@ -128,24 +129,25 @@ def _check_evaluation(recipe: Recipe) -> None:
 
 def _check_credit(recipe: Recipe) -> None:
     """Credit that nothing could come of; methods that learn from one number a reply refuse credit for spans of it."""
-    method, futures = recipe.train.method, recipe.futures
+    name, futures = recipe.train.method, recipe.futures
+    method = method_of(name)
     levels = [futures.samples] if isinstance(futures.samples, int) else futures.samples
     if len(levels) > max(futures.rounds, 1):
         raise UserError(
             f"futures.samples {levels} forks at {len(levels)} rounds, and futures.rounds is {futures.rounds}; "
             f"take as many rounds, or fewer forks"
         )
-    if recipe.credit.by == "tree" and futures.rounds and futures.leaves == 1 and method != "ppo":
+    if recipe.credit.by == "tree" and futures.rounds and futures.leaves == 1 and method.compares:
         raise UserError(
             "credit.by 'tree' compares the futures of a reply with each other, and futures.samples is 1; "
             "take 2 or more, or credit.by=reply"
         )
-    if method not in ("ppo", "online-dpo"):
+    if method.credits_tokens or not method.samples:
         return
     if recipe.futures.name not in ("talk", "none"):
-        raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
+        raise UserError(f"train.method '{name}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
     if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
-        raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")
+        raise UserError(f"train.method '{name}' takes one reward a reply; `credit` by turns or tokens needs rl")
     apart = next((metric.name for metric in recipe.reward.metrics if metric.tokens != "all"), None)
     if apart is not None:
-        raise UserError(f"train.method '{method}' takes one reward a reply; metric '{apart}' with tokens needs rl")
+        raise UserError(f"train.method '{name}' takes one reward a reply; metric '{apart}' with tokens needs rl")

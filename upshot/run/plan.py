@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from upshot.config.method import method_of
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.config.registry import parameters_of
-from upshot.core.errors import UserError
 from upshot.models.local import describe_choice
 from upshot.rewards.build import ARROW
 from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.records import read_dialogues, read_preferences
 
 
 def plan(recipe: Recipe, ranks: int = 1) -> str:
@@ -134,14 +133,7 @@ def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
 
 def count_examples(recipe: Recipe, task: Task) -> int:
     """How many rows, dialogues or pairs there are to learn from; a file that is not there is a `UserError`."""
-    config = recipe.train
-    if config.samples:
-        return len(task.rows("train"))
-    if config.method == "dpo":
-        if config.data is None:
-            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-        return len(read_preferences(config.data, config.dpo.min_gap))
-    return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
+    return len(method_of(recipe.train.method).examples(recipe.train, task))
 
 
 def _ranks(recipe: Recipe, ranks: int) -> str:

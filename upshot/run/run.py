@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upshot.config.method import method_of
 from upshot.config.phases import phase_config, phases_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import derive_seed
@@ -38,7 +39,6 @@ from upshot.serving.servers.state import lease
 from upshot.tasks.base import Task, tasks
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
-from upshot.training.loops import dpo, online_dpo, ppo, rl, sft
 from upshot.training.metrics.alarms import bad_step
 from upshot.training.metrics.best import BestMark
 from upshot.training.metrics.throughput import all_finite
@@ -47,8 +47,6 @@ from upshot.training.setup import seed_torch
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
-METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "ppo": ppo.train, "rl": rl.train}
-"""Each is a file of `training/loops`."""
 
 
 @dataclass
@@ -101,7 +99,7 @@ class TrainingRun:
                     if phase != self.phase:
                         self.phase, self.step = phase, 0
                     config = phase_config(self.recipe, phase)
-                    await METHODS[config.method](self, config)
+                    await method_of(config.method).train(self, config)
                 self.saver.wait()
                 self.ranks.barrier("saved")
             except BaseException as error:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from upshot.config.bounds import Count, NonNegative, Whole
+from upshot.config.method import method_of
 from upshot.config.recipe import Section, TinyConfig, TrainConfig
 from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value, explain_error
@@ -40,8 +41,8 @@ from upshot.rollout.services import assemble
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.learner import Learner
-from upshot.training.loops import online_dpo, ppo, rl
-from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops import rl
+from upshot.training.loops.minibatches import Lesson, update
 from upshot.training.loops.sft import Dialogues
 from upshot.training.objectives.mismatch import logged_drift
 from upshot.training.objectives.objectives import Sft
@@ -88,8 +89,11 @@ class Trainer:
                 f"Trainer takes no '{key}': that is for a whole run (upshot.train); {OF_RUNS[key]}".rstrip("; ")
             )
         self.config = _read_section(TrainConfig, train)
-        if self.config.method == "dpo":
-            raise UserError("Trainer has no method 'dpo', which learns pairs of a file; upshot.train does")
+        method = method_of(self.config.method)
+        if not method.samples and method.needs_reference(self.config):
+            raise UserError(
+                f"Trainer has no method '{self.config.method}', which learns from pairs in a file; upshot.train does"
+            )
         self.renderer = Renderer(tokenizer)
         self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
         self.model = PolicyModel(self.engine, tokenizer, "policy", self.renderer, module)
@@ -97,9 +101,8 @@ class Trainer:
         self.policy = Policy(self.model, self.renderer, Sampling(max_tokens, temperature), limit, system, tools)
         """As a speaker: `await trainer.policy.reply(conversation)` says its next turn."""
         changed = self.engine.weights_changed
-        method = self.config.method
-        self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed, method == "ppo")
-        if self.config.kl.weight or method == "online-dpo":
+        self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed, method.value_head)
+        if method.needs_reference(self.config):
             self.learner.keep_reference()
         self.limit = limit
         self._estimated: list[Sequence[float | None]] = []
@@ -163,8 +166,8 @@ class Trainer:
         Advantages are those you set (`reply.advantages`, one a span), else those of `train.advantage`; those of ppo are
         its value head's.
         """
-        given = self._prepare(groups)
-        return given.logs | self._add_gradient(given) | given.counts
+        lesson = self._prepare(groups)
+        return lesson.logs | self._add_gradient(lesson) | lesson.counts
 
     def learn(self, groups: Groups, seed: int = 0) -> dict[str, float]:
         """A round of `train.minibatches` optimizer steps on replies that have credit, as a run takes it; what to log.
@@ -176,36 +179,35 @@ class Trainer:
     def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
         """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""
         data = Dialogues([tuple(dialogue) for dialogue in dialogues], self.renderer, self.limit)
-        return self._add_gradient(Round([[data[index]] for index in range(len(data))], Sft))
+        return self._add_gradient(Lesson([[data[index]] for index in range(len(data))], Sft))
 
-    def _prepare(self, groups: Groups) -> Round:
+    def _prepare(self, groups: Groups) -> Lesson:
         """What the method learns from replies."""
-        method = self.config.method
-        if method == "sft":
-            raise UserError("train.method is 'sft', which learns from dialogues: imitate(dialogues)")
-        if method == "ppo":
-            return ppo.prepare(self.learner, groups)
-        if method == "online-dpo":
-            return online_dpo.prepare(self.learner, groups)
+        method = method_of(self.config.method)
+        if not method.samples:
+            raise UserError(f"train.method is '{self.config.method}', which learns from dialogues: imitate(dialogues)")
+        if not method.credits_tokens:
+            lesson: Lesson = method.prepare(self.learner, groups)
+            return lesson
         credited = [reply for group in groups for reply in group if reply.credit is not None]
         own = [r for r in credited if r.advantages and not any(r.advantages is known for known in self._estimated)]
         if own and len(own) < len(credited):
             raise UserError(
                 "some replies have advantages of your own and others none: give them to all that have credit"
             )
-        given = rl.prepare(self.learner, groups, estimate=not own)
+        lesson = rl.prepare(self.learner, groups, estimate=not own)
         self._estimated = [] if own else [reply.advantages for reply in credited]
-        return given
+        return lesson
 
-    def _add_gradient(self, given: Round) -> dict[str, float]:
+    def _add_gradient(self, lesson: Lesson) -> dict[str, float]:
         if self.config.minibatches > 1:
             raise UserError(
                 f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
                 "takes so many optimizer steps"
             )
-        objective = given.objective()
-        logs = self.learner.forward_backward(given.units, objective) if given.units else {}
-        return logs | (logged_drift(given.logs) or objective.drift(self.learner.ranks))
+        objective = lesson.objective()
+        logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {}
+        return logs | (logged_drift(lesson.logs) or objective.drift(self.learner.ranks))
 
     def step(self) -> dict[str, float]:
         """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
@@ -58,7 +59,7 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     fixed = (FIXED | USUAL).items()
     settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in fixed]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
-    settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
+    settings += _critic(recipe, settings) if method_of(recipe.train.method).value_head else []
     steps, refused = _steps(recipe, place)
     own = {setting.key: setting for setting in map(parse_override, more)}
     refuse_ours(own.values(), settings)
@@ -123,7 +124,7 @@ def _attention(recipe: Recipe) -> list[VerlSetting]:
     if importlib.util.find_spec("flash_attn") is not None:
         return []
     why = "flash-attn, verl's default, is not installed here"
-    models = [MODEL, *([f"{CRITIC}.model"] if recipe.train.method == "ppo" else [])]
+    models = [MODEL, *([f"{CRITIC}.model"] if method_of(recipe.train.method).value_head else [])]
     named = [VerlSetting(f"{model}.override_config.attn_implementation", "sdpa", why, "+") for model in models]
     return [*named, *(VerlSetting(f"{model}.use_remove_padding", False, why) for model in models)]
 
@@ -235,7 +236,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
 
 def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
     """What the hooks of verl cannot carry yet."""
-    if recipe.train.method not in ("rl", "ppo"):
+    if not method_of(recipe.train.method).on_ray:
         yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, the others by torchrun", True)
     if recipe.model.lora and recipe.model.lora.dropout:
         why = "verl's adapters have none: they are trained without"
@@ -264,7 +265,7 @@ def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
     """What of a loss cannot be weighed row by row: a branch of the futures counts for less than a reply."""
     train = recipe.train
     why = "along the tree a branch counts for its share, and verl weighs advantages alone"
-    if train.kl.weight and train.kl.where == "loss" and train.method == "rl":
+    if train.kl.weight and train.kl.where == "loss" and not method_of(train.method).value_head:
         yield MissingKey("train.kl.where", "loss", f"{why}: set train.kl.where=reward, or credit.by=reply", True)
     if train.entropy:
         yield MissingKey("train.entropy", train.entropy, f"{why}: set train.entropy=0, or credit.by=reply", True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from upshot.core.errors import UserError
 from upshot.verl.plan import parse_override
 
-METHODS = ("sft", "dpo", "online-dpo")
 RANKS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from upshot.config.method import method_of
+
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 PROJECT = "upshot"
 AHEAD = "upshot-ahead"
@@ -78,7 +80,7 @@ def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
 
 def _kl(where: str) -> Callable[[float, str, str], bool]:
     """Whether the divergence is taken there; ppo always takes it off the reward."""
-    return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method == "ppo" else kl_in)
+    return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method_of(method).value_head else kl_in)
 
 
 def _schedule(name: str, warmup: int) -> str:
@@ -145,7 +147,12 @@ CARRIED: tuple[TableLine, ...] = (
     _line(f"{ACTOR}.kl_loss_coef", "train.kl.weight"),
     _line(f"{ACTOR}.kl_loss_type", "train.kl.estimator", words({"k2": "k2", "k3": "low_var_kl"}, "KL estimator")),
     _line("algorithm.use_kl_in_reward", "train.kl.weight train.kl.where train.method", _kl("reward")),
-    _line("algorithm.adv_estimator", "train.method", lambda how: "gae" if how == "ppo" else "grpo", "not asked"),
+    _line(
+        "algorithm.adv_estimator",
+        "train.method",
+        lambda how: "gae" if method_of(how).value_head else "grpo",
+        "not asked",
+    ),
     _line(
         "trainer.max_actor_ckpt_to_keep", "train.save.keep", lambda keep: max(keep, 2), "verl drops the old one first"
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from upshot.config.method import method_of
 from upshot.config.recipe import TrainConfig
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
@@ -56,7 +57,7 @@ class LearnerInputs:
 
 
 class MeasuredLogprobs:
-    """verl's numbers in the place of local mode's learner (`Estimates`)."""
+    """verl's numbers in the place of local mode's learner (`LogprobSource`)."""
 
     def __init__(self, config: TrainConfig, rows: Sequence[BatchRow]) -> None:
         self.config = config
@@ -83,12 +84,13 @@ def teach(
     config: TrainConfig, groups: Sequence[Sequence[Rollout]], rows: Sequence[BatchRow]
 ) -> tuple[list[LearnerInputs], dict[str, float]]:
     """What to tell of each row, and what to log; sets the advantages of the replies."""
-    method = ppo if config.method == "ppo" else rl
-    lesson, logs = method.lesson_of(MeasuredLogprobs(config, rows), groups)
-    found = {(id(datum.source), len(datum.ids)): datum for _, datum in lesson}
-    scale = _scale(config, [datum for _, datum in lesson])
-    logs["train/sequences"] = float(len(lesson))
-    logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
+    lesson_of = ppo.lesson_of if method_of(config.method).value_head else rl.lesson_of
+    units, logs = lesson_of(MeasuredLogprobs(config, rows), groups)
+    data = [datum for unit in units for datum in unit]
+    found = {(id(datum.source), len(datum.ids)): datum for datum in data}
+    scale = _scale(config, data)
+    logs["train/sequences"] = float(len(data))
+    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     told = [_describe_row(row, found, scale) for row in rows]
     return told, measure_tokens(rows, told) | logs  # importance has told the drift already, from the sampler's numbers
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rollout.rollout import Rollout
-from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, play_until_varied
+from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, other_rows, replace_flat
 from upshot.training.objectives.kl import charge_credit
 from upshot.training.objectives.mismatch import cut, importance
 
@@ -35,40 +33,27 @@ def test_a_group_is_flat_when_nothing_tells_its_replies_apart() -> None:
     assert not is_flat(apart), "the classmate tells them apart"
 
 
-@pytest.mark.parametrize(("rounds", "names"), [(0, "abc"), (1, "dbc"), (2, "dbe"), (9, "dbe")])
-def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) -> None:
-    varied = {"b", "d", "e"}
-    spare = iter("dfeg")
-    asked: list[tuple[str, int]] = []
-
-    async def play(rows: Sequence[Row], number: int) -> list[list[Rollout]]:
-        asked.extend((row.id, number) for row in rows)
-        return [group(row.id, 0.0, float(row.id in varied)) for row in rows]
-
-    found = asyncio.run(
-        play_until_varied(
-            play,
-            lambda count, _: [Row(next(spare), ()) for _ in range(count)],
-            [Row(name, ()) for name in "abc"],
-            rounds,
-        )
-    )
-    assert "".join(own[0].conversation.row.id for own in found) == names, "each in the place of the one it replaces"
+@given(st.integers(0, 9), st.integers(0, 5), st.sets(st.sampled_from("bdehk")))
+def test_other_rows_are_played_in_place_of_flat_groups(seed: int, rounds: int, varied: set[str]) -> None:
+    ids = list("abcdefghijk")
+    groups = [group(name, 0.0, float(name in varied)) for name in "abc"]
+    tried, played = set("abc"), 0
+    for number in range(1, rounds + 1):
+        flat = [place for place, own in enumerate(groups) if is_replaceable(own)]
+        places = other_rows(groups, ids, tried, 0, number, seed)
+        assert len(places) == min(len(flat), 11 - 3 - played), "one for each flat group, while rows are left"
+        played += len(places)
+        replace_flat(groups, [group(ids[place], 0.0, float(ids[place] in varied)) for place in places])
+    names = [own[0].conversation.row.id for own in groups]
+    assert len(set(names)) == 3 and tried == set("abc") | {name for name in tried if name not in "abc"}
     assert all(
-        reply.group == place for place, own in enumerate(found) if own[0].conversation.row.id in "de" for reply in own
+        name == first or (name in varied and first not in varied) for name, first in zip(names, "abc", strict=True)
     )
-    assert len(found) == 3 and max(number for _, number in asked) <= min(rounds, 2), "no more rounds than needed"
+    assert all(reply.group == place for place, own in enumerate(groups) for reply in own if names[place] not in "abc")
 
 
 def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
-    rounds: list[int] = []
-
-    async def play(rows: Sequence[Row], number: int) -> list[list[Rollout]]:
-        rounds.append(number)
-        return [group(row.id, None, None) for row in rows]
-
-    found = asyncio.run(play_until_varied(play, lambda count, _: [Row("x", ())], [Row("a", ())], 5))
-    assert rounds == [0] and found[0][0].conversation.row.id == "a"
+    assert other_rows([group("a", None, None)], ["a", "x"], {"a"}, 0, 1, 0) == []
     assert not is_replaceable(group("a", 1.0, 1.0, None)) and is_replaceable(group("a", 1.0, 1.0))
 
 

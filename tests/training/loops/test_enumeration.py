@@ -19,6 +19,7 @@ from tests.training.enumerated import (
     estimate,
     exact_gradient,
     mean_estimate,
+    weights_by_source,
     merged,
     of,
     played,

@@ -14,7 +14,7 @@ from tests.training.workshop import datum, learner
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.minibatches import Round, minibatches, update
+from upshot.training.loops.minibatches import Lesson, minibatches, update
 from upshot.training.metrics.alarms import bad_step
 from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
 
@@ -35,7 +35,7 @@ def data(count: int = 9) -> list[Datum]:
 
 def test_nine_sequences_in_four_parts_make_four_updates() -> None:
     own = learner(minibatches=4)
-    update(own, Round([[d] for d in data()], lambda: PolicyGradient(own.config)), seed=0)
+    update(own, Lesson([[d] for d in data()], lambda: PolicyGradient(own.config)), seed=0)
     assert own.steps == 4
 
 
@@ -53,7 +53,7 @@ def test_what_is_logged_of_minibatches_is_what_all_their_data_come_to(kind: str,
         def objective(own: Learner = own, make: Any = made[kind]) -> Objective:
             return make() if kind == "sft" else make(own.config)  # type: ignore[no-any-return]
 
-        logs = update(own, Round(units, objective), seed=1)
+        logs = update(own, Lesson(units, objective), seed=1)
         assert logs["train/skipped"] == 0 and own.steps == parts
         found.append({k: v for k, v in logs.items() if not k.startswith(("train/", "policy/drift"))})
     for other in found[1:]:
@@ -66,7 +66,7 @@ def test_updates_that_are_skipped_are_counted_and_the_guard_sees_them() -> None:
     for one in broken[:3]:
         one.advantages = [math.inf] * 6
     before = [p.detach().clone() for p in own.parameters]
-    logs = update(own, Round([[d] for d in broken], lambda: PolicyGradient(own.config)), seed=0)
+    logs = update(own, Lesson([[d] for d in broken], lambda: PolicyGradient(own.config)), seed=0)
     assert logs["train/skipped"] == 3 and own.steps == 4
     assert not all(torch.equal(a, b) for a, b in zip(before, own.parameters, strict=True)), "the fourth was learned"
     assert bad_step(logs) is not None
@@ -74,7 +74,7 @@ def test_updates_that_are_skipped_are_counted_and_the_guard_sees_them() -> None:
 
 def test_one_minibatch_is_logged_to_the_last_bit() -> None:
     one, other = learner(), learner()
-    logs = update(one, Round([[d] for d in data()], Sft), seed=0)
+    logs = update(one, Lesson([[d] for d in data()], Sft), seed=0)
     expected = other.forward_backward([[d] for d in data()], Sft()) | other.step()
     assert {key: logs[key] for key in expected} == expected
 
@@ -84,11 +84,11 @@ def test_the_drift_of_a_round_is_that_before_its_first_update() -> None:
     some = data()
     for one, old in zip(some, own.logprobs(some), strict=True):
         one.old = old
-    logs = update(own, Round([[d] for d in some], lambda: PolicyGradient(own.config)), seed=0)
+    logs = update(own, Lesson([[d] for d in some], lambda: PolicyGradient(own.config)), seed=0)
     assert logs["policy/drift_max"] < 1e-5 < logs["policy/kl_to_sampler"]
 
 
 def test_nothing_to_learn_from_makes_no_update() -> None:
     own = learner(minibatches=2)
-    given = Round([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0}, {"train/sequences": 0.0})
+    given = Lesson([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0}, {"train/sequences": 0.0})
     assert update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0} and own.steps == 0

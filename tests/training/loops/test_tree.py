@@ -5,6 +5,7 @@ That it climbs the exact gradient is held by `test_enumeration.py`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -113,8 +114,8 @@ def test_what_cannot_be_compared_teaches_nothing_and_is_counted() -> None:
         "tree/flat": 1,
         "tree/unsaid": 0,
     }
-    lesson, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [replies])
-    below = [datum for _, datum in lesson if not datum.counted]
+    units, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [replies])
+    below = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert [datum.share for datum in below] == [0.5] * 4, "one over those siblings that have a reward"
     assert [datum.advantages[-1] for datum in below] == [0.5, -0.5] * 2
 
@@ -124,21 +125,18 @@ def test_a_branch_in_which_only_the_user_spoke_is_a_sibling_and_trains_nothing()
     said = future((0, 0, 1), (1,), (2,))
     left.scores, said.scores = {"worth": Score(1.0)}, {"worth": Score(0.0)}
     reply = scored(Rollout(conversation((0,)), futures=[left, said]), "tree")
-    lesson, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [[reply]])
-    (below,) = [datum for _, datum in lesson if not datum.counted]
+    units, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [[reply]])
+    (below,) = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert below.mask == [0, 0, 0, 1] and below.advantages[-1] == -0.5
 
 
 def test_ppo_takes_every_branch_as_a_trajectory_and_online_dpo_pairs_the_siblings() -> None:
     reply = silent_reply({(0,): 1.0, (1,): 0.0})
     teacher = learner(value_head=True, method="ppo")
-    lesson, _ = ppo.lesson_of(teacher, [[reply]])
-    assert [sum(datum.mask) for _, datum in lesson] == [1, 1, 1] and [d.counted for _, d in lesson] == [
-        True,
-        False,
-        False,
-    ]
-    assert [datum.returns[datum.places[-1]] for _, datum in lesson] == pytest.approx([0.5, 1.0, 0.0])
+    (unit,), _ = ppo.lesson_of(teacher, [[reply]])
+    assert [sum(datum.mask) for datum in unit] == [1, 1, 1]
+    assert [datum.counted for datum in unit] == [True, False, False]
+    assert [datum.returns[datum.places[-1]] for datum in unit] == pytest.approx([0.5, 1.0, 0.0])
     pairs, left_out = online_dpo.best_and_worst([[reply], *reply.siblings], 0.1)
     ((best, worst),) = pairs
     assert (best.reward.total.value, worst.reward.total.value) == (1.0, 0.0) and left_out == {"missing": 1}

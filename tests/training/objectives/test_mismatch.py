@@ -10,7 +10,7 @@ import torch
 
 from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.run.run import train
-from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.minibatches import Lesson, update
 from upshot.training.objectives.mismatch import MismatchMeter, weigh
 from upshot.training.objectives.objectives import PolicyGradient
 
@@ -64,7 +64,7 @@ def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importan
         data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
         logs = {} if passing else weigh(own, data)
         config = own.config.importance if passing else None
-        given = Round([[one] for one in data], lambda own=own, config=config: PolicyGradient(own.config, config), logs)
+        given = Lesson([[one] for one in data], lambda own=own, config=config: PolicyGradient(own.config, config), logs)
         logs = update(own, given, 0)
         found.append((torch.cat([p.detach().flatten() for p in own.parameters]), logs))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-4)  # of updates of 1e-2

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from upshot.config.bounds import Words
+from upshot.config.method import method_of
 from upshot.config.recipe.base import Named, Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -157,9 +158,9 @@ class SaveConfig(Section):
 class TrainConfig(Section):
     """How the policy learns."""
 
-    method: Literal["rl", "sft", "dpo", "online-dpo", "ppo"] = "rl"
+    method: Words = "rl"
     """rl: policy gradient over groups. sft, dpo: from a data file or the task's dialogues. online-dpo: pairs of replies
-    ranked by reward. ppo: value head and GAE."""
+    ranked by reward. ppo: value head and GAE. Or 'my_pkg.module:Method'."""
     data: str | None = None
     """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
     steps: int = Field(100, ge=0)
@@ -225,12 +226,6 @@ class TrainConfig(Section):
         return 0 if value == "auto" else value
 
     @model_validator(mode="after")
-    def _pairs_need_two(self) -> TrainConfig:
-        if self.method == "online-dpo" and self.group_size < 2:
-            raise ValueError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
-        return self
-
-    @model_validator(mode="after")
     def _ratio_in_minibatches(self) -> TrainConfig:
         """Refuse a loss without a ratio on replies of other weights: its gradient would be another one's."""
         if self.loss.name == "reinforce" and self.minibatches > 1:
@@ -251,7 +246,7 @@ class TrainConfig(Section):
     @property
     def samples(self) -> bool:
         """Whether the method learns from replies of its own."""
-        return self.method in ("rl", "online-dpo", "ppo")
+        return method_of(self.method).samples
 
     def resolve_steps(self, examples: int) -> TrainConfig:
         """The same with `steps` as they are over so many rows or examples."""

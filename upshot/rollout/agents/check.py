@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 
@@ -15,7 +16,7 @@ def check_agent(recipe: Recipe) -> None:
         raise UserError(f"{who}: futures '{recipe.futures.name}' go on from one reply; set futures.name=none")
     if recipe.credit.by == "turns":
         raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
-    if train.samples and train.method != "rl":
+    if train.samples and not method_of(train.method).credits_tokens:
         raise UserError(
             f"{who}, whose contexts are several sequences: train.method '{train.method}' takes one a reply; set rl"
         )

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from upshot.config.method import method_of
 from upshot.config.phases import WARM_START, phases_of
-from upshot.config.recipe import Recipe
 from upshot.core.conversation import Row
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.plan import count_examples
@@ -26,7 +26,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
     if WARM_START in phases_of(recipe) and not task.dialogues("train"):
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
     if not count_examples(recipe, task):
-        yield Finding(_nothing(recipe, task))
+        yield Finding(method_of(recipe.train.method).explain_empty(recipe.train, task))
     for key, path in (("train.data", recipe.train.data), ("eval.data", recipe.eval.data)):
         if path is not None and not Path(path).is_file():
             yield Finding(f"{key}: there is no file '{path}'; name one that is there, or leave it out")
@@ -53,13 +53,3 @@ def _verifier_of(row: Row, task: Task) -> type[CodeVerifier] | None:
     name = row.source or getattr(task, "verifier", "")
     verifier = verifiers.get(name) if name in verifiers else None
     return verifier if isinstance(verifier, type) and issubclass(verifier, CodeVerifier) else None
-
-
-def _nothing(recipe: Recipe, task: Task) -> str:
-    """What is said when there is nothing to learn from."""
-    config = recipe.train
-    if config.method == "dpo":
-        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
-    if config.method == "sft" and config.data:
-        return f"train.data '{config.data}' has no dialogues"
-    return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"

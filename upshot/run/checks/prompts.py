@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from upshot.config.method import method_of
 from upshot.core.conversation import Row
 from upshot.rollout.prompt_length import describe_long, find_long
 from upshot.run.checks.context import CheckContext, Finding
-from upshot.tasks.datasets.records import read_dialogues
 
 DONE = {"filter": "left out", "truncate": "cut at their beginning"}
 
@@ -33,9 +33,10 @@ def _openings(context: CheckContext) -> Iterator[Finding]:
 
 def _dialogues(context: CheckContext) -> Iterator[Finding]:
     config, lengths = context.recipe.train, context.prompt_filter
-    if config.method != "sft" or not lengths.context:
+    method = method_of(config.method)
+    if not method.imitates or not lengths.context:
         return
-    talks = read_dialogues(config.data) if config.data else context.task.dialogues("train")
+    talks = method.examples(config, context.task)
     long = find_long([Row(str(number), tuple(talk)) for number, talk in enumerate(talks)], lengths)
     if long:
         says = f"{len(long)} of {len(talks)} dialogues are longer than the model's {lengths.context} tokens"

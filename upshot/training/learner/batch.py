@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -190,11 +190,10 @@ def shareable(units: Sequence[Sequence[Datum]]) -> bool:
     return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 
-def data_of(reply: Rollout | Branch) -> list[Datum]:
+def data_of(reply: Rollout | Branch, share: float = 1.0, counted: bool = True) -> list[Datum]:
     """A played reply as training data: one sequence, or one a turn where the credit says so; none without advantages.
 
-    Trained are the spans that have an advantage; the others are context. A branch of the reply's futures is a sequence
-    of its own, which counts as much as its share.
+    Trained are the spans that have an advantage; the others are context. `share`, `counted`: as in `Datum`.
     """
     conversation = reply.conversation
     ids = conversation.ids
@@ -206,9 +205,7 @@ def data_of(reply: Rollout | Branch) -> list[Datum]:
         if advantage is not None:
             advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    whole = Datum(ids, mask, conversation.logprobs, advantages, source=reply)
-    if isinstance(reply, Branch):
-        whole.share, whole.counted = reply.share, False
+    whole = Datum(ids, mask, conversation.logprobs, advantages, share=share, counted=counted, source=reply)
     pieces = [_turn(whole, at, at + len(s.ids)) for at, s in conversation.places()] if reply.credit.split else [whole]
     return [datum for datum in pieces if any(datum.mask)]
 
@@ -216,4 +213,4 @@ def data_of(reply: Rollout | Branch) -> list[Datum]:
 def _turn(whole: Datum, start: int, stop: int) -> Datum:
     """The sequence up to the end of a turn, with only that turn trained."""
     mask = [0] * start + whole.mask[start:stop]
-    return Datum(whole.ids[:stop], mask, whole.old[:stop], whole.advantages[:stop], source=whole.source)
+    return replace(whole, ids=whole.ids[:stop], mask=mask, old=whole.old[:stop], advantages=whole.advantages[:stop])

@@ -2,58 +2,95 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from upshot.config.recipe import TrainConfig
+from upshot.config.method import Method, methods
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
+from upshot.tasks.base import Task
 from upshot.tasks.datasets.records import Preference, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import dpo_loss, read_held_out_pairs
-from upshot.training.loops.minibatches import Round, pick, update
+from upshot.training.loops.minibatches import Lesson, pick, update
 from upshot.training.loops.phase import TrainingPhase
 from upshot.training.objectives.objectives import Dpo
 
 
-async def train(run: LoopRun, config: TrainConfig) -> None:
-    """Learn the pairs of `train.data` up to `train.steps`."""
-    if not config.data:
-        raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-    policy, preferences = run.policy, read_preferences(config.data, config.dpo.min_gap)
+@methods.register("dpo")
+class DPOMethod(Method):
+    """Pairs of replies from a file."""
+
+    best_metric = "eval/loss/dpo"
+    evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
+
+    async def train(self, run: LoopRun, config: TrainConfig) -> None:
+        """Learn the pairs of `train.data` up to `train.steps`."""
+        await train(run, config, self)
+
+    def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
+        """The pairs of `train.data` whose scores are far enough apart."""
+        if not config.data:
+            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
+        return read_preferences(config.data, config.dpo.min_gap)
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """Pairs are compared with it."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse evaluation without held-out pairs."""
+        if recipe.eval.every and not recipe.eval.data:
+            raise UserError(
+                "eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0"
+            )
+
+    def explain_empty(self, config: TrainConfig, task: Task) -> str:
+        """See `Method`."""
+        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
+
+
+async def train(run: LoopRun, config: TrainConfig, method: DPOMethod) -> None:
+    """Read pairs, render them, and learn some of them in each step."""
+    policy, preferences = run.policy, method.examples(config, run.task)
     pairs = render_pairs(preferences, policy.renderer, policy.max_context)
     if len(pairs) < len(preferences):
         run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
-        raise UserError(
-            f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
-        )
+        raise UserError(method.explain_empty(config, run.task))
     phase = TrainingPhase(run, config, len(pairs))
     if phase.stopped:
         return
-    learner = phase.begin(reference=True)
+    learner = phase.begin()
     seed = derive_seed(run.recipe.seed, run.phase)
 
     async def evaluate() -> Logs:
         return dpo_loss(learner, render_pairs(read_held_out_pairs(run.recipe), policy.renderer, policy.max_context))
 
-    async for step in phase.steps(evaluate):
-        picked = pick(len(pairs), config.prompts_per_step, step.number, seed)
-        with step.learning():
-            some, order = [pairs[i] for i in picked], derive_seed(seed, "minibatches", step.number)
-            step.logs = update(learner, prepare(learner, some), order) | step.evaluation
+    for number in phase.left:
+        with phase.step(number) as step:
+            await phase.evaluate(step, evaluate)
+            if phase.stopped:
+                break
+            picked = pick(len(pairs), config.prompts_per_step, number, seed)
+            with phase.learning(step):
+                lesson = prepare(learner, [pairs[i] for i in picked])
+                step.logs |= update(learner, lesson, derive_seed(seed, "minibatches", number))
+        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     await phase.finish(evaluate)
 
 
-def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Round:
+def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:
     """What is learned from pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
     data = [datum for pair in pairs for datum in pair]
     for datum, reference in zip(data, learner.logprobs(data, reference=True) if data else (), strict=True):
         datum.reference = reference
     counts = {"train/pairs": float(len(pairs)), "train/tokens": float(sum(sum(datum.mask) for datum in data))}
-    return Round(pairs, lambda: Dpo(learner.config), counts=counts)
+    return Lesson(pairs, lambda: Dpo(learner.config), counts=counts)
 
 
 def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_context: int) -> list[tuple[Datum, Datum]]:

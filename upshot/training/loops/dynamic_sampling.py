@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
+from upshot.core.conversation import derive_seed
 from upshot.rollout.rollout import Rollout
-
-Group = list[Rollout]
-T = TypeVar("T")
-SAME = 1e-9
-"""Rewards closer than this are alike."""
+from upshot.rollout.tree import SAME
+from upshot.training.loops.minibatches import pick
 
 
 def is_flat(group: Sequence[Rollout]) -> bool:
@@ -32,41 +29,24 @@ def is_replaceable(group: Sequence[Rollout]) -> bool:
     return whole and is_flat(group)
 
 
-def ask_until_varied(
-    more: Callable[[int, int], Sequence[T]], first: Sequence[T], rounds: int
-) -> Generator[tuple[Sequence[T], int], list[Group], list[Group]]:
-    """Asks for rows to be played, and in the places of groups that came out flat other ones, at most `rounds` times.
+def other_rows(
+    groups: Sequence[Sequence[Rollout]], ids: Sequence[str], tried: set[str], step: int, number: int, seed: int
+) -> list[int]:
+    """Rows to play in the places of a step's flat groups, none of those `tried`, which they join; empty: none is left.
 
-    Yields the rows of a round and its number, is sent their groups, and returns those that are learned from.
-    `more(count, round)` chooses rows. Where rounds or rows do not suffice, flat groups stay.
+    ids: of all rows. number: which round of replacements it is.
     """
-    kept = yield first, 0
-    for number in range(1, rounds + 1):
-        places = [place for place, group in enumerate(kept) if is_replaceable(group)]
-        rows = more(len(places), number) if places else ()
-        if not rows:
-            break
-        better = [group for group in (yield rows, number) if not is_replaceable(group)]
-        for place, group in zip(places, better, strict=False):
-            kept[place] = group
-            for reply in group:
-                reply.group = place
-    return kept
+    count = sum(map(is_replaceable, groups))
+    order = pick(len(ids), len(ids), 0, derive_seed(seed, "more", step, number)) if count else []
+    chosen = [place for place in order if ids[place] not in tried][:count]
+    tried.update(ids[place] for place in chosen)
+    return chosen
 
 
-async def play_until_varied(
-    play: Callable[[Sequence[T], int], Awaitable[list[Group]]],
-    more: Callable[[int, int], Sequence[T]],
-    first: Sequence[T],
-    rounds: int,
-) -> list[Group]:
-    """The groups of `ask_until_varied`; `play(rows, round)` plays a round."""
-    asking = ask_until_varied(more, first, rounds)
-    asked = next(asking)
-    while True:
-        groups = await play(*asked)
-        try:
-            asked = asking.send(groups)
-        except StopIteration as done:
-            found: list[Group] = done.value
-            return found
+def replace_flat(groups: list[list[Rollout]], played: Sequence[list[Rollout]]) -> None:
+    """Put those played groups that are not flat themselves into the places of flat ones."""
+    places = [place for place, group in enumerate(groups) if is_replaceable(group)]
+    for place, group in zip(places, (group for group in played if not is_replaceable(group)), strict=False):
+        groups[place] = group
+        for reply in group:
+            reply.group = place

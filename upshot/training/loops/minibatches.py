@@ -1,7 +1,7 @@
-"""A step's items, and a round of updates on what it teaches: minibatches with an optimizer step on each, logged as one.
+"""A step's items, and the updates on what they teach: minibatches with an optimizer step on each, logged as one.
 
-What is logged of a round is what its minibatches came to together: means weighed by what each of them is a mean over,
-the updates that were skipped counted, the drift that of the first (later ones have other weights than the sampler had).
+What is logged are means over all minibatches, weighed by the number of data in each, the number of skipped updates, and
+the drift of the first minibatch (later ones have other weights than the sampler had).
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ T = TypeVar("T")
 
 
 @dataclass
-class Round:
+class Lesson:
     """What is learned in a step."""
 
     units: Sequence[Sequence[Datum]]
-    """Data that stay together in a minibatch."""
+    """Training data; those of a unit stay together in a minibatch."""
     objective: Callable[[], Objective]
+    """The loss, made anew for each minibatch."""
     logs: Logs = field(default_factory=dict)
-    """What there is to log of it before anything is learned."""
+    """What there is to log before anything is learned."""
     counts: Logs = field(default_factory=dict)
-    """What it is made of."""
+    """How many sequences, pairs and tokens it has."""
 
 
-def update(learner: Learner, given: Round, seed: int) -> Logs:
-    """An optimizer step on each minibatch of a round; what to log."""
-    found: list[tuple[Logs, Objective]] = []
+def update(learner: Learner, lesson: Lesson, seed: int) -> Logs:
+    """Loss, gradient and an optimizer step for each minibatch of a lesson; what to log."""
+    means: list[tuple[Logs, Objective]] = []
     steps: list[Logs] = []
-    drift = logged_drift(given.logs)
-    for part in minibatches(given.units, learner.config.minibatches, seed):
-        objective = given.objective()
-        found.append((learner.forward_backward(part, objective), objective))
+    drift = logged_drift(lesson.logs)
+    for units in minibatches(lesson.units, learner.config.minibatches, seed):
+        objective = lesson.objective()
+        means.append((learner.forward_backward(units, objective), objective))
         drift = drift or objective.drift(learner.ranks)
         steps.append(learner.step())
-    return given.logs | join_means(found) | join_steps(steps) | drift | given.counts
+    return lesson.logs | join_means(means) | join_steps(steps) | drift | lesson.counts
 
 
 def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
-    """So many parts of nearly the same size, shuffled by the seed; fewer where there are not so many units."""
+    """The units in this many parts of nearly the same size, shuffled by the seed; fewer where there are fewer units."""
     parts = min(parts, len(units))
     order = pick(len(units), len(units), 0, seed) if parts > 1 else range(len(units))
     ends = [len(units) * part // parts for part in range(parts + 1)] if parts else []
@@ -74,13 +75,13 @@ def _order(size: int, seed: int) -> list[int]:
     return order
 
 
-def join_means(found: Sequence[tuple[Mapping[str, float], Objective]]) -> Logs:
+def join_means(parts: Sequence[tuple[Mapping[str, float], Objective]]) -> Logs:
     """The means of several minibatches as those of all their data."""
-    if len(found) == 1:
-        return dict(found[0][0])
+    if len(parts) == 1:
+        return dict(parts[0][0])
     out: Logs = {}
-    for name in dict.fromkeys(name for logs, _ in found for name in logs):
-        values = [(logs[name], objective.weight(name)) for logs, objective in found if name in logs]
+    for name in dict.fromkeys(name for logs, _ in parts for name in logs):
+        values = [(logs[name], objective.weight(name)) for logs, objective in parts if name in logs]
         out[name] = _weighted(values)
     return out
 

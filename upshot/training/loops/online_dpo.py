@@ -10,24 +10,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from upshot.config.recipe import TrainConfig
+from upshot.config.method import methods
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.errors import UserError
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import LoopRun
 from upshot.training.loops.dpo import prepare as prepare_pairs
-from upshot.training.loops.minibatches import Round
-from upshot.training.loops.rl import play_and_learn
+from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.rl import Groups, RLMethod
 
 Candidate = Rollout | Branch
 Pair = tuple[Candidate, Candidate]
 
 
-async def train(run: LoopRun, config: TrainConfig) -> None:
-    """Train from the run's step to `train.steps`."""
-    await play_and_learn(run, config, prepare, reference=True)
+@methods.register("online-dpo")
+class OnlineDPOMethod(RLMethod):
+    """Pairs of the policy's own replies, ranked by reward."""
+
+    credits_tokens = on_ray = False
+
+    def prepare(self, learner: Learner, groups: Groups) -> Lesson:
+        """See `Method`."""
+        return prepare(learner, groups)
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """Pairs are compared with it."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse groups without a pair."""
+        if recipe.train.group_size < 2:
+            raise UserError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
 
 
 def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
@@ -50,13 +67,12 @@ def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tup
     return pairs, left_out
 
 
-def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
-    """What is learned from the pairs of a step."""
+def prepare(learner: Learner, groups: Groups) -> Lesson:
+    """The pairs of a step's replies, and their loss."""
     forks = [fork for group in groups for reply in group for fork in reply.siblings]
     pairs, left_out = best_and_worst([*groups, *forks], learner.config.dpo.min_gap)
-    given = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
-    given.logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
-    return given
+    lesson = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
+    return replace(lesson, logs={f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())})
 
 
 def _datum(reply: Candidate) -> Datum:

@@ -1,4 +1,4 @@
-"""The frame of every method, step by step: play (where it plays), evaluate, learn, write down; at the end, save.
+"""What the loops of all methods have in common: steps that are timed and written down, evaluation, the end.
 
 A step's line has the evaluation of the weights before the step's update, so evaluation comes before learning: nothing
 is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
@@ -6,18 +6,18 @@ is awaited between an optimizer step and its line in the run folder, and Ctrl-C 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from upshot.config.method import method_of
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.metrics.best import BestTracker, best_metric, is_evaluation
+from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
 from upshot.training.metrics.throughput import ThroughputMeter
 
 Evaluate = Callable[[], Awaitable[Logs]]
@@ -30,23 +30,13 @@ class Step:
 
     number: int
     """Steps before it."""
-    phase: TrainingPhase
-    times: Logs
-    """Where its time goes."""
     groups: Sequence[Sequence[Rollout]] = ()
-    """The replies that it learns from, where the method plays."""
-    evaluation: Logs = field(default_factory=dict)
+    """The replies that it learns from, where the method samples."""
     logs: Logs = field(default_factory=dict)
-
-    @contextmanager
-    def learning(self) -> Iterator[None]:
-        """Inside, the weights change: on all ranks together, and timed."""
-        with self.phase.run.ranks.update(), self.phase.meter.learning(self.phase.learner, self.times):
-            yield
 
 
 class TrainingPhase:
-    """A phase of a run: one method, one learner, so many steps; evaluated on the way, which may end it early."""
+    """A phase of a run: one method, one learner, a number of steps; evaluated on the way, which may end it early."""
 
     learner: Learner
     meter: ThroughputMeter
@@ -76,39 +66,48 @@ class TrainingPhase:
         at_end = self.run.step > 0 and self.run.step >= self.config.steps
         return self.stopped or (at_end and not self.last_is_due)
 
-    def begin(self, reference: bool = False, value_head: bool = False) -> Learner:
+    @property
+    def left(self) -> range:
+        """The steps that are left."""
+        return range(self.run.step, self.config.steps)
+
+    def begin(self) -> Learner:
         """Make the learner, or restore it where the phase is resumed; with the reference that the phase began with."""
-        run = self.run
-        self.learner = run.policy.learner(self.config, value_head)
+        run, method = self.run, method_of(self.config.method)
+        self.learner = run.policy.learner(self.config, method.value_head)
         if run.resumed_from is not None:
             self.learner.load(run.resumed_from)
-        if reference:
+        if method.needs_reference(self.config):
             run.policy.keep_reference(self.learner, run.phase, begun=run.step > 0)
         self.meter = ThroughputMeter(run.policy.module, run.ranks.size)
         run.begin(self.learner, self.config)
         return self.learner
 
-    async def steps(
-        self, evaluate: Evaluate, play: Callable[[Step], Awaitable[None]] | None = None
-    ) -> AsyncIterator[Step]:
-        """The steps that are left, each ready to be learned from; one that was learned from is written down."""
-        for number in range(self.run.step, self.config.steps):
-            with self.meter.step() as times:
-                step = Step(number, self, times)
-                if play is not None:
-                    await play(step)
-                if self.eval.every and number % self.eval.every == 0:
-                    step.evaluation = await self._evaluate(number, evaluate)
-                if self.stopped:
-                    self.run.write_evaluation(step.evaluation)
-                    self.run.say(
-                        f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
-                        f"{self.tracker.metric}; training ends after step {self.run.step}"
-                    )
-                    return
-                yield step
+    @contextmanager
+    def step(self, number: int) -> Iterator[Step]:
+        """Inside, a step is made; afterwards it is written down, or, where evaluation ends the training, why."""
+        with self.meter.step() as times:
+            step = Step(number)
+            yield step
+        if not self.stopped:
             self.run.step_done(number + 1, step.logs | times, step.groups)
-            await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+            return
+        self.run.write_evaluation({key: value for key, value in step.logs.items() if is_evaluated(key)})
+        self.run.say(
+            f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
+            f"{self.tracker.metric}; training ends after step {self.run.step}"
+        )
+
+    @contextmanager
+    def learning(self, step: Step) -> Iterator[None]:
+        """Inside, the weights change: on all ranks together, and timed."""
+        with self.run.ranks.update(), self.meter.learning(self.learner, step.logs):
+            yield
+
+    async def evaluate(self, step: Step, evaluate: Evaluate) -> None:
+        """Evaluate the weights before the step's update, where it is time."""
+        if self.eval.every and step.number % self.eval.every == 0:
+            step.logs |= await self._evaluate(step.number, evaluate)
 
     async def finish(self, evaluate: Evaluate) -> None:
         """Save the finished model and evaluate it, as a line of its own; when interrupted, when the run goes on."""

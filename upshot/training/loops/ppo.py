@@ -14,48 +14,56 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from upshot.config.recipe import TrainConfig
+from upshot.config.method import methods
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.minibatches import Round
-from upshot.training.loops.rl import Lesson, play_and_learn, round_of
+from upshot.training.loops.base import Logs
+from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.rl import Groups, RLMethod, Units, as_units, make_lesson
 from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Ppo
-from upshot.training.objectives.surrogates.base import surrogate
 
 
-async def train(run: LoopRun, config: TrainConfig) -> None:
-    """Train from the run's step to `train.steps`."""
-    surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, prepare, reference=bool(config.kl.weight), value_head=True)
+@methods.register("ppo")
+class PPOMethod(RLMethod):
+    """A value head and GAE."""
+
+    credits_tokens = compares = False
+    value_head = True
+
+    def prepare(self, learner: Learner, groups: Groups) -> Lesson:
+        """See `Method`."""
+        return prepare(learner, groups)
 
 
-def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
-    """What is learned from a step's replies."""
-    lesson, logs = lesson_of(learner, groups)
-    return round_of(lesson, lambda: Ppo(learner.config), logs)
+def prepare(learner: Learner, groups: Groups) -> Lesson:
+    """Advantages, training data and loss of a step's replies."""
+    units, logs = lesson_of(learner, groups)
+    return make_lesson(units, lambda: Ppo(learner.config), logs)
 
 
-def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
+def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
     """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
-    replies = [reply for group in groups for reply in group]
-    kept = [(reply, part, earned) for reply in replies for part in _said(reply) if (earned := earnings(part.credit))]
-    if not kept:
+    units: Units = []
+    earned: list[list[tuple[Span, float]]] = []
+    for reply in (reply for group in groups for reply in group):
+        said: list[Rollout | Branch] = [reply, *(branch for fork in reply.siblings for branch in fork)]
+        paid = [(part, spans) for part in said if (spans := earnings(part.credit))]
+        units += as_units([_datum(part, spans) for part, spans in paid])
+        earned += [spans for _, spans in paid]
+    data = [datum for unit in units for datum in unit]
+    if not data:
         return [], {}
-    data = [_datum(part, earned) for _, part, earned in kept]
-    logs = estimate(learner, data, [token_rewards(earned) for _, _, earned in kept])
-    for (_, part, earned), datum in zip(kept, data, strict=True):
-        spans = part.credit.spans if part.credit is not None else ()
-        trained = {span for span, _ in earned}
-        part.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
-    return [(reply, datum) for (reply, _, _), datum in zip(kept, data, strict=True)], logs | weigh(learner, data)
-
-
-def _said(reply: Rollout) -> list[Rollout | Branch]:
-    return [reply, *(branch for fork in reply.siblings for branch in fork)]
+    logs = estimate(learner, data, [token_rewards(spans) for spans in earned])
+    for datum, spans in zip(data, earned, strict=True):
+        part, trained = datum.source, {span for span, _ in spans}
+        assert part is not None and part.credit is not None
+        part.advantages = [
+            _mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in part.credit.spans
+        ]
+    return units, logs | weigh(learner, data)
 
 
 def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
@@ -80,10 +88,9 @@ def _datum(reply: Rollout | Branch, earned: Sequence[tuple[Span, float]]) -> Dat
     mask = [0] * len(conversation.ids)
     for span, _ in earned:
         mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    datum = Datum(conversation.ids, mask, conversation.logprobs, source=reply)
     if isinstance(reply, Branch):
-        datum.share, datum.counted = reply.share, False
-    return datum
+        return Datum(conversation.ids, mask, conversation.logprobs, share=reply.share, counted=False, source=reply)
+    return Datum(conversation.ids, mask, conversation.logprobs, source=reply)
 
 
 def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> Logs:
@@ -123,9 +130,9 @@ def gae(
 
 def whiten(data: Sequence[Datum]) -> None:
     """Shift and scale the advantages of a step's sampled tokens to mean 0 and deviation 1."""
-    found = [a for datum in data for a, bit in zip(datum.advantages, datum.mask, strict=True) if bit]
-    mean = math.fsum(found) / len(found)
-    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in found) / len(found))
+    trained = [a for datum in data for a, bit in zip(datum.advantages, datum.mask, strict=True) if bit]
+    mean = math.fsum(trained) / len(trained)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in trained) / len(trained))
     for datum in data:
         pairs = zip(datum.advantages, datum.mask, strict=True)
         datum.advantages = [(a - mean) / (deviation + 1e-8) if bit else 0.0 for a, bit in pairs]

@@ -2,8 +2,8 @@
 
 Ahead by n, step k is played wholly by the weights that step k − n began with (the first n steps by those of the start):
 n copies of what is trained take turns, and a copy is renewed only between two steps that it plays. Copies of the policy
-that helpers are follow the same schedule (snapshots.py). So what is played hangs on the seed and not on who is faster,
-and a checkpoint that keeps the copies is all that an exact resume needs: steps under way are played again.
+that helpers are follow the same schedule (snapshots.py). So what is sampled depends on the seed, not on timing, and a
+checkpoint that keeps the copies is all that an exact resume needs: steps under way are played again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
@@ -71,9 +72,9 @@ class RolloutSchedule:
             self.copies[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 
-    async def learn(self, work: Callable[[], T]) -> T:
-        """Learn from a step: in a thread where others are played meanwhile."""
-        return await in_thread(work) if self.ahead else work()
+    async def learn(self, work: Callable[..., T], *args: Any) -> T:
+        """Do the work of learning from a step: in a thread where others are played meanwhile."""
+        return await in_thread(partial(work, *args)) if self.ahead else work(*args)
 
     def _renew(self, step: int) -> None:
         if self.sampler is not None:

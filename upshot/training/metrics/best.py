@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.reward import metric_keys
 
 ONLY = ("eval/", "time/eval")
 """What a line of nothing but an evaluation has."""
-DEFAULTS = {"sft": "eval/loss/nll", "dpo": "eval/loss/dpo"}
 HELD_OUT: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
 HELD_OUT += ("rollout/reply_tokens", "rollout/turns", "rollout/future_turns", "task/pass@")
 """What is logged of held-out replies, by how the names begin."""
-KINDS = {"sft": ("loss/nll",), "dpo": ("loss/dpo", "dpo/margin", "dpo/accuracy")}
-"""What is logged of held-out examples."""
 
 
 def best_metric(recipe: Recipe) -> str | None:
@@ -24,7 +22,7 @@ def best_metric(recipe: Recipe) -> str | None:
     wanted = recipe.train.save.best
     if wanted != "auto":
         return wanted
-    return DEFAULTS.get(recipe.train.method, "eval/reward/mean") if recipe.eval.every else None
+    return method_of(recipe.train.method).best_metric if recipe.eval.every else None
 
 
 class BestMark(NamedTuple):
@@ -46,7 +44,7 @@ class BestTracker:
     @classmethod
     def from_lines(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
         """What a run's evaluations are compared by, with those that its lines tell of."""
-        tracker = cls(best_metric(recipe) or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
+        tracker = cls(best_metric(recipe) or method_of(recipe.train.method).best_metric)
         for line in lines:
             tracker.add(evaluated_step(line), line)
         return tracker
@@ -99,8 +97,6 @@ def check_evaluations(recipe: Recipe) -> None:
         raise UserError(
             f"eval.samples is {config.samples}, but at temperature 0 all replies are the same; set eval.temperature"
         )
-    if recipe.train.method == "dpo" and config.every and not config.data:
-        raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
     for key, value in (("train.save.best", metric), ("eval.stop_after", config.stop_after)):
         if value and not config.every:
             raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")
@@ -108,7 +104,7 @@ def check_evaluations(recipe: Recipe) -> None:
 
 def _check_kind(metric: str, recipe: Recipe) -> None:
     """Refuse a metric of a kind that the method's evaluations do not have."""
-    kinds = KINDS.get(recipe.train.method, (*HELD_OUT, "by/", "monitor/"))
+    kinds = method_of(recipe.train.method).evaluates or (*HELD_OUT, "by/", "monitor/")
     name = metric.removeprefix("eval/")
     if not name.startswith(kinds):
         raise UserError(
@@ -130,4 +126,9 @@ def evaluated_step(line: Mapping[str, Any]) -> int:
 
 def is_evaluation(line: Mapping[str, Any]) -> bool:
     """Whether a line has nothing but an evaluation."""
-    return all(key in ("phase", "step") or key.startswith(ONLY) for key in line)
+    return all(key in ("phase", "step") or is_evaluated(key) for key in line)
+
+
+def is_evaluated(key: str) -> bool:
+    """Whether a key is logged by evaluations."""
+    return key.startswith(ONLY)

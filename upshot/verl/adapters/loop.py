@@ -12,6 +12,7 @@ import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from upshot.config.load import load_recipe
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
@@ -61,7 +62,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         extra[COUNTED] = (worker.name, worker.played, worker.services.counters())
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
-        rows = trajectories_of(reply, filler, worker.recipe.train.method == "ppo", maybe=True)
+        rows = trajectories_of(reply, filler, method_of(worker.recipe.train.method).value_head, maybe=True)
         return [
             _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
             for number, one in enumerate(rows if order.trains else rows[:1])

@@ -24,17 +24,17 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from upshot.config.method import method_of
 from upshot.core.errors import UserError
 from upshot.rollout.blame import blame
 from upshot.rollout.play import count_earlier
 from upshot.run.folder import RunFolder
 from upshot.training.learner.learner import learning_rate
-from upshot.training.loops.dynamic_sampling import ask_until_varied
+from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
 from upshot.training.loops.evaluate import summarise_held_out
 from upshot.training.loops.minibatches import pick
-from upshot.training.loops.rl import measure, other_rows, stop_if_missing
+from upshot.training.loops.rl import measure, stop_if_missing
 from upshot.training.loops.rollouts import staleness
-from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.budget import find_budget
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.adapters.phases import report_phases
@@ -55,7 +55,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> PlayedRollouts:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        alone = self.recipe.train.method == "ppo"
+        alone = method_of(self.recipe.train.method).value_head
         self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on, alone)
         return self.replies
 
@@ -109,19 +109,16 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
-        first, rounds = self._pick_rows(), self.recipe.train.dynamic_sampling
-        asking = ask_until_varied(other_rows(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
-        next(asking)  # the first round is played
-        while True:
-            try:
-                items, number = asking.send(groups)
-            except StopIteration as done:
-                found: Groups = done.value
-                return found
+        step, tried = self.global_steps - 1, {self._ids[place] for place in self._pick_rows()}
+        for number in range(1, self.recipe.train.dynamic_sampling + 1):
+            items = other_rows(groups, self._ids, tried, step, number, self.recipe.seed)
+            if not items:
+                break
             batch = self._rows(items, number)
             tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
             self._submit_batch_to_rollout(batch)
-            groups, _ = self.replies.read(self.global_steps, "train", len(items))
+            replace_flat(groups, self.replies.read(self.global_steps, "train", len(items))[0])
+        return groups
 
     @cached_property
     def _ids(self) -> list[str]:
@@ -154,7 +151,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
         late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
-        metrics.update(mark_own(summarise(groups) | measure(groups, self.worker.context) | late))
+        metrics.update(mark_own(measure(groups, self.worker.context) | late))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         if self.recipe.reward.blamed == "worst":
             metrics.update(mark_own(blame(groups, self.worker.context.futures)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
 from upshot.serving.swap.layout import MemoryLayout
@@ -216,7 +217,7 @@ def layer_bytes(job: MemoryJob) -> int:
     if not shape.lean:
         # Norms and their float32 inputs, unrotated queries and keys, gated and ungated parts; rows by expert.
         return total + size * (2 * h + a + 2 * kv + 2 * m + 2 * h * shape.experts) + 8 * h
-    noise = lora is not None and lora.dropout > 0 and job.config.method == "sft"
+    noise = lora is not None and lora.dropout > 0 and method_of(job.config.method).dropout
     if lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise):
         # Adapters are called as modules of peft: inputs of the projections once more, in float32.
         return total + 4 * (5 * h + a + m) + size * (2 * h + m)
@@ -315,7 +316,7 @@ def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
     state, sums = (0, 0) if away else (state, sums)
     forward, backward = activations(job, setting)
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
-    reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
+    reference = count * size if method_of(config.method).needs_reference(config) else 0
     moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
     again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
     yield MemoryPart("optimizer", state, state, f"{'float32 masters and ' * (size < 4)}two {moments} moments", away)

@@ -1,0 +1,74 @@
+"""What a training method declares of itself: what it learns from, and what it needs. One file of `training/loops` each.
+
+A method is a class with `@methods.register("name")`, or `my_pkg.module:MyMethod` in `train.method`. Everybody else asks
+`method_of(config)` what it needs, and compares no names.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from upshot.config.other_names import translate_value
+from upshot.config.registry import Registry
+from upshot.core.errors import UserError
+
+
+class Method(ABC):
+    """A way to learn. `run`, `learner` and `config` are those of `training/`, which this room does not know."""
+
+    samples = False
+    """Whether it learns from replies that the policy samples itself."""
+    credits_tokens = False
+    """Whether parts of a reply, and an episode of several contexts, can each earn something of their own."""
+    compares = False
+    """Whether it learns from how siblings (replies to a prompt, branches of a fork) differ."""
+    value_head = False
+    """Whether the learner estimates the value of each token."""
+    imitates = False
+    """Whether it learns from dialogues, word by word."""
+    dropout = False
+    """Whether it learns with dropout: only where log-probabilities are not compared with others."""
+    on_ray = False
+    """Whether `--engine verl` trains it by Ray; otherwise torchrun does."""
+    best_metric = "eval/reward/mean"
+    """What evaluations are compared by where the recipe names nothing."""
+    evaluates: tuple[str, ...] = ()
+    """What its evaluations log, by how the names begin; (): what is logged of held-out replies."""
+
+    @abstractmethod
+    async def train(self, run: Any, config: Any) -> None:
+        """Learn in a run (`LoopRun`), from the run's step to the last one of `config` (a `TrainConfig`)."""
+
+    @abstractmethod
+    def examples(self, config: Any, task: Any) -> Sequence[Any]:
+        """What there is to learn from: rows, dialogues or pairs. A file that is not there is a `UserError`."""
+
+    def prepare(self, learner: Any, groups: Any) -> Any:
+        """What a step's replies teach, where it samples: a `Lesson`."""
+        raise NotImplementedError
+
+    def needs_reference(self, config: Any) -> bool:
+        """Whether it compares the policy with the model that the phase began with."""
+        return False
+
+    def check(self, recipe: Any) -> None:
+        """Refuse what the method cannot learn with, before any work."""
+
+    def explain_empty(self, config: Any, task: Any) -> str:
+        """What to say when there is nothing to learn from."""
+        return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"
+
+
+methods: Registry[Method] = Registry("training method", "upshot.training.loops")
+"""Methods that a recipe can name in `train.method`."""
+
+
+@lru_cache
+def method_of(name: str) -> Method:
+    """The method of a name or path."""
+    if (translation := translate_value("train.method", name)) and name not in methods:
+        raise UserError(f"train.method is '{name}'; here it is {translation}")
+    return methods.create(name, where="train.method")
