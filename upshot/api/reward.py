@@ -26,7 +26,6 @@ from pydantic import Field
 
 from upshot.api.settings import FACTS, OVERLONG_RULES, RewardOptions, Setting
 from upshot.config.model_spec import ModelSpec
-from upshot.config.other_names import RENAMED_ARGUMENTS
 from upshot.config.recipe import Named
 from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value
@@ -121,8 +120,6 @@ def check_options(given: Mapping[str, Any]) -> RewardOptions:
     """All options, those that were given and the defaults of the others; a wrong name or value is a `UserError`."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
     for name in given:
-        if name in RENAMED_ARGUMENTS:
-            raise UserError(f"the setting '{name}' of upshot.reward is '{RENAMED_ARGUMENTS[name]}' now")
         if name not in kinds:
             raise UserError(f"unknown setting '{name}' of upshot.reward; {did_you_mean(name, kinds)}")
     chosen: Any = {}

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 from upshot.api.settings import RewardOptions, Setting
-from upshot.config.other_names import RENAMED_ARGUMENTS, refuse_old_options
 from upshot.core.errors import UserError
 
 
@@ -111,8 +110,6 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
         if default not in (None, "", []) and "(default" not in own["help"]:
             own["help"] += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
         parser.add_argument(*flags, **own)
-    if set(names) & set(RENAMED_ARGUMENTS.values()):
-        refuse_old_options(parser)
 
 
 def _of_setting(name: str, kind: Any, setting: Setting) -> dict[str, Any]:

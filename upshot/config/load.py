@@ -13,7 +13,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
-from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
@@ -164,14 +163,10 @@ def validate_recipe(
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        # A section that takes any key (futures) refuses an old one as a whole; its origin says where it came from.
-        renamed = [key for found in error.errors() if (key := ".".join(map(str, found["loc"]))) in RENAMED_KEYS]
-        old = renamed or [key for key in origins or () if key in RENAMED_KEYS]
-        key = (old or [".".join(map(str, first_error(error)["loc"]))])[0]
+        key = ".".join(map(str, first_error(error)["loc"]))
         if origins is not None and find_origin(key, origins) == COMMAND_LINE:
             source = COMMAND_LINE
-        said = ", ".join(f"{key} is {RENAMED_KEYS[key]} now" for key in renamed) or explain_error(error, Recipe)
-        raise UserError(f"{source}: {said}") from None
+        raise UserError(f"{source}: {explain_error(error, Recipe)}") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -1,43 +1,13 @@
-"""Keys and values under other names: what they were called here before, and what other projects call them.
+"""What other projects call our keys and values: whoever uses such a word is refused, with ours in the message.
 
-Whoever uses such a word is refused, with ours in the message. Of others' only what people type by themselves; whole
-configs are carried over by `upshot recipe import`.
+Only what people type by themselves; whole configs are carried over by `upshot recipe import`.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-RENAMED_KEYS = {
-    "undecided": "verdict",
-    "futures.window": "futures.rounds",
-    "train.warmup_steps": "train.schedule.warmup_steps",
-    "train.min_lr": "train.schedule.min_lr",
-    "train.weight_decay": "train.optimizer.weight_decay",
-    "train.betas": "train.optimizer.betas",
-    "train.grad_clip": "train.optimizer.grad_clip",
-    "train.offload_optimizer": "train.optimizer.offload",
-    "train.clip_low": "train.clip.low",
-    "train.clip_high": "train.clip.high",
-    "train.kl_in": "train.kl.where",
-    "train.kl_estimator": "train.kl.estimator",
-    "train.beta": "train.dpo.beta",
-    "train.dpo_loss": "train.dpo.loss",
-    "train.min_gap": "train.dpo.min_gap",
-    "train.gae_lambda": "train.ppo.gae_lambda",
-    "train.gamma": "train.ppo.gamma",
-    "train.whiten": "train.ppo.whiten",
-    "train.value_weight": "train.ppo.value_weight",
-    "train.save_every": "train.save.every",
-    "train.save_minutes": "train.save.minutes",
-    "train.keep": "train.save.keep",
-    "train.keep_best": "train.save.best",
-}
-"""Old dotted key → new one."""
-RENAMED_ARGUMENTS = {"window": "rounds"}
-"""Of `upshot.reward` and, with two dashes before them, of the commands that score: old → new."""
 FOREIGN_KEYS = {
     **dict.fromkeys(("learning_rate", "learningrate", "actor_lr"), "train.lr"),
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "train.prompts_per_step"),
@@ -70,23 +40,6 @@ FOREIGN_VALUES = {
 """Of a key of ours, value → how it is said here."""
 
 
-def refuse_old_options(parser: argparse.ArgumentParser) -> None:
-    """Make a command refuse the old names of its options."""
-    for old, new in RENAMED_ARGUMENTS.items():
-        parser.add_argument(
-            f"--{old}", type=refuse_option(f"--{new} {{}}"), default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-
-
-def refuse_option(new: str) -> Callable[[str], None]:
-    """The type of an option under its old name: a value is refused, with how it is said now ({}: the value)."""
-
-    def refuse(value: str) -> None:
-        raise argparse.ArgumentTypeError(f"it is {new.format(value)} now")
-
-    return refuse
-
-
 def translate_value(key: str, value: Any) -> str:
     """How a value of others is said here; empty where it is none of theirs."""
     return FOREIGN_VALUES.get(key, {}).get(str(value).lower(), "")
@@ -97,12 +50,14 @@ def translate_key(word: str, value: Any, known: Iterable[str]) -> str:
 
     word: what was written, without its section. known: all dotted keys. A key of another section is found by its name.
     """
-    own = FOREIGN_KEYS.get(word.lower())
-    places = [own] if own else sorted((key for key in known if key.rpartition(".")[2] == word), key=_depth)
+    translation = FOREIGN_KEYS.get(word.lower())
+    places = (
+        [translation] if translation else sorted((key for key in known if key.rpartition(".")[2] == word), key=_depth)
+    )
     if not places:
         return ""
-    if said := translate_value(places[0], value):
-        return f"here it is {said}"
+    if setting := translate_value(places[0], value):
+        return f"here it is {setting}"
     return f"here it is {' or '.join(places[:3])}"
 
 

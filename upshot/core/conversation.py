@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from upshot.core.score import Score
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -112,7 +114,7 @@ def derive_seed(seed: int, *keys: object) -> int:
 class Conversation:
     """A path of turns with the state that belongs to it: row, seed, random stream, session."""
 
-    __slots__ = ("_rng", "ended", "key", "row", "seed", "session", "turns")
+    __slots__ = ("_rng", "ended", "key", "row", "seed", "session", "turn_scores", "turns")
 
     def __init__(self, row: Row, seed: int = 0, key: str = "", turns: tuple[Turn, ...] | None = None) -> None:
         self.row = row
@@ -121,6 +123,8 @@ class Conversation:
         self.turns: tuple[Turn, ...] = tuple(Turn(m) for m in row.messages) if turns is None else turns
         self.session: dict[str, Any] = {}
         """Private state of the participants of this conversation (environment session, simulated user's memory)."""
+        self.turn_scores: Mapping[int, Score] = {}
+        """What the environment gave for single turns of the policy, counted from 0."""
         self.ended: str | None = None
         """Why nobody speaks any more: 'user', 'done', 'turns', 'length' …; None while it can go on."""
         self._rng: random.Random | None = None
@@ -155,6 +159,7 @@ class Conversation:
         key = "/".join([self.key, *map(str, path)])
         twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
         twin.session = {name: _copy(value) for name, value in self.session.items()}
+        twin.turn_scores = self.turn_scores
         return twin
 
     def samples(self) -> Iterator[Sample]:

@@ -162,7 +162,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     if "score" in decided:
         conversation.session["score"] = Score.from_dict(decided["score"])
     if "turns" in decided:
-        conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
+        conversation.turn_scores = {int(at): _score(score) for at, score in decided["turns"].items()}
     conversation.session[ACTS] = decided.get("acts", [])
     reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
     reply.turn_snapshots = _snapshots(conversation)

@@ -17,6 +17,7 @@ from upshot.rewards.monitor import METRIC
 from upshot.rewards.workers.base import managers
 from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import find_command, find_function
+from upshot.rollout.credit.base import check_rule, credit_rule
 from upshot.rollout.dependencies import FUTURE_NAMES, NAMES
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.map_file import read_map
@@ -39,6 +40,7 @@ def check_names(recipe: Recipe) -> None:
     if recipe.futures.map_file is not None:
         options["classmates"] = read_map(recipe.futures.map_file)[1]
     kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(FUTURE_NAMES))
+    check_rule(recipe.credit)
     _check_groups(recipe)
     if recipe.episode.agent is not None:
         check_agent(recipe)
@@ -74,7 +76,9 @@ def _check_groups(recipe: Recipe) -> None:
             f"train.group_size is 1, but '{name}' compares the replies to a prompt with each other: "
             "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
         )
-    if recipe.credit.by == "reply" and config.prompts_per_step == 1 and not _compares(estimate, prompts=1):
+    rule = credit_rule(recipe.credit)
+    alone = config.prompts_per_step == 1 and rule.one_reward and not rule.trains_futures
+    if alone and not _compares(estimate, prompts=1):
         raise UserError(
             f"train.group_size and train.prompts_per_step are 1, but '{name}' compares the replies of a step with each "
             "other: every advantage would be 0; set one of the two to 2 or more, or train.method=ppo"
@@ -90,7 +94,7 @@ def _compares(estimate: Estimator, prompts: int) -> bool:
 def _check_reward(recipe: Recipe) -> None:
     """Refuse to learn from a number that is 0 whatever the policy says."""
     options = recipe.futures.options
-    elsewhere = recipe.futures.name not in ("talk", "none") or recipe.credit.by == "turns"
+    elsewhere = recipe.futures.name not in ("talk", "none") or not credit_rule(recipe.credit).one_reward
     if recipe.futures.name == "classmates":
         elsewhere = options.get("weight", 1.0) != 0 and options.get("gate") != "no_classmate"
     if elsewhere or any(metric.weight for metric in recipe.reward.metrics):
@@ -137,7 +141,8 @@ def _check_credit(recipe: Recipe) -> None:
             f"futures.samples {levels} forks at {len(levels)} rounds, and futures.rounds is {futures.rounds}; "
             f"take as many rounds, or fewer forks"
         )
-    if recipe.credit.by == "tree" and futures.rounds and futures.leaves == 1 and method.compares:
+    rule = credit_rule(recipe.credit)
+    if rule.trains_futures and futures.rounds and futures.leaves == 1 and method.compares:
         raise UserError(
             "credit.by 'tree' compares the futures of a reply with each other, and futures.samples is 1; "
             "take 2 or more, or credit.by=reply"
@@ -146,7 +151,7 @@ def _check_credit(recipe: Recipe) -> None:
         return
     if recipe.futures.name not in ("talk", "none"):
         raise UserError(f"train.method '{name}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
-    if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
+    if not rule.one_reward or recipe.credit.tokens != "all":
         raise UserError(f"train.method '{name}' takes one reward a reply; `credit` by turns or tokens needs rl")
     apart = next((metric.name for metric in recipe.reward.metrics if metric.tokens != "all"), None)
     if apart is not None:

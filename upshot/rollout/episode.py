@@ -66,10 +66,7 @@ async def _alternate(
             break
         observation = await _observe(environment, conversation)
         if observation.score is not None:
-            conversation.session["turn_scores"] = {
-                **conversation.session.get("turn_scores", {}),
-                turn: observation.score,
-            }
+            conversation.turn_scores = {**conversation.turn_scores, turn: observation.score}
         if observation.done:
             conversation.ended = observation.reason
             return

@@ -129,7 +129,7 @@ class Rollout:
                 "credit": self._credit_to_list(spell),
                 "groups": dict(groups or {}),
             }
-            | _environment(self.conversation.session)
+            | _environment(self.conversation)
             | self._paths_to_dict()
         )
 
@@ -213,13 +213,14 @@ def _only(advantages: Sequence[float | None]) -> float | None:
     return math.fsum(present) / len(present) if present else None
 
 
-def _environment(session: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(conversation: Conversation) -> dict[str, Any]:
     """What an environment decided by itself, which no metric can find out again."""
+    session = conversation.session
     out: dict[str, Any] = {}
     if isinstance(session.get("score"), Score):
         out["score"] = session["score"].to_dict()
-    if session.get("turn_scores"):
-        out["turns"] = {str(turn): score.to_dict() for turn, score in session["turn_scores"].items()}
+    if conversation.turn_scores:
+        out["turns"] = {str(turn): score.to_dict() for turn, score in conversation.turn_scores.items()}
     if session.get(ACTS):
         out["acts"] = session[ACTS]
     return {"environment": out} if out else {}

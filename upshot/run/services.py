@@ -68,7 +68,7 @@ class RunServices:
             if policy.pool is not None:
                 await policy.pool.aclose()
                 policy.pool = None
-            await policy.close()
+            await policy.sampler.disconnect()
             self.folder.write_spent(services.budget.state())
 
     def count(self) -> None:

@@ -75,7 +75,7 @@ class PolicyBundle:
 
     @cached_property
     def sampler(self) -> PolicyModel | VllmPolicy:
-        """The policy as a model."""
+        """The policy as a model; both kinds have the same methods (start, rest, renew, snapshot …)."""
         if self.recipe.model.engine.name == "vllm":
             from upshot.serving.vllm.launch import find, share_of
 
@@ -95,19 +95,7 @@ class PolicyBundle:
         """The learner works: engine and helpers give their memory back where the plan says so."""
         if self.pool is not None and self.memory.setting.helpers == "leave":
             self.pool.rest()
-        if self.samples and isinstance(self.sampler, VllmPolicy):
-            await self.sampler.rest()
-        elif self.memory.setting.park and "engine" in self.__dict__:
-            self.engine.park()
-
-    def sync_times(self) -> dict[str, float]:
-        """Seconds since the last look that went into handing weights to a server; nothing where there is none."""
-        return {"time/sync": self.sampler.take_seconds()} if isinstance(self.sampler, VllmPolicy) else {}
-
-    async def close(self) -> None:
-        """Nothing is sampled for now: connections to a server are closed."""
-        if isinstance(self.sampler, VllmPolicy):
-            await self.sampler.aclose()
+        await self.sampler.rest(self.memory.setting.park)
 
     @property
     def samples(self) -> bool:
@@ -168,10 +156,8 @@ class PolicyBundle:
             learner.keep_reference(load_weights(saved))
 
     def _weights_changed(self) -> None:
-        if self.samples and isinstance(self.sampler, VllmPolicy):
+        if self.samples:
             self.sampler.weights_changed()
-        elif "engine" in self.__dict__:
-            self.engine.weights_changed()
 
     def _load(self, path: str = "") -> tuple[Any, Any]:
         """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""

@@ -150,8 +150,24 @@ class PolicyModel(EngineModel):
             self.renewed[every] = RenewedPolicy(copies, every, len(self.ahead))
         return self.renewed[every]
 
+    def weights_changed(self) -> None:
+        """The learner has taken a step."""
+        self.engine.weights_changed()
+
+    async def rest(self, park: bool) -> None:
+        """The learner works: the engine gives its memory back where it is to `park`."""
+        if park:
+            self.engine.park()
+
+    def sync_times(self) -> dict[str, float]:
+        """Seconds that went into handing weights over: none, they are shared."""
+        return {}
+
+    async def disconnect(self) -> None:
+        """Nothing is sampled for now; the engine stays."""
+
     def renew(self, step: int) -> None:
-        """The policy has taken so many steps: copies whose time it is take over its weights."""
+        """The policy has taken this many steps: copies whose time it is take over its weights."""
         for one in self.renewed.values():
             one.renew(step)
 

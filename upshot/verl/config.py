@@ -14,6 +14,7 @@ from typing import Any
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.rollout.credit.base import credit_rule
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.verl.helpers import describe_helpers, find_unplaceable
 from upshot.verl.plan import (
@@ -157,7 +158,7 @@ def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
     context = recipe.model.max_context or place.context
     room = None if context is None or place.prompt_tokens is None else context - 1
-    one = recipe.episode.max_turns == 1 and recipe.credit.by != "tree"
+    one = recipe.episode.max_turns == 1 and not credit_rule(recipe.credit).trains_futures
     reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
     told = "model.max_context" if recipe.model.max_context else "the model's configuration"
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
@@ -249,7 +250,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
             "what is under way at an update goes on with the new weights (verl's trainer), not with those it began with"
         )
         yield MissingKey("train.async_steps", recipe.train.async_steps, why, False)
-    if recipe.credit.by == "tree":
+    if credit_rule(recipe.credit).trains_futures:
         yield from _find_unweighed(recipe)
     if recipe.episode.agent is not None:
         why = "the contexts of a program's episode are not carried to verl's rows yet: run it locally"

@@ -264,7 +264,7 @@ def test_beside_the_learner_the_server_sleeps_while_it_works(
 
     async def work(policy: VllmPolicy) -> Any:
         await policy.generate(ASK)
-        await policy.rest()
+        await policy.rest(park=True)
         assert here.server.asleep
         here.learn()
         [found] = await policy.generate(ASK)
@@ -284,7 +284,7 @@ def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
 
     async def work(policy: VllmPolicy) -> Any:
         here.server.kill()
-        await policy.rest()
+        await policy.rest(park=True)
         here.learn()
         threading.Timer(0.2, here.server.start).start()
         return await policy.generate(ASK)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from upshot.cli.options import add_options, check_address, port
-from upshot.config.other_names import refuse_option
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -31,12 +30,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         default="profile",
         choices=["profile", "believe", "strict"],
         help="checks of programs that the judge cannot decide: believed by the row's profile, always, or left out",
-    )
-    add(
-        "--undecided",
-        type=refuse_option("--verdict profile, believe or strict"),
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
     )
     add("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
     add("--host", default="127.0.0.1", help="address to serve at; anything but loopback needs a key")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from upshot.config.bounds import Words
-from upshot.config.other_names import RENAMED_KEYS
 from upshot.config.recipe.base import Named, Section
 
 
@@ -82,14 +81,6 @@ class FuturesConfig(Named):
             raise ValueError("take a whole number of 1 or more, or a list of such, as [3, 2]")
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_word(cls, value: Any) -> Any:
-        """Refuse the old word, which would pass for an option of the kind."""
-        if isinstance(value, dict) and "window" in value:
-            raise ValueError(f"futures.window is {RENAMED_KEYS['futures.window']} now")
-        return value
-
     @property
     def leaves(self) -> int:
         """Most futures of one reply."""
@@ -110,14 +101,16 @@ class FuturesConfig(Named):
 
 
 class CreditConfig(Section):
-    """Which tokens earn the main reward; a text alone is `by`."""
+    """Which tokens earn the main reward; a plain string is short for `by`."""
 
+    model_config = ConfigDict(extra="allow")
     short_key: ClassVar[str] = "by"
 
-    by: Literal["reply", "turns", "tree"] = "reply"
+    by: Words = "reply"
     """reply: one reward for the whole episode. tree: the same, and what the policy says in the futures is trained too,
     each future beside its siblings of the same fork. turns: each turn earns the reward of futures forked after it, or
-    else what the conversation came to, and what the environment gave for it and for the turns after it."""
+    else what the conversation came to, and what the environment gave for it and for the turns after it.
+    Or 'my_pkg.module:Rule', whose options stand beside it."""
     tokens: Literal["all", "thought", "answer"] = "all"
     """Which of the sampled tokens are trained."""
     gamma: float = Field(1.0, ge=0, le=1)
@@ -128,10 +121,7 @@ class CreditConfig(Section):
     """by tree: the share of the forks that is learned from, drawn at random and weighed accordingly. Futures are most
     of what a step samples; where learning from all of them takes too long, a part of them has the same mean."""
 
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> CreditConfig:
-        """Refuse what would do nothing."""
-        for name, by in {"gamma": "turns", "split": "turns", "forks": "tree"}.items():
-            if self.by != by and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"credit.{name} is of credit by {by}; set credit.by={by}, or leave it out")
-        return self
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a rule of the user's own."""
+        return dict(self.model_extra or {})

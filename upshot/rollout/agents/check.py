@@ -5,6 +5,7 @@ from __future__ import annotations
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.rollout.credit.base import credit_rule
 
 
 def check_agent(recipe: Recipe) -> None:
@@ -14,7 +15,7 @@ def check_agent(recipe: Recipe) -> None:
         raise UserError(f"{who}, and takes as many turns as it likes: leave out episode.max_turns and with_user")
     if recipe.futures.name not in ("talk", "none"):
         raise UserError(f"{who}: futures '{recipe.futures.name}' go on from one reply; set futures.name=none")
-    if recipe.credit.by == "turns":
+    if not credit_rule(recipe.credit).one_reward:
         raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
     if train.samples and not method_of(train.method).credits_tokens:
         raise UserError(

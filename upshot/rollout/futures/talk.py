@@ -11,17 +11,16 @@ from dataclasses import replace
 
 from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation
-from upshot.core.score import Score
 from upshot.core.stopwatch import at_work
-from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, relabel, sampled_spans, token_ranges
+from upshot.rewards.credit import Credit, relabel, token_ranges
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight, Reward, combine
+from upshot.rewards.reward import MetricWeight, Reward
+from upshot.rollout.credit.base import credit_rule
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
-from upshot.rollout.tree import draw, grow, mean_by_way
 from upshot.tasks.participants.base import Participant
 
 
@@ -48,8 +47,8 @@ class Talk(Futures):
         self.with_user = with_user
         self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
-        self.credit = credit or CreditConfig()
-        self.every_turn = self.credit.by == "turns" and self.user is not None
+        self.rule = credit_rule(credit or CreditConfig())
+        self.every_turn = not self.rule.one_reward and self.user is not None
 
     async def play(self, reply: Rollout, policy: Policy) -> None:
         """Play and score all futures at once; one is scored as soon as it ends."""
@@ -117,24 +116,10 @@ class Talk(Futures):
         return not self.with_user or moment.ended in (None, "turns")
 
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
-        """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn, or along the tree."""
-        own = [future for future in reply.futures if not future.cut]
-        if self.every_turn:
-            return self._score_turns(reply, own)
-        ways = mean_by_way(own)
-        main, reward = combine(ways, self.shared), combine(ways, self.weights)
-        # Without forks (nobody went on) the reply itself is all that the policy said.
-        if self.credit.by == "tree" and all(future.path and future.by for future in own):
-            reply.siblings = draw(grow(own, self.shared, self.credit.tokens), self.credit.forks)
-        return reward, self._with_parts(self.credit_for(reply, main), reply, reward)
-
-    def _score_turns(self, reply: Rollout, futures: Sequence[Future]) -> tuple[Reward, Credit]:
-        """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
-        turns = range(len(reply.turn_snapshots))
-        by_turn = [mean_by_way([future for future in futures if future.turn == turn]) for turn in turns]
-        ends = [combine(scores, self.shared).total for scores in by_turn]
-        reward = combine([scores for turn in by_turn for scores in turn], self.weights)
-        return reward, self._with_parts(self._by_turns(reply, _given(reply.conversation), ends), reply, reward)
+        """The weighted metrics, averaged over the futures, credited by the recipe's rule."""
+        talks = [future for future in reply.futures if not future.cut]
+        reward, credit = self.rule.score(reply, talks, self.shared, self.weights, self.every_turn)
+        return reward, self._with_parts(credit, reply, reward)
 
     def _with_parts(self, credit: Credit, reply: Rollout, reward: Reward) -> Credit:
         """The credit with the metrics that only thoughts or answers earn, each as a part of its own."""
@@ -147,17 +132,8 @@ class Talk(Futures):
         return replace(credit, parts=parts, spans=spans)
 
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
-        """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""
-        conversation = reply.conversation
-        if self.credit.by == "turns":
-            rewards = _given(conversation)
-            return self._by_turns(reply, [*rewards[:-1], *[plus(own, reward.total) for own in rewards[-1:]]])
-        spans = only(sampled_spans(conversation.mask), conversation, self.credit.tokens)
-        return Credit({MAIN: reward.total}, spans)
-
-    def _by_turns(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:
-        credit = credit_turns(rewards, reply.conversation, self.credit.gamma, self.credit.split, ends)
-        return replace(credit, spans=only(credit.spans, reply.conversation, self.credit.tokens))
+        """See `Futures`."""
+        return self.rule.credit(reply, reward.total)
 
 
 @kinds.register("none")
@@ -168,9 +144,3 @@ class NoFutures(Talk):
         self, metrics: Mapping[str, Metric], weights: Mapping[str, MetricWeight], credit: CreditConfig | None = None
     ) -> None:
         super().__init__(metrics, weights, credit=credit)
-
-
-def _given(conversation: Conversation) -> list[Score]:
-    """What the environment gave for each turn of the policy; 0 where it gave nothing."""
-    given = conversation.session.get("turn_scores", {})
-    return [given.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]

@@ -95,7 +95,10 @@ class VllmPolicy(Model):
             await self._wait_for_server()
         raise AssertionError("the last attempt returns or raises")
 
-    async def rest(self) -> None:
+    ahead: Sequence[Any] = ()
+    """Copies that play steps ahead of the learner: none."""
+
+    async def rest(self, park: bool) -> None:
         """The learner works: on a GPU that it shares, vLLM sleeps."""
         if self.address.same_gpu and self._loaded is not None:
             async with self._changing:
@@ -119,10 +122,20 @@ class VllmPolicy(Model):
     def load_copies(self, folder: Path) -> None:
         """The copies that a checkpoint kept: there are none."""
 
-    def take_seconds(self) -> float:
+    def renew(self, step: int) -> None:
+        """Copies whose time it is take over the weights: there are none."""
+
+    def resume_at(self, step: int) -> None:
+        """Copies of a checkpoint are those of this step: there are none."""
+
+    def sync_times(self) -> dict[str, float]:
         """Seconds that handing weights over has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        return {"time/sync": seconds}
+
+    async def disconnect(self) -> None:
+        """Nothing is sampled for now: connections to the server are closed."""
+        await self.aclose()
 
     def stats(self) -> dict[str, float]:
         """Calls by role and how often weights were handed over."""

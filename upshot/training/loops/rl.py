@@ -102,7 +102,7 @@ async def train(run: LoopRun, config: TrainConfig, method: Method) -> None:
             for number in phase.left:
                 with phase.step(number) as step:
                     step.groups, times = await schedule.get(number)
-                    step.logs |= times | policy.sync_times() | measure(step.groups, context)
+                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context)
                     if config.async_steps:
                         step.logs |= staleness(step.groups, number)
                     await phase.evaluate(step, evaluate)

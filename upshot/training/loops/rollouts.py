@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
-from upshot.models.base import Model
 from upshot.rollout.rollout import Rollout
+from upshot.serving.vllm.policy import VllmPolicy
 from upshot.training.metrics.throughput import count_sampled
 from upshot.training.snapshots import PLAYING, PolicyModel
 
@@ -33,23 +33,20 @@ class RolloutSchedule:
     def __init__(
         self,
         play: Callable[[int], Coroutine[Any, Any, Groups]],
-        sampler: Model,
+        sampler: PolicyModel | VllmPolicy,
         ahead: int,
         steps: range,
     ) -> None:
         self.play = play
-        self.sampler = sampler if isinstance(sampler, PolicyModel) else None
-        """None: a policy elsewhere, which has no copies."""
-        self.copies = sampler.ahead if isinstance(sampler, PolicyModel) else []
+        self.sampler = sampler
         self.ahead = ahead
         self.steps = steps
         self._under_way: dict[int, asyncio.Task[TimedGroups]] = {}
 
     async def __aenter__(self) -> RolloutSchedule:
-        if self.sampler is not None:
-            self.sampler.resume_at(self.steps.start)
+        self.sampler.resume_at(self.steps.start)
         for step in range(self.steps.start, self.steps.start + self.ahead):
-            self.copies[step % self.ahead].engine.version = max(step - self.ahead, 0)
+            self.sampler.ahead[step % self.ahead].engine.version = max(step - self.ahead, 0)
             self._begin(step)
         return self
 
@@ -62,23 +59,19 @@ class RolloutSchedule:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
-        self._renew(step)
+        self.sampler.renew(step)
         return await self._play(step)
 
     def start_next(self, step: int) -> None:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
-            self._renew(step)
-            self.copies[step % self.ahead].catch_up(step)
+            self.sampler.renew(step)
+            self.sampler.ahead[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 
     async def learn(self, work: Callable[..., T], *args: Any) -> T:
         """Do the work of learning from a step: in a thread where others are played meanwhile."""
         return await in_thread(partial(work, *args)) if self.ahead else work(*args)
-
-    def _renew(self, step: int) -> None:
-        if self.sampler is not None:
-            self.sampler.renew(step)
 
     async def _play(self, step: int) -> TimedGroups:
         """Play a step, and note where the time went."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 from upshot.core.conversation import Conversation, Row, Turn
@@ -16,7 +17,10 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Conversation:
             session = {name: value for name, value in thing.session.items() if _portable(value)}
-            return _conversation, (thing.row, thing.seed, thing.key, thing.turns, thing.ended, session)
+            return _conversation, (
+                (thing.row, thing.seed, thing.key, thing.turns),
+                {"ended": thing.ended, "session": session, "turn_scores": thing.turn_scores},
+            )
         return NotImplemented
 
 
@@ -46,9 +50,8 @@ def _portable(value: Any) -> bool:
     return True
 
 
-def _conversation(
-    row: Row, seed: int, key: str, turns: tuple[Turn, ...], ended: str | None, session: dict[str, Any]
-) -> Conversation:
-    conversation = Conversation(row, seed, key, turns)
-    conversation.ended, conversation.session = ended, session
+def _conversation(path: tuple[Row, int, str, tuple[Turn, ...]], state: Mapping[str, Any]) -> Conversation:
+    conversation = Conversation(*path)
+    for name, value in state.items():
+        setattr(conversation, name, value)
     return conversation

@@ -1,0 +1,1 @@
+"""Credit rules: which tokens earn the main reward. One file each."""

@@ -1,0 +1,56 @@
+"""Each turn of the policy earns what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from upshot.core.score import Score
+from upshot.rewards.credit import Credit, credit_turns, only, plus
+from upshot.rewards.reward import MetricWeight, Reward, combine
+from upshot.rollout.credit.base import CreditRule, rules
+from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.tree import mean_by_way
+
+
+@rules.register("turns")
+class ByTurns(CreditRule):
+    """Each turn earns the reward of the futures forked after it, or else what the conversation came to, and what the
+    environment gave for it and for the turns after it."""
+
+    one_reward = False
+
+    def __init__(self, tokens: str, gamma: float, split: bool) -> None:
+        self.tokens, self.gamma, self.split = tokens, gamma, split
+
+    def credit(self, reply: Rollout, total: Score) -> Credit:
+        """The reward to the last turn, after what the environment gave each of them."""
+        rewards = _environment_scores(reply)
+        return self._credit(reply, [*rewards[:-1], *(plus(score, total) for score in rewards[-1:])])
+
+    def score(
+        self,
+        reply: Rollout,
+        futures: Sequence[Future],
+        shared: Mapping[str, MetricWeight],
+        weights: Mapping[str, MetricWeight],
+        every_turn: bool,
+    ) -> tuple[Reward, Credit]:
+        """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
+        if not every_turn:
+            return super().score(reply, futures, shared, weights, every_turn)
+        turns = range(len(reply.turn_snapshots))
+        by_turn = [mean_by_way([future for future in futures if future.turn == turn]) for turn in turns]
+        ends = [combine(scores, shared).total for scores in by_turn]
+        reward = combine([scores for turn in by_turn for scores in turn], weights)
+        return reward, self._credit(reply, _environment_scores(reply), ends)
+
+    def _credit(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:
+        credit = credit_turns(rewards, reply.conversation, self.gamma, self.split, ends)
+        return replace(credit, spans=only(credit.spans, reply.conversation, self.tokens))
+
+
+def _environment_scores(reply: Rollout) -> list[Score]:
+    """What the environment gave for each turn of the policy; 0 where it gave nothing."""
+    conversation = reply.conversation
+    return [conversation.turn_scores.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]
