@@ -103,7 +103,7 @@ def test_the_system_prompt_is_rendered_once_and_stays_in_front() -> None:
     renderer = RENDERERS["mistral"]
     conversation = play(renderer, [Message("system", "be brief")], [("one", "two", True), ("three", "four", True)])
     ours = renderer.tokenizer.decode(conversation.ids, skip_special_tokens=False)
-    assert ours == "<s>[INST] be brief\n\none[/INST]two</s>[INST] three[/INST]four</s>"
+    assert ours == "<s>[INST] be brief\n\none[/INST] two</s>[INST] three[/INST] four</s>"
 
 
 def test_a_demonstration_is_rendered_as_a_rollout_of_the_same_words() -> None:
@@ -113,13 +113,13 @@ def test_a_demonstration_is_rendered_as_a_rollout_of_the_same_words() -> None:
     assert (ids, mask) == (played.ids, played.mask)
 
 
-def test_a_demonstration_closes_its_turns_as_the_template_does() -> None:
+def test_a_demonstration_opens_and_closes_its_turns_as_the_template_does() -> None:
     renderer = RENDERERS["llama2"]
     ids, _ = renderer.demonstration(
         [Message("user", "one"), Message("assistant", "two"), Message("user", "three"), Message("assistant", "four")]
     )
     text = renderer.tokenizer.decode(ids, skip_special_tokens=False)
-    assert text == "<s>[INST] one [/INST]two </s><s>[INST] three [/INST]four </s>"
+    assert text == "<s>[INST] one [/INST] two </s><s>[INST] three [/INST] four </s>"
 
 
 def test_a_template_that_drops_the_assistants_words_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_a_template_without_an_end_token_is_refused_until_one_is_named() -> None
     assert tokenizer.convert_ids_to_tokens(renderer.end_id) == "</s>"
     ids, _ = renderer.demonstration([Message("user", "a"), Message("assistant", "b")] * 2)
     text = tokenizer.decode(ids, skip_special_tokens=False)
-    assert text == "User: a\nAssistant:b</s>\nUser: a\nAssistant:b</s>"
+    assert text == "User: a\nAssistant: b</s>\nUser: a\nAssistant: b</s>"
 
 
 def test_a_named_end_token_is_saved_with_the_tokenizer(tmp_path: Path) -> None:

@@ -134,7 +134,16 @@ class Renderer:
 
     def render_reply(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
-        return self._close(self.guard(text, "assistant"))
+        blank = "" if text.startswith(self._blank_before) else self._blank_before
+        return self._close(self.guard(blank + text, "assistant"))
+
+    @cached_property
+    def _blank_before(self) -> str:
+        """Blanks that the template writes between the prompt and an assistant's words (Llama-2's '[/INST] ')."""
+        prompt = self._apply([], (), generation=True, before=STOOD_FOR[:-1])
+        whole = self._apply([], (), generation=False, before=STOOD_FOR)
+        blank = whole[len(prompt) :].partition(STAND_IN)[0] if whole.startswith(prompt) else ""
+        return blank if blank.isspace() else ""
 
     def _close(self, guarded: str) -> list[int]:
         return [*self.encode(guarded + self._closing[0]), self.end_id]
