@@ -67,10 +67,6 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
         ("reward.metrics.acuracy.weight=1", r"'reward.metrics' has no item 'acuracy'"),
         ("train.lr=1e400", r"train.lr = inf: input should be a finite number"),
         ("train.dpo.min_gap=.nan", r"train.dpo.min_gap = nan: input should be"),
-        (
-            "train={method: online-dpo, group_size: 1}",
-            r"online-dpo ranks the replies to a prompt",
-        ),
         ("train={steps: 1, steps: 2}", r"override 'train'.*is not valid YAML"),
     ],
 )

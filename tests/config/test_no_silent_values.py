@@ -62,10 +62,16 @@ def refused(recipe: str, *overrides: str) -> str:
         ("budget.max_calls=-5", "budget.max_calls = -5: input should be greater than or equal to 0"),
         ("budget.max_dollars=-0.1", "budget.max_dollars = -0.1: input should be greater"),
         ("episode.think=['','']", "episode.think.0 = '': "),
-        ("credit.split=true", "credit.split is of credit by turns; set credit.by=turns"),
-        ("credit.gamma=0.5", "credit.gamma is of credit by turns"),
-        ("train.group_size=1", "train.group_size is 1, but 'dr-grpo' compares the replies"),
-        ("train={group_size: 1, advantage: {name: reinforce++, baseline: group}}", "but 'reinforce\\+\\+' compares"),
+        ("credit.split=true", "credit.split does nothing with credit.by=tree; leave it out"),
+        ("credit.gamma=0.5", "credit.gamma does nothing with credit.by=tree"),
+        ("credit.gama=0.5", "unknown option 'gama' of credit rule 'tree' in credit"),
+        ("train.method=dpoo", "unknown training method 'dpoo' in train.method; did you mean 'dpo'"),
+        ("train={method: online-dpo, group_size: 1}", "online-dpo ranks the replies to a prompt"),
+        ("train.group_size=1 credit=reply", "train.group_size is 1, but 'dr-grpo' compares the replies"),
+        (
+            "train={group_size: 1, advantage: {name: reinforce++, baseline: group}} credit=reply",
+            "but 'reinforce\\+\\+' compares",
+        ),
         ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, and of train.minibatches=2 all but"),
         ("train={loss: reinforce, async_steps: 1}", "'reinforce' has no ratio, and with train.async_steps=1"),
         ("seed=-1", "seed = -1: input should be greater than or equal to 0"),
@@ -333,3 +339,10 @@ def test_prompts_of_another_task_are_refused_by_line(text: str, tmp_path: Path) 
     file.write_text(text + "\n")
     with pytest.raises(UserError, match=r"line 1: .*no reply of this task's training"):
         WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")
+
+
+def test_one_reply_a_prompt_is_enough_where_its_futures_are_compared() -> None:
+    check_names(load_recipe("quickstart", ["train.group_size=1"]).recipe)
+    for whole in (["credit=reply"], ["futures.rounds=0", "credit=reply"]):
+        with pytest.raises(UserError, match=r"train\.group_size is 1"):
+            check_names(load_recipe("quickstart", ["train.group_size=1", *whole]).recipe)

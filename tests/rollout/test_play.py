@@ -108,7 +108,7 @@ def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
         for future in reply.futures:
             roles = [t.message.role for t in future.conversation.turns[len(reply.conversation.turns) :]]
             assert roles == ["user", "assistant"] * 2
-            assert future.conversation.ended == "window"
+            assert future.conversation.ended == "rounds"
 
 
 def test_without_a_window_the_reply_itself_is_scored_once() -> None:

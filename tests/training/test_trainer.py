@@ -154,3 +154,14 @@ def test_given_advantages_stay_and_estimated_ones_are_estimated_again() -> None:
         reply.credit = credit_sampled(Score(1.0), reply.conversation.mask)
     trainer.forward_backward(again)
     assert {a for reply in again[0] for a in reply.advantages} == {0.0}, "all alike now"
+
+
+def test_gradients_that_were_left_on_a_module_are_no_part_of_the_first_step() -> None:
+    clean, left = made(), made()
+    module = left.learner.module
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    again = Trainer(module, left.learner.tokenizer, max_tokens=5, lr=1e-2)
+    for trainer in (clean, again):
+        trainer.learn(groups(trainer))
+    assert torch.equal(weights(clean), weights(again))

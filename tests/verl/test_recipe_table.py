@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from upshot.config.load import list_recipes, load_recipe
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.config import compose
-from upshot.verl.ranks import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"
@@ -20,7 +20,7 @@ REFUSAL = "verl cannot run this recipe as it stands: "
 
 def on_verl(recipe: Recipe) -> str:
     """What `--engine verl` makes of a recipe."""
-    if recipe.train.method in METHODS:
+    if not method_of(recipe.train.method).on_ray:
         return f"by torchrun ({recipe.train.method})"
     plan = compose(recipe)
     try:

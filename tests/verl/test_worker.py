@@ -179,7 +179,7 @@ def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
 def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, share: float) -> None:
     """Each line knows what its own row wants; answers of a neighbour's line are wrong, which shows that it counts."""
     worker = made("task.rows_per_split=1000", "futures.rounds=0")
-    rows = worker.book.task.rows("train")
+    rows = worker.rows.task.rows("train")
 
     class Knowing(Manager):
         async def generate(self, request_id: str, **asked: Any) -> Output:
@@ -265,7 +265,7 @@ class Opener(Participant):
 def test_rows_where_the_user_speaks_first_are_opened_once_for_all_replies() -> None:
     worker, user, row = made(), Opener(), replace(HALF_SAID, messages=())
     worker.context = replace(worker.context, user=user)
-    worker.book._splits["train"] = {row.id: row}
+    worker.rows._splits["train"] = {row.id: row}
     manager = Manager(lambda text: "here is a tiny red lamp", TOKENIZER)
 
     async def all_of_them() -> list[Rollout]:

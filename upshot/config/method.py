@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from upshot.config.other_names import translate_value
 from upshot.config.registry import Registry
-from upshot.core.errors import UserError
 
 
-class Method(ABC):
+class TrainingMethod(ABC):
     """A way to learn. `run`, `learner` and `config` are those of `training/`, which this room does not know."""
 
     samples = False
@@ -62,13 +60,11 @@ class Method(ABC):
         return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"
 
 
-methods: Registry[Method] = Registry("training method", "upshot.training.loops")
+methods: Registry[TrainingMethod] = Registry("training method", "upshot.training.loops")
 """Methods that a recipe can name in `train.method`."""
 
 
 @lru_cache
-def method_of(name: str) -> Method:
+def method_of(name: str) -> TrainingMethod:
     """The method of a name or path."""
-    if (translation := translate_value("train.method", name)) and name not in methods:
-        raise UserError(f"train.method is '{name}'; here it is {translation}")
     return methods.create(name, where="train.method")

@@ -38,6 +38,11 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
         context["judge"] = _find_judge(given.pop("judge"), context.get("models") or {}, name, where)
     artefact, name, how = _split(name, given, where)
     metric = metrics.create(name, given, where, **context)
+    if not isinstance(metric, Metric):
+        raise UserError(
+            f"metric '{name}' is a {type(metric).__name__}, not a Metric: derive it from upshot.Metric, "
+            "or give a plain function of the conversation"
+        )
     return ExtractedMetric(artefact, metric, how, context.get("judge"), where) if artefact else metric
 
 

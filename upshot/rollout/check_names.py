@@ -41,6 +41,7 @@ def check_names(recipe: Recipe) -> None:
         options["classmates"] = read_map(recipe.futures.map_file)[1]
     kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(FUTURE_NAMES))
     check_rule(recipe.credit)
+    method_of(recipe.train.method).check(recipe)
     _check_groups(recipe)
     if recipe.episode.agent is not None:
         check_agent(recipe)
@@ -68,7 +69,8 @@ def _check_groups(recipe: Recipe) -> None:
     """Refuse groups or steps of one where replies are compared with each other: every advantage would be zero."""
     config = recipe.train
     method, estimate = method_of(config.method), estimator(config.advantage.name, config.advantage.options)
-    if not method.credits_tokens or config.group_size > 1 or config.advantage.name not in estimators:
+    forks = credit_rule(recipe.credit).trains_futures and recipe.futures.rounds and recipe.futures.leaves > 1
+    if forks or not method.credits_tokens or config.group_size > 1 or config.advantage.name not in estimators:
         return
     name = config.advantage.name
     if not _compares(estimate, prompts=4):
@@ -76,8 +78,7 @@ def _check_groups(recipe: Recipe) -> None:
             f"train.group_size is 1, but '{name}' compares the replies to a prompt with each other: "
             "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
         )
-    rule = credit_rule(recipe.credit)
-    alone = config.prompts_per_step == 1 and rule.one_reward and not rule.trains_futures
+    alone = config.prompts_per_step == 1 and credit_rule(recipe.credit).one_reward
     if alone and not _compares(estimate, prompts=1):
         raise UserError(
             f"train.group_size and train.prompts_per_step are 1, but '{name}' compares the replies of a step with each "

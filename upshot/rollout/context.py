@@ -1,4 +1,4 @@
-"""The stage on which a reply is given: who speaks, how long, what becomes of a bad reply, and how it is continued."""
+"""What a reply is given in: who speaks, how long, what becomes of a bad reply, and how it is continued."""
 
 from __future__ import annotations
 

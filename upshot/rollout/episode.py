@@ -97,7 +97,7 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
 
 
 async def play_future(
-    conversation: Conversation, user: Participant, policy: Policy, rounds: int, ended: str | None = "window"
+    conversation: Conversation, user: Participant, policy: Policy, rounds: int, ended: str | None = "rounds"
 ) -> None:
     """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy; then it has `ended`."""
     await take_turns(conversation, user, policy, lambda played: played < rounds, ended, role="future")

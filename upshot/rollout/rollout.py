@@ -85,7 +85,9 @@ class Rollout:
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""
     siblings: list[list[Branch]] = field(default_factory=list)
-    """Credited along the tree: the branches of each fork below the reply."""
+    """Credited along the tree: the branches of each fork below the reply that was drawn (`credit.forks`)."""
+    forks: int = 0
+    """How many forks there are below the reply, drawn or not."""
     other_paths: list[Branch] = field(default_factory=list)
     """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""

@@ -108,12 +108,15 @@ def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:
     return tuple(Span(at, at + len(sample.ids)) for at, sample in places if sample.ids)
 
 
-def compared(replies: Iterable[Rollout]) -> list[list[list[Branch]]]:
-    """The branches that have something to learn from their siblings, by how deep their fork is; fork by fork."""
+def compared(replies: Iterable[Rollout], every: bool = False) -> list[list[list[Branch]]]:
+    """The branches that have something to learn from their siblings, by how deep their fork is; fork by fork.
+
+    every: those of all forks in which the policy spoke.
+    """
     levels: dict[int, list[list[Branch]]] = {}
     for reply in replies:
         for branches in reply.siblings:
-            if why_silent(branches) is None:
+            if is_trained(branches, every):
                 levels.setdefault(len(branches[0].path), []).append(branches)
     return [levels[depth] for depth in sorted(levels)]
 
@@ -131,15 +134,24 @@ def why_silent(branches: Sequence[Branch]) -> str | None:
     return None if any(branch.credit.trains for branch in branches) else "unsaid"
 
 
-def measure_tree(replies: Sequence[Rollout]) -> dict[str, float]:
-    """Of a step's forks below replies: how many teach, why the others do not, and how many branches are missing."""
+def is_trained(branches: Sequence[Branch], every: bool) -> bool:
+    """Whether the branches of a fork are trained; every: also those that nothing is learned about by comparing."""
+    why = why_silent(branches)
+    return why is None or (every and why != "unsaid" and any(branch.credit.trains for branch in branches))
+
+
+def measure_tree(replies: Sequence[Rollout], every: bool = False) -> dict[str, float]:
+    """Of a step's forks below replies: how many there are and are drawn, how many branches are trained or missing, and
+    why drawn forks teach nothing; every: branches are trained whether or not their siblings differ."""
     forks = [branches for reply in replies for branches in reply.siblings]
-    if not forks:
+    if not any(reply.forks for reply in replies) and not forks:
         return {}
-    reasons = [why_silent(branches) for branches in forks]
-    missing = sum(branch.reward.total.is_missing for branches in forks for branch in branches)
-    teaching = [branches for branches, why in zip(forks, reasons, strict=True) if why is None]
-    trained = sum(branch.credit.trains for branches in teaching for branch in branches)
-    counts = {why: float(reasons.count(why)) for why in ("alone", "flat", "unsaid")}
-    out = {"forks": float(len(forks)), "branches": float(trained), "missing": float(missing), **counts}
-    return {f"tree/{name}": value for name, value in out.items()}
+    reasons = ["" if is_trained(branches, every) else why_silent(branches) for branches in forks]
+    out = {
+        "forks": sum(max(reply.forks, len(reply.siblings)) for reply in replies),
+        "drawn": len(forks),
+        "branches": sum(b.credit.trains for fork, why in zip(forks, reasons, strict=True) if not why for b in fork),
+        "missing": sum(branch.reward.total.is_missing for branches in forks for branch in branches),
+        **{why: reasons.count(why) for why in ("alone", "flat", "unsaid")},
+    }
+    return {f"tree/{name}": float(value) for name, value in out.items()}

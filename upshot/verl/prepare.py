@@ -25,7 +25,7 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
     context = context_of(recipe)
     worker = RolloutWorker(recipe, load_tokenizer(recipe.model.path), context)
-    task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
+    task, held_out, rule = worker.rows.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
     rows = {split: filter_rows(own, worker.lengths, rule) for split, own in rows.items()}
     write_rows(folder / "data" / "train.json", rows["train"], "train")

@@ -65,8 +65,8 @@ def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> Non
 def places_of(reply: Rollout, alone: bool = False, maybe: bool = False) -> list[RowPlace]:
     """The rows that a reply leaves: its own, one a turn where the credit says so, and one of each branch that learns.
 
-    `alone`: whether a branch learns without siblings to be compared with (ppo). `maybe`: with the rows that may yet
-    learn, when the step is known: what the policy made missing counts as the worst in it.
+    `alone`: whether a branch learns without siblings to be compared with (`trains_every_fork`). `maybe`: with the rows
+    that may yet learn, when the step is known: what the policy made missing counts as the worst in it.
     """
     maybe = maybe and may_blame(reply)
     forks = [fork for fork in reply.siblings if alone or maybe or why_silent(fork) is None]

@@ -58,7 +58,7 @@ class PlayRequest:
         return int(self.extra_info["earlier"]) if self.trains else 0
 
     def seed(self, seed: int) -> int:
-        """The seed of the round that the order is of, from the recipe's."""
+        """The seed of the round that the request is of, from the recipe's."""
         if not self.trains:
             return derive_seed(seed, "eval")
         again = int(self.extra_info["round"])
@@ -66,7 +66,7 @@ class PlayRequest:
 
 
 def describe_place(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
-    """What an order is told of a training row: its place in the step, how often it came before, which round it is."""
+    """What a request says of a training row: its place in the step, how often it came before, which round it is."""
     return {**extra_info, "group": group, "earlier": earlier, "round": again}
 
 
@@ -92,7 +92,7 @@ class RolloutWorker:
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         context = recipe.model.max_context or max_context
         self.lengths = build_prompt_filter(recipe, task, self.renderer, context)
-        self.book = RowIndex(task, self.lengths)
+        self.rows = RowIndex(task, self.lengths)
         served = ServedModel(self.renderer)
         self.services = build_services(recipe, task, served, tokenizer, self.renderer)
         policy = Policy(
@@ -127,18 +127,18 @@ class RolloutWorker:
             self._start = asyncio.create_task(self.services.start())
         await asyncio.shield(self._start)
 
-    async def play(self, order: PlayRequest, line: ConversationLink) -> Rollout:
-        """Play one reply with its futures over a line, and settle it: as local mode does, with the same seeds."""
+    async def play(self, request: PlayRequest, link: ConversationLink) -> Rollout:
+        """Play one reply with its futures over a link, and settle it: as local mode does, with the same seeds."""
         await self.start()
-        row = self.book.row(order.extra_info)
+        row = self.rows.row(request.extra_info)
         call_seconds.set(self.recipe.call_seconds)
-        context, seed = self.context if order.trains else self.held_out, order.seed(self.recipe.seed)
-        with use_link(line):
-            opening = await self._opening(context, row, seed, order.group)
-            own = order.session + self.recipe.train.group_size * order.number
-            talk = opening.conversation(row, seed, order.group, order.session, own)
+        context, seed = self.context if request.trains else self.held_out, request.seed(self.recipe.seed)
+        with use_link(link):
+            opening = await self._opening(context, row, seed, request.group)
+            own = request.session + self.recipe.train.group_size * request.number
+            talk = opening.conversation(row, seed, request.group, request.session, own)
             async with self._gate:
-                reply = await play_reply(context, talk, order.group, opening.failure)
+                reply = await play_reply(context, talk, request.group, opening.failure)
         self.played += 1
         return reply
 

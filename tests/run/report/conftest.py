@@ -54,7 +54,7 @@ def future(rng: random.Random, index: int, good: bool) -> dict[str, Any]:
     tokens = sum(turn["tokens"] for turn in turns)
     judged = {"value": round(0.3 + 0.6 * rng.random(), 3), "detail": {"thought": "It asks before it acts."}}
     scores = {"accuracy": accuracy, "interactivity": judged, "token_amount": {"value": float(tokens)}}
-    ended = rng.choice(["goal reached", "window"])
+    ended = rng.choice(["goal reached", "rounds"])
     return {"key": f"f{index}", "messages": turns, "ended": ended, "missing": None, "scores": scores}
 
 

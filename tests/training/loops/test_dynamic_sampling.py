@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.config.recipe import ImportanceConfig
+from upshot.config.recipe import ImportanceConfig, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_turns
-from upshot.rollout.rollout import Rollout
+from upshot.rewards.reward import Reward
+from upshot.rollout.rollout import Branch, Rollout
+from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, other_rows, replace_flat
+from upshot.training.metrics.step import summarise
 from upshot.training.objectives.kl import charge_credit
-from upshot.training.objectives.mismatch import cut, importance
+from upshot.training.objectives.mismatch import importance, weigh
 
 
 def group(name: str, *rewards: float | None) -> list[Rollout]:
@@ -57,17 +63,45 @@ def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
     assert not is_replaceable(group("a", 1.0, 1.0, None)) and is_replaceable(group("a", 1.0, 1.0))
 
 
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
-def test_importance_of_a_sequence_is_the_product_of_its_tokens(differences: list[float]) -> None:
-    tokens, whole = importance(differences, "token"), importance(differences, "sequence")
-    assert whole == pytest.approx([math.prod(tokens)] * len(differences), rel=1e-6)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from(["token", "sequence"]))
+def test_importance_of_a_sequence_is_the_product_of_its_tokens(differences: list[float], level: Any) -> None:
+    """As a step's data are weighed before an update; in passing it is the same function."""
+    config = TrainConfig(importance={"rule": "truncate", "level": level, "high": 1e9})
+    datum = Datum([7] * (len(differences) + 1), [0, *[1] * len(differences)], [0.0, *(-x for x in differences)])
+    weigh(SimpleNamespace(config=config, logprobs=lambda data: [[0.0] * len(d.ids) for d in data]), [datum])  # type: ignore[arg-type]
+    tokens = [math.exp(x) for x in differences]
+    expected = [math.prod(tokens)] * len(tokens) if level == "sequence" else tokens
+    assert datum.weights[1:] == pytest.approx(expected, rel=1e-6)
+    assert datum.sampled[1:] == [-x for x in differences] and datum.old == [0.0] * len(datum.ids)
 
 
 def test_outside_the_bounds_a_weight_is_cut_or_the_token_masked() -> None:
     bounds = {"low": 0.5, "high": 2.0}
     truncate, mask = (ImportanceConfig(rule=rule, **bounds) for rule in ("truncate", "mask"))  # type: ignore[arg-type]
-    assert [cut(r, truncate) for r in (0.1, 1.0, 5.0)] == [0.5, 1.0, 2.0]
-    assert [cut(r, mask) for r in (0.1, 1.0, 5.0)] == [0.0, 1.0, 0.0]
+    ratios = torch.tensor([0.1, 1.0, 5.0]).log()
+    assert importance(ratios, truncate)[1].tolist() == [0.5, 1.0, 2.0]
+    assert importance(ratios, mask)[1].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_group_is_not_flat_whose_forks_still_teach() -> None:
+    alike = group("a", 1.0, 1.0)
+    assert is_replaceable(alike)
+    branches = [
+        Branch(
+            Conversation(Row("a", ())), (at,), 1, Reward(Score(value)), Credit({"main": Score(value)}, (Span(0, 1),))
+        )
+        for at, value in enumerate((0.0, 1.0))
+    ]
+    alike[0].siblings = [branches]
+    assert not is_flat(alike) and not is_replaceable(alike)
+    assert summarise([alike])["reward/flat_groups"] == 0
+    alike[0].siblings = [[branches[0], branches[0]]]
+    assert is_replaceable(alike) and summarise([alike])["reward/flat_groups"] == 1
+
+
+def test_groups_without_any_reward_are_missing_and_not_flat() -> None:
+    assert "reward/flat_groups" not in summarise([group("a", None, None)])
+    assert summarise([group("a", None, None), group("b", 1.0, 0.0)])["reward/flat_groups"] == 0
 
 
 def test_a_reply_pays_for_its_divergence_and_a_turn_for_what_comes_after_it() -> None:

@@ -18,7 +18,7 @@ import torch
 from tests.training.enumerated import OPENING, Sampled, Words, worth
 from tests.training.workshop import learner, metrics, recipe
 from upshot.cli import main
-from upshot.config.recipe import CreditConfig, Recipe
+from upshot.config.recipe import CreditConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -108,6 +108,7 @@ def test_what_cannot_be_compared_teaches_nothing_and_is_counted() -> None:
     found = measure_tree(replies)
     assert found == {
         "tree/forks": 4,
+        "tree/drawn": 4,
         "tree/branches": 4,
         "tree/missing": 2,
         "tree/alone": 1,
@@ -137,9 +138,55 @@ def test_ppo_takes_every_branch_as_a_trajectory_and_online_dpo_pairs_the_sibling
     assert [sum(datum.mask) for datum in unit] == [1, 1, 1]
     assert [datum.counted for datum in unit] == [True, False, False]
     assert [datum.returns[datum.places[-1]] for datum in unit] == pytest.approx([0.5, 1.0, 0.0])
-    pairs, left_out = online_dpo.best_and_worst([[reply], *reply.siblings], 0.1)
+    alike = silent_reply({(0,): 1.0, (2,): 0.0})  # whose users said the same
+    pairs, left_out = online_dpo.best_and_worst([[alike], *alike.siblings], 0.1)
     ((best, worst),) = pairs
     assert (best.reward.total.value, worst.reward.total.value) == (1.0, 0.0) and left_out == {"missing": 1}
+
+
+def test_online_dpo_pairs_only_continuations_of_the_same_words() -> None:
+    reply = silent_reply({(0,): 1.0, (1,): 0.0})  # whose users said different things
+    assert online_dpo.best_and_worst(reply.siblings, 0.1) == ([], {"context": 1})
+    three = silent_reply({(0,): 0.5, (1,): 1.0, (2,): 0.0})
+    ((best, worst),), left_out = online_dpo.best_and_worst(three.siblings, 0.1)
+    assert (best.path, worst.path) == ((0,), (2,)) and not left_out
+
+
+@pytest.mark.parametrize(("train", "trained"), [({}, 2), ({"kl": 0.1}, 5), ({"entropy": 0.1}, 5)], ids=str)
+def test_regularisation_does_not_depend_on_how_rewards_vary(train: dict[str, Any], trained: int) -> None:
+    """Branches of flat forks, and one whose siblings are missing, stay in the loss; their advantage is 0."""
+    replies = [
+        silent_reply({(0,): 1.0, (1,): 0.0}),
+        silent_reply({(0,): 0.5, (1,): 0.5}),
+        silent_reply({(0,): 1.0, (1,): None}),
+    ]
+    source = Sampled(advantage="dr-grpo", **train)
+    units, _ = rl.lesson_of(source, [replies])
+    below = [datum for datum in itertools.chain(*units) if not datum.counted]
+    assert len(below) == trained and [datum.advantages[-1] for datum in below[2:]] == [0.0] * (trained - 2)
+    assert measure_tree(replies, source.config.trains_every_fork)["tree/branches"] == trained
+
+
+def test_a_divergence_taken_off_the_reward_tells_branches_apart_that_earn_the_same() -> None:
+    class Reference(Sampled):
+        def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+            return [[-float(datum.ids[-1])] * len(datum.ids) for datum in data]
+
+    reply = silent_reply({(0,): 0.5, (1,): 0.5})
+    source = Reference(advantage="dr-grpo", kl={"weight": 1.0, "where": "reward"})
+    units, _ = rl.lesson_of(source, [[reply]])
+    first, second = [datum for datum in itertools.chain(*units) if not datum.counted]
+    assert first.advantages[-1] == -second.advantages[-1] != 0
+
+
+def test_the_tree_is_measured_as_it_is_trained() -> None:
+    replies = [silent_reply({(0,): 0.5, (1,): 0.5}), silent_reply({(0,): 1.0, (1,): None})]
+    assert measure_tree(replies)["tree/branches"] == 0 and measure_tree(replies)["tree/flat"] == 1
+    found = measure_tree(replies, TrainConfig(method="ppo").trains_every_fork)
+    assert found["tree/branches"] == 3 and found["tree/flat"] == found["tree/alone"] == 0
+    replies[0].siblings = []  # not drawn
+    found = measure_tree(replies)
+    assert found["tree/forks"] == 2 and found["tree/drawn"] == 1
 
 
 def along_the_tree(folder: Path, **changes: object) -> Recipe:

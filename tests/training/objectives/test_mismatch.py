@@ -73,3 +73,19 @@ def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importan
     assert {"policy/importance", "policy/importance_max", "policy/drift", "policy/drift_max"} <= first.keys()
     for name, value in first.items():
         assert value == pytest.approx(second[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("rule", ["truncate", "mask"])
+@pytest.mark.parametrize("passing", [True, False])
+def test_ratio_and_divergence_are_to_the_sampler_also_where_tokens_are_weighed(rule: str, passing: bool) -> None:
+    """Before the first update nothing but the weights of the loss is different."""
+    logged = []
+    for importance in ("none", rule):
+        teacher = learner(importance=importance)
+        data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
+        logs = {} if passing else weigh(teacher, data)
+        config = teacher.config.importance if passing and importance != "none" else None
+        objective = PolicyGradient(teacher.config, config)
+        logs |= update(teacher, Lesson([[one] for one in data], lambda made=objective: made, logs), 0)
+        logged.append({name: logs[f"policy/{name}"] for name in ("ratio", "kl_to_sampler")})
+    assert logged[1] == pytest.approx(logged[0], rel=1e-4) and logged[0]["kl_to_sampler"] > 1e-3

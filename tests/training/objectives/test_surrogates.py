@@ -9,9 +9,18 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from upshot.config.recipe import TrainConfig
+from tests.training.workshop import datum, learner
+from upshot.config.recipe import Named, TrainConfig
+from upshot.config.registry import path_of
+from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.rewards.build import build_metric
+from upshot.rewards.credit import Credit, Span
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum, TrainBatch, pack
+from upshot.training.loops.rl import set_advantages
+from upshot.training.objectives.objectives import PolicyGradient
 from upshot.training.objectives.surrogates.base import PolicyLoss, surrogate, surrogates
 
 finite = st.floats(-4, 4)
@@ -103,3 +112,29 @@ def test_a_surrogate_of_ones_own_is_named_by_its_path_with_its_options() -> None
     assert own(batch([(0.0, 1.0)]), torch.tensor([-2.0]), CONFIG).loss_M.tolist() == [0.5]
     with pytest.raises(UserError, match="strenght"):
         surrogate("tests.training.objectives.test_surrogates:halved", {"strenght": 1})
+
+
+def test_a_loss_of_the_users_own_has_one_number_a_token() -> None:
+    def mean(batch: TrainBatch, logprobs_M: torch.Tensor, config: TrainConfig) -> PolicyLoss:
+        return PolicyLoss(-logprobs_M.mean(), logprobs_M, logprobs_M)
+
+    teacher = learner(loss=path_of(mean))
+    with pytest.raises(UserError, match=r"train\.loss 'here:mean.*its loss_M has the shape \(\) instead of \(4,\)"):
+        teacher.forward_backward([[datum(7, 0)]], PolicyGradient(teacher.config))
+
+
+def test_an_estimator_of_the_users_own_has_one_number_a_span() -> None:
+    replies = [Rollout(Conversation(Row("a", ())), credit=Credit({"main": Score(1.0)}, (Span(0, 1),))) for _ in "ab"]
+    for wrong in ([[0.5, -0.5]], [[[0.5]]], [0.5], None):
+        named = Named(name=path_of(lambda step, wrong=wrong: wrong))
+        with pytest.raises(UserError, match=r"should return a list of groups, of replies, of one number"):
+            set_advantages([replies], named)
+
+
+def test_a_metric_that_is_no_metric_is_refused_by_name() -> None:
+    class Polite:
+        async def score(self, conversation: Conversation) -> float:
+            return 1.0
+
+    with pytest.raises(UserError, match=r"metric 'here:Polite.*derive it from upshot\.Metric"):
+        build_metric(path_of(Polite))

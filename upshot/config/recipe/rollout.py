@@ -46,9 +46,9 @@ class EpisodeConfig(Section):
     temperature: float = Field(1.0, ge=0)
     """Of the policy, in the futures too."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus cut; 1 keeps all."""
+    """Nucleus cut; 1 keeps all. Training uses the log-probabilities before the cut."""
     top_k: int = Field(0, ge=0)
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Keep the k likeliest tokens; 0 keeps all. Training uses the log-probabilities before the cut."""
     system: str = ""
     """A system prompt for the policy, put before the row's own messages."""
     long_prompts: Literal["error", "filter", "truncate"] = "error"

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from upshot.config.bounds import Words
 from upshot.config.method import method_of
+from upshot.config.other_names import translate_value
 from upshot.config.recipe.base import Named, Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -220,6 +221,13 @@ class TrainConfig(Section):
     save: SaveConfig = SaveConfig()
     """When a checkpoint is written, and which of them stay."""
 
+    @field_validator("method")
+    @classmethod
+    def _our_word(cls, value: str) -> str:
+        if translation := translate_value("train.method", value):
+            raise ValueError(f"here it is {translation}")
+        return value
+
     @field_validator("token_budget", mode="before")
     @classmethod
     def _by_plan(cls, value: Any) -> Any:
@@ -247,6 +255,12 @@ class TrainConfig(Section):
     def samples(self) -> bool:
         """Whether the method learns from replies of its own."""
         return method_of(self.method).samples
+
+    @property
+    def trains_every_fork(self) -> bool:
+        """Along the tree: whether branches are trained that no sibling differs from: by a value head, or to keep them
+        near the reference or uncertain, which must not depend on how rewards vary."""
+        return method_of(self.method).value_head or bool(self.kl.weight or self.entropy)
 
     def resolve_steps(self, examples: int) -> TrainConfig:
         """The same with `steps` as they are over so many rows or examples."""

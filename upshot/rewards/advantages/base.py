@@ -43,6 +43,20 @@ def estimator(name: str, options: Mapping[str, Any] | None = None, where: str = 
     return partial(function, **checked)
 
 
+def check_shape(advantages: Advantages, step: Step, name: str) -> None:
+    """Refuse what an estimator of the user's own returned where it is not a number or None for every span."""
+    wanted = [[len(credit.spans) if credit is not None else 0 for credit in group] for group in step]
+    try:
+        shape = [[len(spans) for spans in group] for group in advantages]
+    except TypeError:
+        shape = []
+    if shape != wanted:
+        raise UserError(
+            f"train.advantage '{name}' should return a list of groups, of replies, of one number (or None) a span; a "
+            f"step of {wanted} spans by group and reply got {shape or repr(advantages)[:80]}"
+        )
+
+
 def part(credit: Credit | None, names: tuple[str, ...]) -> float | None:
     """The sum of some parts of a reply; None where the reply does not have all of them.
 

@@ -33,5 +33,6 @@ class AlongTree(WholeReply):
         """See `CreditRule`."""
         # Without forks (nobody went on) the reply itself is all that the policy said.
         if all(future.path and future.by for future in futures):
-            reply.siblings = draw(grow(futures, shared, self.tokens), self.forks)
+            forks = grow(futures, shared, self.tokens)
+            reply.siblings, reply.forks = draw(forks, self.forks), len(forks)
         return super().score(reply, futures, shared, weights, every_turn)

@@ -72,7 +72,7 @@ class Talk(Futures):
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
             played, last = len(path) - 1, len(path) == len(self.samples)
-            rounds, ended = (self.rounds - played, "window") if last else (1, None)
+            rounds, ended = (self.rounds - played, "rounds") if last else (1, None)
             with at_work("futures"):
                 failure = await catch_failure(play_future(fork, self.user, policy, rounds, ended), "future")
             if failure is None and fork.ended is None:

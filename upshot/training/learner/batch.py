@@ -37,6 +37,8 @@ class Datum:
     """ppo: what the value head should say."""
     weights: list[float] = field(default_factory=list)
     """Importance of each token: the learner's probability over the sampler's (`objectives/mismatch.py`)."""
+    sampled: list[float] = field(default_factory=list)
+    """Log-probabilities under the sampler, where `old` is not those (`train.importance`)."""
     share: float = 1.0
     """What its loss counts for."""
     counted: bool = True
@@ -70,7 +72,7 @@ class TrainBatch:
     layout: Layout
     """Where in N the sequences are."""
     columns: dict[str, Tensor]
-    """[M] each: old, advantages, reference, values, returns, those the data have."""
+    """[M] each: old, sampled, advantages, reference, values, returns, those the data have."""
     share: Tensor | None = None
     """[sequences] What the loss of each counts for; None: all count alike."""
 
@@ -94,7 +96,7 @@ class ForwardOutput:
     """The value head's estimate before each token."""
 
 
-COLUMNS = ("old", "advantages", "reference", "values", "returns", "weights")
+COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "weights")
 
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:

@@ -44,6 +44,7 @@ class Learner:
         ranks: Ranks = ALONE,
     ) -> None:
         self.module = module
+        module.zero_grad(set_to_none=True)  # gradients that a caller left would be added to the first step's
         self.tokenizer = tokenizer
         self.config = config
         self.max_tokens = max_tokens

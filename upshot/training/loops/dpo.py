@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from upshot.config.method import Method, methods
+from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import Recipe, TrainConfig
-from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task
@@ -16,13 +14,13 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import dpo_loss, read_held_out_pairs
-from upshot.training.loops.minibatches import Lesson, pick, update
-from upshot.training.loops.phase import TrainingPhase
+from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Dpo
 
 
 @methods.register("dpo")
-class DPOMethod(Method):
+class DPOMethod(TrainingMethod):
     """Pairs of replies from a file."""
 
     best_metric = "eval/loss/dpo"
@@ -30,7 +28,21 @@ class DPOMethod(Method):
 
     async def train(self, run: LoopRun, config: TrainConfig) -> None:
         """Learn the pairs of `train.data` up to `train.steps`."""
-        await train(run, config, self)
+        policy, preferences = run.policy, self.examples(config, run.task)
+        pairs = render_pairs(preferences, policy.renderer, policy.max_context)
+        if len(pairs) < len(preferences):
+            run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
+        if not pairs:
+            raise UserError(self.explain_empty(config, run.task))
+
+        def evaluate(learner: Learner) -> Logs:
+            held_out = read_held_out_pairs(run.recipe)
+            return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
+
+        def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:
+            return prepare(learner, [pairs[i] for i in picked])
+
+        await learn_examples(run, config, len(pairs), prepare_some, evaluate)
 
     def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
         """The pairs of `train.data` whose scores are far enough apart."""
@@ -50,38 +62,8 @@ class DPOMethod(Method):
             )
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
-        """See `Method`."""
+        """See `TrainingMethod`."""
         return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
-
-
-async def train(run: LoopRun, config: TrainConfig, method: DPOMethod) -> None:
-    """Read pairs, render them, and learn some of them in each step."""
-    policy, preferences = run.policy, method.examples(config, run.task)
-    pairs = render_pairs(preferences, policy.renderer, policy.max_context)
-    if len(pairs) < len(preferences):
-        run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
-    if not pairs:
-        raise UserError(method.explain_empty(config, run.task))
-    phase = TrainingPhase(run, config, len(pairs))
-    if phase.stopped:
-        return
-    learner = phase.begin()
-    seed = derive_seed(run.recipe.seed, run.phase)
-
-    async def evaluate() -> Logs:
-        return dpo_loss(learner, render_pairs(read_held_out_pairs(run.recipe), policy.renderer, policy.max_context))
-
-    for number in phase.left:
-        with phase.step(number) as step:
-            await phase.evaluate(step, evaluate)
-            if phase.stopped:
-                break
-            picked = pick(len(pairs), config.prompts_per_step, number, seed)
-            with phase.learning(step):
-                lesson = prepare(learner, [pairs[i] for i in picked])
-                step.logs |= update(learner, lesson, derive_seed(seed, "minibatches", number))
-        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    await phase.finish(evaluate)
 
 
 def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:

@@ -1,9 +1,10 @@
 """Online preference training: replies of the policy itself, ranked by what came of them.
 
-Each round plays `group_size` replies to every row with their futures. The best of a group stands against its worst when
-their rewards are at least `min_gap` apart; a reply without a reward takes no part. Credited along the tree, so does the
-best branch of every fork against the worst. Trained are the ids that were sampled. The reference is the model that the
-phase began with.
+Each step plays `group_size` replies to every row with their futures. The best of a group is paired with its worst when
+their rewards are at least `min_gap` apart; a reply without a reward takes no part. Along the tree, the best branch of a
+fork is paired with the worst in the same way, among those that answer the same words: siblings whose users said
+different things are continuations of different contexts, and the preference loss compares continuations of one. Trained
+are the ids that were sampled. The reference is the model that the phase began with.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class OnlineDPOMethod(RLMethod):
     credits_tokens = on_ray = False
 
     def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `Method`."""
+        """See `TrainingMethod`."""
         return prepare(learner, groups)
 
     def needs_reference(self, config: TrainConfig) -> bool:
@@ -48,22 +49,25 @@ class OnlineDPOMethod(RLMethod):
 
 
 def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
-    """The pairs of a step, and how many groups gave none for which reason."""
+    """The pairs of a step, each of one context, and how many groups gave none for which reason."""
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     for group in groups:
-        scored = [(reply.outcome.value, reply) for reply in group if reply.outcome.value is not None]
-        ranked = sorted((pair for pair in scored if any(_mask(pair[1]))), key=lambda pair: pair[0])
-        if len(ranked) < 2:
-            left_out["missing"] += 1
-            continue
-        (low, worst), (high, best) = ranked[0], ranked[-1]
-        if high - low < max(min_gap - ROUNDING, ROUNDING):
-            left_out["gap"] += 1
-        elif best.conversation.ids == worst.conversation.ids:
-            left_out["same_reply"] += 1
-        else:
-            pairs.append((best, worst))
+        scored = [one for one in group if one.outcome.value is not None and any(_mask(one))]
+        contexts: dict[tuple[int, ...], list[Candidate]] = {}
+        for one in scored:
+            contexts.setdefault(tuple(one.conversation.ids[: _mask(one).index(1)]), []).append(one)
+        comparable = [same for same in contexts.values() if len(same) > 1]
+        if not comparable:
+            left_out["context" if len(scored) > 1 else "missing"] += 1
+        for same in comparable:
+            worst, *_, best = sorted(same, key=lambda one: one.outcome.value or 0.0)
+            if (best.outcome.value or 0.0) - (worst.outcome.value or 0.0) < max(min_gap - ROUNDING, ROUNDING):
+                left_out["gap"] += 1
+            elif best.conversation.ids == worst.conversation.ids:
+                left_out["same_reply"] += 1
+            else:
+                pairs.append((best, worst))
     return pairs, left_out
 
 

@@ -6,6 +6,7 @@ is awaited between an optimizer step and its line in the run folder, and Ctrl-C 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 from upshot.config.method import method_of
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import EvalConfig, TrainConfig
+from upshot.core.conversation import derive_seed
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.loops.minibatches import Lesson, pick, update
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
 from upshot.training.metrics.throughput import ThroughputMeter
 
@@ -127,3 +130,36 @@ class TrainingPhase:
         if best is not None and best_metric(self.run.recipe):
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
+
+
+async def learn_examples(
+    run: LoopRun,
+    config: TrainConfig,
+    size: int,
+    prepare: Callable[[Learner, Sequence[int]], Lesson],
+    measure: Callable[[Learner], Logs],
+) -> None:
+    """The loop of the methods that learn from examples that are there: which of `size` a step learns, and an update.
+
+    prepare: what to learn from examples by their numbers. measure: evaluates the model on held-out ones.
+    """
+    phase = TrainingPhase(run, config, size)
+    if phase.stopped:
+        return
+    learner = phase.begin()
+    seed = derive_seed(run.recipe.seed, run.phase)
+
+    async def evaluate() -> Logs:
+        return measure(learner)
+
+    for number in phase.left:
+        with phase.step(number) as step:
+            await phase.evaluate(step, evaluate)
+            if phase.stopped:
+                break
+            picked = pick(size, config.prompts_per_step, number, seed)
+            with phase.learning(step):
+                lesson = prepare(learner, picked)
+                step.logs |= update(learner, lesson, derive_seed(seed, "minibatches", number))
+        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+    await phase.finish(evaluate)

@@ -34,7 +34,7 @@ class PPOMethod(RLMethod):
     value_head = True
 
     def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `Method`."""
+        """See `TrainingMethod`."""
         return prepare(learner, groups)
 
 

@@ -12,18 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from upshot.config.method import Method, methods
+from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, tell_missing
-from upshot.rewards.advantages.base import estimator
+from upshot.rewards.advantages.base import check_shape, estimator
 from upshot.rewards.credit import MAIN, Credit
 from upshot.rollout.blame import blame
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Branch, Rollout
-from upshot.rollout.tree import compared
+from upshot.rollout.tree import compared, measure_tree
 from upshot.tasks.base import Task
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
@@ -53,9 +53,15 @@ NOTHING_TRAINED = (
 )
 """Why replies are lost whose scores are not."""
 
+CUT_SAMPLING = (
+    "episode.top_p and top_k cut what is sampled; log-probabilities, ratios and gradients are those of the whole "
+    "distribution before the cut, so tokens outside of it are never tried and the gradient is slightly biased"
+)
+"""What is said of sampling that is cut."""
+
 
 @methods.register("rl")
-class RLMethod(Method):
+class RLMethod(TrainingMethod):
     """Policy gradient over groups."""
 
     samples = credits_tokens = compares = on_ray = True
@@ -65,7 +71,7 @@ class RLMethod(Method):
         await train(run, config, self)
 
     def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `Method`."""
+        """See `TrainingMethod`."""
         return prepare(learner, groups)
 
     def examples(self, config: TrainConfig, task: Task) -> Sequence[Any]:
@@ -81,7 +87,7 @@ class RLMethod(Method):
         surrogate(recipe.train.loss.name, recipe.train.loss.options)
 
 
-async def train(run: LoopRun, config: TrainConfig, method: Method) -> None:
+async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """The loop of every method that learns from its own replies."""
     recipe, policy = run.recipe, run.policy
     method.check(recipe)
@@ -91,6 +97,8 @@ async def train(run: LoopRun, config: TrainConfig, method: Method) -> None:
     phase = TrainingPhase(run, config, len(rows))
     if phase.over:
         return  # before any helper is started
+    if recipe.episode.top_p < 1 or recipe.episode.top_k:
+        run.say(CUT_SAMPLING)
     async with run.open_services() as (services, context):
         learner = phase.begin()
         evaluate = partial(play_held_out, run, services, context)
@@ -102,7 +110,7 @@ async def train(run: LoopRun, config: TrainConfig, method: Method) -> None:
             for number in phase.left:
                 with phase.step(number) as step:
                     step.groups, times = await schedule.get(number)
-                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context)
+                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
                     if config.async_steps:
                         step.logs |= staleness(step.groups, number)
                     await phase.evaluate(step, evaluate)
@@ -159,9 +167,10 @@ async def play(
     return groups
 
 
-def measure(groups: Groups, context: RolloutContext) -> Logs:
-    """What there is to log of a step's replies; what the kind of future reports comes last."""
-    return summarise(groups) | context.futures.measure([reply for group in groups for reply in group])
+def measure(groups: Groups, context: RolloutContext, config: TrainConfig) -> Logs:
+    """What there is to log of a step's replies: of all, of the tree, and what the kind of future reports."""
+    replies = [reply for group in groups for reply in group]
+    return summarise(groups) | measure_tree(replies, config.trains_every_fork) | context.futures.measure(replies)
 
 
 def stop_if_missing(groups: Groups, limit: float) -> None:
@@ -216,7 +225,7 @@ def lesson_of(
     replies = [reply for group in groups for reply in group]
     if estimate:
         set_advantages(groups, config.advantage, credits)
-        for forks in compared(replies):
+        for forks in compared(replies, config.trains_every_fork):
             set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
     units = [unit for reply in replies for unit in as_units(teach(reply, config.length_norm))]
     if units and weighed:
@@ -230,8 +239,9 @@ def set_advantages(
     credits: Sequence[Sequence[Credit | None]] | None = None,
 ) -> None:
     """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
-    estimate = estimator(named.name, named.options)
-    advantages = estimate(credits or [[reply.credit for reply in group] for group in groups])
+    step = credits or [[reply.credit for reply in group] for group in groups]
+    advantages = estimator(named.name, named.options)(step)
+    check_shape(advantages, step, named.name)
     for group, rows in zip(groups, advantages, strict=True):
         for reply, spans in zip(group, rows, strict=True):
             reply.advantages = spans

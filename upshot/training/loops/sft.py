@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.config.method import Method, methods
+from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import TrainConfig
-from upshot.core.conversation import Message, derive_seed
+from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task
 from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import read_held_out_dialogues, sft_loss
-from upshot.training.loops.minibatches import Lesson, pick, update
-from upshot.training.loops.phase import TrainingPhase
+from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Sft
 
 
@@ -51,7 +51,7 @@ class Dialogues(Sequence[Datum]):
 
 
 @methods.register("sft")
-class SFTMethod(Method):
+class SFTMethod(TrainingMethod):
     """Imitation of whole dialogues."""
 
     imitates = dropout = True
@@ -60,48 +60,32 @@ class SFTMethod(Method):
 
     async def train(self, run: LoopRun, config: TrainConfig) -> None:
         """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
-        await train(run, config, self)
+        policy, tools = run.policy, run.task.tools()
+        dialogues = self.examples(config, run.task)
+        if not dialogues:
+            raise UserError(self.explain_empty(config, run.task))
+        data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
+        if not data:
+            raise UserError("no dialogue has an assistant turn to imitate")
+
+        def evaluate(learner: Learner) -> Logs:
+            held_out = read_held_out_dialogues(run.recipe, run.task)
+            return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
+
+        def prepare(_: Learner, picked: Sequence[int]) -> Lesson:
+            units = [[data[i]] for i in picked if any(data[i].mask)]
+            if not units:
+                raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+            return Lesson(units, Sft)
+
+        await learn_examples(run, config, len(data), prepare, evaluate)
 
     def examples(self, config: TrainConfig, task: Task) -> Sequence[tuple[Message, ...]]:
         """The dialogues of `train.data`, or the task's own."""
         return read_dialogues(config.data) if config.data else task.dialogues("train")
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
-        """See `Method`."""
+        """See `TrainingMethod`."""
         if config.data:
             return f"train.data '{config.data}' has no dialogues"
         return f"task '{task.name}' has no dialogues to imitate; set train.data=FILE"
-
-
-async def train(run: LoopRun, config: TrainConfig, method: SFTMethod) -> None:
-    """Imitate some dialogues in each step."""
-    policy, tools = run.policy, run.task.tools()
-    dialogues = method.examples(config, run.task)
-    if not dialogues:
-        raise UserError(method.explain_empty(config, run.task))
-    data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
-    if not data:
-        raise UserError("no dialogue has an assistant turn to imitate")
-    phase = TrainingPhase(run, config, len(data))
-    if phase.stopped:
-        return
-    learner = phase.begin()
-    seed = derive_seed(run.recipe.seed, run.phase)
-
-    async def evaluate() -> Logs:
-        held_out = read_held_out_dialogues(run.recipe, run.task)
-        return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
-
-    for number in phase.left:
-        with phase.step(number) as step:
-            await phase.evaluate(step, evaluate)
-            if phase.stopped:
-                break
-            picked = pick(len(data), config.prompts_per_step, number, seed)
-            units = [[data[i]] for i in picked if any(data[i].mask)]
-            if not units:
-                raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-            with phase.learning(step):
-                step.logs |= update(learner, Lesson(units, Sft), derive_seed(seed, "minibatches", number))
-        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    await phase.finish(evaluate)

@@ -11,7 +11,6 @@ from upshot.rewards.credit import MAIN
 from upshot.rewards.reward import metric_keys
 from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Future, Rollout
-from upshot.rollout.tree import measure_tree
 from upshot.training.loops.dynamic_sampling import is_flat
 
 
@@ -27,7 +26,8 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
     ]
     put_mean(out, "reward/group_std", spread)
-    put_mean(out, "reward/flat_groups", [float(is_flat(group)) for group in groups])
+    measured = [group for group in groups if any(r.credit is not None and r.credit.trains for r in group)]
+    put_mean(out, "reward/flat_groups", [float(is_flat(group)) for group in measured])
     names = {name for r in replies if r.credit is not None for name in r.credit.parts}
     for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
         parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
@@ -39,7 +39,6 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
-    out |= measure_tree(replies)
     return out
 
 
@@ -117,7 +116,7 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     put_mean(out, "rollout/future_turns", [float(len(f.conversation.turns) - f.shared) for f in futures])
     out["rollout/futures"] = float(len(futures))
     talked = [future for future in futures if future.by == "user" and future.missing is None]
-    put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("window", "length")) for f in talked])
+    put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("rounds", "length")) for f in talked])
     put_mean(out, "rollout/future_repeats", [float(again) for f in talked for again in _repeats(f)])
     return out
 

@@ -12,7 +12,7 @@ from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.objectives import losses
 from upshot.training.objectives.mismatch import MismatchMeter
-from upshot.training.objectives.surrogates.base import surrogate
+from upshot.training.objectives.surrogates.base import check_shape, surrogate
 
 Logs = dict[str, Tensor]
 """Scalars where they were computed: to read one at once would wait for the GPU in every micro-batch."""
@@ -88,12 +88,17 @@ class PolicyGradient(Objective):
         batch = self.mismatch.watch(batch, found.logprobs.detach())
         config, columns, logprobs = self.config, batch.columns, found.logprobs
         pg = self.surrogate(batch, logprobs, config)
+        check_shape(pg, logprobs, config.loss.name)
+        # Where tokens are weighed, the surrogate's ratio is to the learner before the step, not to the sampler.
+        ratio = (logprobs - columns["sampled"]).exp() if "sampled" in columns else pg.ratio_M
         entropy = -logprobs if found.entropy is None else found.entropy
         per_token = pg.loss_M * columns["weights"] if "weights" in columns else pg.loss_M
         logs = {
-            "policy/ratio": self.share(pg.ratio_M),
+            "policy/ratio": self.share(ratio),
             "policy/clipped": self.share(pg.clipped_M),
-            "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3")),
+            "policy/kl_to_sampler": self.share(
+                losses.kl_divergence(columns.get("sampled", columns["old"]), logprobs, "k3")
+            ),
             "policy/entropy": self.share(entropy),
         }
         if config.kl.weight and config.kl.where == "loss" and "reference" in columns:

@@ -12,7 +12,6 @@ import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from upshot.config.load import load_recipe
-from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
@@ -42,14 +41,14 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         """The rows of a reply."""
         started = time.perf_counter()
         rollout = self.rollout_config
-        line = ConversationLink(
+        link = ConversationLink(
             Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT
         )
-        order = PlayRequest(row["extra_info"], int(row["session_id"]), step_of(row) - 1)
+        request = PlayRequest(row["extra_info"], int(row["session_id"]), step_of(row) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
             worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0), int(rollout.agent.num_workers))
-            reply = await worker.play(order, line)
+            reply = await worker.play(request, link)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: dumps(reply)}
         except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
@@ -60,12 +59,12 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
         seen = reward_numbers(reply, list(worker.services.weights))
         extra[COUNTED] = (worker.name, worker.played, worker.services.counters())
-        extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
+        extra |= {**link.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
-        rows = trajectories_of(reply, filler, method_of(worker.recipe.train.method).value_head, maybe=True)
+        rows = trajectories_of(reply, filler, worker.recipe.train.trains_every_fork, maybe=True)
         return [
             _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
-            for number, one in enumerate(rows if order.trains else rows[:1])
+            for number, one in enumerate(rows if request.trains else rows[:1])
         ]
 
 

@@ -24,7 +24,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from upshot.config.method import method_of
 from upshot.core.errors import UserError
 from upshot.rollout.blame import blame
 from upshot.rollout.play import count_earlier
@@ -55,7 +54,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> PlayedRollouts:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        alone = method_of(self.recipe.train.method).value_head
+        alone = self.recipe.train.trains_every_fork
         self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on, alone)
         return self.replies
 
@@ -64,7 +63,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         super().on_init_end()
         # Never started: it only says what is measured of replies and helpers.
         self.worker = RolloutWorker(self.recipe, self.tokenizer)
-        task, renderer = self.worker.book.task, self.worker.renderer
+        task, renderer = self.worker.rows.task, self.worker.renderer
         self.recorder = StepRecorder(self.recipe, RunFolder(Path(recipe_path()).parent), task, renderer.pieces)
         self.recorder.begin(self.total_training_steps, self.global_steps)
         self._looked: dict[str, float] = {}
@@ -151,7 +150,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
         late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
-        metrics.update(mark_own(measure(groups, self.worker.context) | late))
+        metrics.update(mark_own(measure(groups, self.worker.context, self.recipe.train) | late))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         if self.recipe.reward.blamed == "worst":
             metrics.update(mark_own(blame(groups, self.worker.context.futures)))
@@ -198,7 +197,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
         found: dict[str, float] = super()._validate()
-        seen = summarise_held_out(self.replies.groups["val"], self.worker.context, self.worker.book.task)
+        seen = summarise_held_out(self.replies.groups["val"], self.worker.context, self.worker.rows.task)
         logs = {f"eval/{key}": value for key, value in seen.items()}
         self._looked = {**logs, "time/eval": time.perf_counter() - began}
         if not self._begun:  # before the first step

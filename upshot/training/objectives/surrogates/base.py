@@ -16,6 +16,7 @@ from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
 from upshot.config.registry import Registry, check_options
+from upshot.core.errors import UserError
 from upshot.training.learner.batch import TrainBatch
 
 
@@ -28,6 +29,19 @@ class PolicyLoss:
     """The policy's probability over that at sampling time."""
     clipped_M: Tensor
     """1 where the clip binds: where the token is not pushed any further."""
+
+
+def check_shape(loss: PolicyLoss, logprobs_M: Tensor, name: str) -> None:
+    """Refuse a surrogate of the user's own whose result is not one number a trained token: a mean over them would be
+    divided by their number once more."""
+    for field in ("loss_M", "ratio_M", "clipped_M"):
+        shape = getattr(getattr(loss, field, None), "shape", None)
+        if shape != logprobs_M.shape:
+            found = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
+            raise UserError(
+                f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
+                f"{found} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
+            )
 
 
 Surrogate = Callable[[TrainBatch, Tensor, TrainConfig], PolicyLoss]
