@@ -46,11 +46,11 @@ OURS = [reason for reason in Reason if reason.cause is Cause.POLICY]
 
 
 def conversation(words: int = 1, way: int = 0) -> Conversation:
-    """The policy speaks, is answered, speaks …; differently in each way."""
+    """The policy speaks, is answered, speaks …; after its first words differently in each way."""
     turns = [Turn(ROW.messages[0])]
     for word in range(words):
         turns += [Turn(Message("user", "go on"))] if word else []
-        turns.append(Turn(Message("assistant", "x"), Sample((1,), (2 + way,), (-0.5,), "stop")))
+        turns.append(Turn(Message("assistant", "x"), Sample((1,), (2 + way * bool(word),), (-0.5,), "stop")))
     return Conversation(ROW, turns=tuple(turns))
 
 

@@ -169,7 +169,7 @@ class Learner:
 
 def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Rollout, Trajectory, LearnerInputs]]:
     """What verl's learner is told of every row that has something to learn from."""
-    given, rows = given_rows(groups, recipe.train.method == "ppo")
+    given, rows = given_rows(groups, recipe.train.trains_every_fork)
     told, _ = teach(recipe.train, groups, given)
     return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
 

@@ -23,7 +23,6 @@ from tests.training.enumerated import (
     of,
     played,
     softmax,
-    weights_by_source,
     words_of,
     worth,
     zero,

@@ -1,4 +1,4 @@
-"""Reinforcement learning on the policy's own replies. `train` is the step, top to bottom:
+"""Reinforcement learning on the policy's own replies. `RLMethod.train` is the step, top to bottom:
 
 rows → rollouts → advantages → training data → loss → update → log. PPO and online DPO are the same loop with another
 `prepare`.
@@ -33,7 +33,7 @@ from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
 from upshot.training.loops.evaluate import play_held_out
 from upshot.training.loops.minibatches import Lesson, pick, update
 from upshot.training.loops.phase import TrainingPhase
-from upshot.training.loops.rollouts import RolloutSchedule, staleness
+from upshot.training.loops.rollouts import RolloutSchedule, in_thread, staleness
 from upshot.training.metrics.pull import tell_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
@@ -67,8 +67,51 @@ class RLMethod(TrainingMethod):
     samples = credits_tokens = compares = on_ray = True
 
     async def train(self, run: LoopRun, config: TrainConfig) -> None:
-        """Train from the run's step to `train.steps`."""
-        await train(run, config, self)
+        """The loop of every method that learns from its own replies."""
+        recipe, policy = run.recipe, run.policy
+        self.check(recipe)
+        rows = policy.fit_prompts(run.task.rows("train"))
+        if not rows:
+            raise UserError(
+                f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`"
+            )
+        phase = TrainingPhase(run, config, len(rows))
+        if phase.over:
+            return  # before any helper is started
+        if recipe.episode.top_p < 1 or recipe.episode.top_k:
+            run.say(CUT_SAMPLING)
+        async with run.open_services() as (services, context):
+            learner = phase.begin()
+            evaluate = partial(play_held_out, run, services, context)
+
+            def play_one(number: int) -> Coroutine[Any, Any, list[list[Rollout]]]:
+                return play(recipe, context, rows, number, run.show_progress, run.ranks)
+
+            async with RolloutSchedule(play_one, policy.sampler, config.async_steps, phase.left) as schedule:
+                for number in phase.left:
+                    with phase.step(number) as step:
+                        step.groups, times = await schedule.get(number)
+                        step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
+                        if config.async_steps:
+                            step.logs |= staleness(step.groups, number)
+                        await phase.evaluate(step, evaluate)
+                        if phase.stopped:
+                            break
+                        stop_if_missing(step.groups, recipe.reward.max_missing)
+                        if number == 0 and (pull := tell_pull(step.groups)):
+                            run.say(pull)
+                        if recipe.reward.blamed == "worst":
+                            step.logs |= blame(step.groups, context.futures)
+                        run.count_services()
+                        schedule.start_next(number)
+                        await policy.rest()
+                        seed = derive_seed(recipe.seed, "minibatches", number)
+                        with phase.learning(step):
+                            work = partial(learn, learner, step.groups, seed, self.prepare)
+                            # Where other steps are played meanwhile, in a thread.
+                            step.logs |= await in_thread(work) if config.async_steps else work()
+                    await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+            await phase.finish(evaluate)
 
     def prepare(self, learner: Learner, groups: Groups) -> Lesson:
         """See `TrainingMethod`."""
@@ -85,50 +128,6 @@ class RLMethod(TrainingMethod):
     def check(self, recipe: Recipe) -> None:
         """Refuse a loss that is not there."""
         surrogate(recipe.train.loss.name, recipe.train.loss.options)
-
-
-async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
-    """The loop of every method that learns from its own replies."""
-    recipe, policy = run.recipe, run.policy
-    method.check(recipe)
-    rows = policy.fit_prompts(run.task.rows("train"))
-    if not rows:
-        raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
-    phase = TrainingPhase(run, config, len(rows))
-    if phase.over:
-        return  # before any helper is started
-    if recipe.episode.top_p < 1 or recipe.episode.top_k:
-        run.say(CUT_SAMPLING)
-    async with run.open_services() as (services, context):
-        learner = phase.begin()
-        evaluate = partial(play_held_out, run, services, context)
-
-        def play_one(number: int) -> Coroutine[Any, Any, list[list[Rollout]]]:
-            return play(recipe, context, rows, number, run.show_progress, run.ranks)
-
-        async with RolloutSchedule(play_one, policy.sampler, config.async_steps, phase.left) as schedule:
-            for number in phase.left:
-                with phase.step(number) as step:
-                    step.groups, times = await schedule.get(number)
-                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
-                    if config.async_steps:
-                        step.logs |= staleness(step.groups, number)
-                    await phase.evaluate(step, evaluate)
-                    if phase.stopped:
-                        break
-                    stop_if_missing(step.groups, recipe.reward.max_missing)
-                    if number == 0 and (pull := tell_pull(step.groups)):
-                        run.say(pull)
-                    if recipe.reward.blamed == "worst":
-                        step.logs |= blame(step.groups, context.futures)
-                    run.count_services()
-                    schedule.start_next(number)
-                    await policy.rest()
-                    seed = derive_seed(recipe.seed, "minibatches", number)
-                    with phase.learning(step):
-                        step.logs |= await schedule.learn(learn, learner, step.groups, seed, method.prepare)
-                await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-        await phase.finish(evaluate)
 
 
 async def play(

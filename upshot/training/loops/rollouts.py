@@ -12,7 +12,6 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
@@ -68,10 +67,6 @@ class RolloutSchedule:
             self.sampler.renew(step)
             self.sampler.ahead[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
-
-    async def learn(self, work: Callable[..., T], *args: Any) -> T:
-        """Do the work of learning from a step: in a thread where others are played meanwhile."""
-        return await in_thread(partial(work, *args)) if self.ahead else work(*args)
 
     async def _play(self, step: int) -> TimedGroups:
         """Play a step, and note where the time went."""

@@ -1,0 +1,64 @@
+"""What a reader of one training step passes: files, functions and depth of a step of the quickstart.
+
+Counted by a profile hook from the end of the first step to the end of the second. Comprehensions and lambdas count as
+functions, as the interpreter sees them; the second line leaves them out. By room: where the files are.
+
+    python benchmarks/step_trace.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import upshot
+from upshot.cli import main
+from upshot.rollout.rollout import Rollout
+from upshot.run.run import TrainingRun
+
+ROOT = str(Path(upshot.__file__).parent) + "/"
+SMALL = (
+    "task.rows_per_split=16", "train.steps=2", "train.prompts_per_step=2", "train.group_size=2", "warm_start.steps=1",
+    "warm_start.batch=4", "model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}", "--quiet",
+)  # fmt: skip
+functions: set[tuple[str, str]] = set()
+deepest: list[str] = []
+
+
+def look(frame: FrameType, event: str, _: object) -> None:
+    """Take note of a call of ours, and of how deep it is among ours."""
+    global deepest
+    if event != "call" or not frame.f_code.co_filename.startswith(ROOT):
+        return
+    functions.add((frame.f_code.co_filename.removeprefix(ROOT), frame.f_code.co_qualname))
+    stack, above = [], frame
+    while above is not None:
+        if above.f_code.co_filename.startswith(ROOT):
+            stack.append(above.f_code.co_qualname)
+        above = above.f_back  # type: ignore[assignment]
+    deepest = max(deepest, stack[::-1], key=len)
+
+
+def step_done(self: TrainingRun, step: int, logs: Any, groups: Sequence[Sequence[Rollout]] = ()) -> None:
+    """A step is written down; between the first and the second one everything is seen."""
+    written(self, step, logs, groups)
+    if self.phase == "rl":
+        sys.setprofile(look if step == 1 else None)
+
+
+written, TrainingRun.step_done = TrainingRun.step_done, step_done  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(["train", "quickstart", *SMALL, f"run_dir={folder}/run"])
+    files = {file for file, _ in functions}
+    named = [name for _, name in functions if "<" not in name.replace("<locals>", "")]
+    print(f"{len(files)} files, {len(functions)} functions, {len(deepest)} deep")
+    print(f"{len(named)} functions with a name")
+    print("files by room: " + ", ".join(f"{r} {n}" for r, n in Counter(f.split("/")[0] for f in files).most_common()))
+    print(" > ".join(deepest))
