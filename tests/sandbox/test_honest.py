@@ -11,7 +11,7 @@ from tests.sandbox.honest import CLASS_TESTS, CORPUS, FUNCTION_TESTS, LINKED_TES
 from upshot.sandbox import Limits, Outcome
 from upshot.sandbox.outcome import TestResult
 
-UNCONFIRMED = {FUNCTION_TESTS[0]: 13, CLASS_TESTS[0]: 28, LINKED_TESTS[0]: 5, NUMERIC_TESTS[0]: 3}
+UNCONFIRMED = {FUNCTION_TESTS[0]: 13, CLASS_TESTS[0]: 31, LINKED_TESTS[0]: 5, NUMERIC_TESTS[0]: 3}
 """So many of each kind may be unconfirmed, and no more; by the first test of the kind."""
 
 

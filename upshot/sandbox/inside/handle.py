@@ -143,15 +143,6 @@ class Handle:
     def __format__(self, spec: str) -> str:
         return str(self) if not spec else self._upshot_doubt("format()")
 
-    def __enter__(self) -> Any:
-        return self._upshot_look("enter")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Leave; what a test raised inside would be the program's to end."""
-        if kind is not None:
-            self._upshot_doubt("an exception inside a with")
-        self._upshot_look("exit")
-
     def __instancecheck__(self, value: Any) -> bool:
         return self._upshot_doubt("isinstance()")  # a class decides that as it likes
 
@@ -204,26 +195,14 @@ def _refuse(name: str) -> Any:
     return lambda self, *_: self._upshot_doubt(name)
 
 
-def _compute(name: str) -> Any:
-    """An operator among objects that the test made."""
-
-    def operate(self: Handle, *others: Any) -> Any:
-        shown = any(type(one) is not Handle or one._upshot_path != MADE for one in (self, *others))
-        return self._upshot_doubt(name) if shown else self._upshot_look(name, *others)
-
-    return operate
-
-
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
-_OTHERS = (
-    "lt", "le", "gt", "ge", "hash", "pos", "invert", "int", "float", "complex", "index", "round", "trunc",
+_REFUSED = (
+    *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY),
+    "lt", "le", "gt", "ge", "hash", "pos", "neg", "abs", "invert", "int", "float", "complex", "index", "round", "trunc",
     "floor", "ceil", "bytes", "fspath", "divmod", "await", "aiter", "reversed", "copy", "deepcopy", "reduce_ex",
+    "contains", "delattr", "mro_entries", "set_name", "get", "class_getitem", "enter", "exit",
 )  # fmt: skip
-for _name in (*_OTHERS, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY), "lshift", "rshift"):
-    setattr(Handle, f"__{_name}__", _refuse(f"__{_name}__"))
-for _name in (*_BINARY[:-2], "neg", "abs"):
-    setattr(Handle, f"__{_name}__", _compute(f"{_name}_" if _name in ("and", "or") else _name))
-for _name in ("contains", "delattr", "mro_entries", "set_name", "get", "class_getitem"):
+for _name in _REFUSED:
     setattr(Handle, f"__{_name}__", _refuse(f"__{_name}__"))
 for _name in ("getitem", "setitem", "delitem"):
     setattr(Handle, f"__{_name}__", lambda self, *args, _name=_name: self._upshot_look(_name, *args))

@@ -32,7 +32,7 @@ from upshot.sandbox.inside.remote import Wire
 
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
 """Exceptions that steer loops and generators: one of the program's must not steer ours."""
-CHANGING = ("take", "setitem", "delitem", "enter", "exit")
+CHANGING = ("take", "setitem", "delitem")
 """Looks after which an object may look different."""
 MOST_PARTS = 2000
 """Parts of a value that are looked at."""

@@ -33,7 +33,6 @@ from upshot.sandbox.inside import cases, plain, program
 from upshot.sandbox.inside.handle import MOST_ITEMS
 
 MAX_MESSAGE = 16 << 20
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "neg", "abs")
 
 
 def _list_items(target: Any) -> Any:
@@ -44,11 +43,8 @@ def _list_items(target: Any) -> Any:
 
 LOOKS: dict[str, Callable[..., Any]] = {
     "len": len, "str": str, "repr": repr, "bool": bool, "items": _list_items,
-    "take": lambda target: list(itertools.islice(target, 1)), "contains": operator.contains,
+    "take": lambda target: list(itertools.islice(target, 1)),
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
-    "enter": lambda target: type(target).__enter__(target),
-    "exit": lambda target: type(target).__exit__(target, None, None, None),
-    **{name: getattr(operator, name) for name in _ARITHMETIC},
 }  # fmt: skip
 
 
