@@ -120,9 +120,12 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
         findings = [*findings, *try_out(recipe, args.offline)]
     if args.dry_run and not any(finding.fatal for finding in findings):
+        from upshot.run.checks.first_row import show_first_row
         from upshot.run.checks.profiles import profile_task
 
-        print("\n".join(filter(None, (plan(recipe, ranks), profile_task(recipe)))))
+        lines, more = show_first_row(recipe, args.offline)
+        findings = [*findings, *more]
+        print("\n".join(filter(None, (plan(recipe, ranks), *lines, profile_task(recipe)))))
     return _print_findings(findings, args.quiet)
 
 
