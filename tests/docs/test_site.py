@@ -21,6 +21,8 @@ from tests.docs.pages import DOCS, PAGES, ROOT, SITE_PAGES, anchors, prose, slug
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:upshot|tests|benchmarks|examples|recipes|docs)/[\w./-]+)`")
+THEIRS = re.compile(r"^\| script \| `[^`]+`", re.MULTILINE)
+"""A script of an original in docs/migrate.md, where verl has a folder `examples`, too."""
 
 
 class Loader(yaml.SafeLoader):
@@ -84,7 +86,8 @@ def test_headings_become_the_anchors_that_github_makes() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_of_the_project_that_a_page_names_is_there(page: Path) -> None:
-    assert [name for name in NAMED.findall(page.read_text()) if not (ROOT / name).exists()] == []
+    ours = THEIRS.sub("", page.read_text())
+    assert [name for name in NAMED.findall(ours) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs the extra: pip install -e '.[docs]'")
