@@ -18,10 +18,12 @@ from upshot.core.errors import UserError
 from upshot.rewards.advantages.base import estimators
 from upshot.rewards.metric import metrics
 from upshot.rollout.agents.runner import AgentConfig, AgentRunner
+from upshot.rollout.services import assemble
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.environments.mcp import McpEnvironment
 from upshot.tasks.gsm8k import Gsm8k
 from upshot.tasks.participants.base import users
+from upshot.tasks.slots import SlotsTask
 
 MODULE = "mine_untrusted"
 
@@ -138,6 +140,8 @@ def test_commands_of_a_recipe_are_refused_like_its_code() -> None:
             McpEnvironment("touch x", False, "user", 5.0)
         with pytest.raises(CodeNotTrusted, match=r"agent 'true --now' in episode.agent"):
             AgentRunner(AgentConfig(program="true --now"), None)
+        with pytest.raises(CodeNotTrusted, match="a sandbox that isolates nothing 'subprocess'"):
+            assemble(SlotsTask(rows_per_split=8), {}, {}, sandbox="subprocess")
         check_trust("run", "agent")  # the user's own word
     check_trust("touch x", "MCP server")
 

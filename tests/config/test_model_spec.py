@@ -92,7 +92,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
             "models.user.concurrency = 0: input should be greater",
         ),
         (3, "models.user"),
-        ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is no address"),
+        ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is not an address"),
         ({"url": []}, "'url' is an empty list"),
         ({"url": ["http://h:1/v1", "http://h:2/v1"], "hedge": 0.1}, "'hedge' is gone"),
     ],

@@ -294,7 +294,7 @@ def test_a_file_that_lists_no_address_or_a_wrong_one_is_refused(tmp_path):
 
     file = tmp_path / "replicas.txt"
     file.write_text("localhost:8000\n")
-    with pytest.raises(UserError, match="names the replica 'localhost:8000', which is no URL"):
+    with pytest.raises(UserError, match="names the replica 'localhost:8000', which is not a URL"):
         asyncio.run(run(file))
     file.write_text("# none yet\n")
     with pytest.raises(UserError, match="lists no replica"):

@@ -102,9 +102,9 @@ def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, ori
         _drop_foreign_options(node, parts, value, origins)
     merged = _put_last(node, parts, value, origin)
     key = ".".join(parts)
-    said = [f"{key}.{inner}" if inner else key for inner, _ in flatten(value)] if origin == CALL else [key]
-    forget(origins, said, value if merged else None)
-    origins.update(dict.fromkeys(said, origin))
+    keys = [f"{key}.{inner}" if inner else key for inner, _ in flatten(value)] if origin == CALL else [key]
+    forget(origins, keys, value if merged else None)
+    origins.update(dict.fromkeys(keys, origin))
 
 
 def _drop_foreign_options(node: dict[str, Any], parts: Sequence[str], value: Any, origins: dict[str, str]) -> None:

@@ -213,8 +213,8 @@ class ModelSpec(ShortForm):
 
     def sampling(self, asked: Sampling) -> Sampling:
         """What a role asks for, with the spec's own settings put over it."""
-        own = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
-        return replace(asked, **own) if own else asked
+        sampling = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
+        return replace(asked, **sampling) if sampling else asked
 
 
 def check_copy(model: str) -> None:
@@ -228,8 +228,8 @@ def _addresses(given: Sequence[Any]) -> Any:
     """A list of addresses, each once; a list of one is that one."""
     for address in given:
         if not isinstance(address, str) or not address.startswith(HTTP):
-            raise ValueError(f"'url' lists {address!r}, which is no address: 'http://host:8000/v1'")
-    found = tuple(dict.fromkeys(address.rstrip("/") for address in given))
-    if not found:
+            raise ValueError(f"'url' lists {address!r}, which is not an address such as 'http://host:8000/v1'")
+    addresses = tuple(dict.fromkeys(address.rstrip("/") for address in given))
+    if not addresses:
         raise ValueError("'url' is an empty list; name at least one address")
-    return found if len(found) > 1 else found[0]
+    return addresses if len(addresses) > 1 else addresses[0]

@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         return add
 
     def register_foreign(self, other: str, name: str, hint: str) -> None:
-        """Take the name that a thing has in another project, too, and tell who uses it what is different here."""
+        """Accept the name that a thing has in another project, too, with a warning of what is different here."""
         self._elsewhere[other] = (name, hint)
 
     def names(self) -> list[str]:
@@ -255,9 +255,9 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(target, include_extras=True)
     except NameError:
-        given = dict(getattr(target, "__annotations__", {}))
+        annotations = dict(getattr(target, "__annotations__", {}))
     out: dict[str, Any] = {}
-    for name, annotation in given.items():
+    for name, annotation in annotations.items():
         try:
             lone = SimpleNamespace(__annotations__={name: annotation}, __wrapped__=target)
             out |= typing.get_type_hints(lone, include_extras=True)

@@ -22,7 +22,7 @@ class ShortForm(PlainNumbers):
 
     @classmethod
     def expand(cls, value: Any) -> Any:
-        """The mapping that a value alone stands for; whatever is no short form stays as it is."""
+        """The mapping that a value alone stands for; anything else stays as it is."""
         alone = cls.short_key and value is not None and not isinstance(value, Mapping | BaseModel | list | tuple)
         return {cls.short_key: value} if alone else value
 
@@ -31,12 +31,12 @@ class ShortForm(PlainNumbers):
         """Tell editors of the short form, too."""
         schema = handler(core_schema)
         if cls.short_key:
-            found = handler.resolve_ref_schema(schema)
-            told = found["properties"][cls.short_key]
-            alone = {name: told[name] for name in ("type", "enum", "minimum", "anyOf") if name in told}
-            whole = dict(found)
-            found.clear()
-            found["anyOf"] = [whole, alone]
+            resolved = handler.resolve_ref_schema(schema)
+            alone_schema = resolved["properties"][cls.short_key]
+            alone = {name: alone_schema[name] for name in ("type", "enum", "minimum", "anyOf") if name in alone_schema}
+            whole = dict(resolved)
+            resolved.clear()
+            resolved["anyOf"] = [whole, alone]
         return schema
 
     @model_validator(mode="before")

@@ -35,7 +35,7 @@ def check_value(name: str, value: Any, kind: Any) -> Any:
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks a kind of value; not a number is no number, except where a model of its own takes it."""
+    """What checks a kind of value; NaN is refused except where the type itself accepts it."""
     config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     own_config = isinstance(kind, type) and (issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"))
     return TypeAdapter(kind) if own_config else TypeAdapter(kind, config=config)
@@ -64,8 +64,9 @@ def explain_error(error: ValidationError, root: type[BaseModel] | None = None, p
         return f"{key} = {_shown(first['input'])}: '{key}' is a section{keys}; leave it out for its defaults"
     if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
         return message if key in message else f"{key}: {message}"
-    said = translate_value(key, first["input"])
-    return f"{key} = {_shown(first['input'])}: {f'here it is {said}' if said else message[0].lower() + message[1:]}"
+    translated = translate_value(key, first["input"])
+    reason = f"here it is {translated}" if translated else message[0].lower() + message[1:]
+    return f"{key} = {_shown(first['input'])}: {reason}"
 
 
 def _message(error: ErrorDetails) -> str:
@@ -78,9 +79,9 @@ def _message(error: ErrorDetails) -> str:
 
 
 def first_error(error: ValidationError) -> ErrorDetails:
-    """What is told of several errors. What is not there comes last: a mistyped key is one too many, one too few."""
-    found = error.errors()
-    return next((one for one in found if one["type"] != "missing"), found[0])
+    """The error to report of several. Missing keys come last: a mistyped key is both an unknown and a missing one."""
+    errors = error.errors()
+    return next((one for one in errors if one["type"] != "missing"), errors[0])
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend (one clear line, exit code 2, no traceback), and closing in spite of errors."""
+"""Errors that the user can fix (one clear line, exit code 2, no traceback), and closing in spite of errors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def near(word: str, known: Iterable[str]) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known word, or the list of all of them."""
     known = sorted(known)
-    if found := near(word, known):
-        return f"did you mean '{found}'?"
+    if nearest := near(word, known):
+        return f"did you mean '{nearest}'?"
     return f"known: {', '.join(known)}" if known else "none are known"
 
 
@@ -42,7 +42,7 @@ def user_error_in(error: BaseException) -> UserError | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something ended: what the user must mend where an exception holds that, else what it says itself."""
+    """Why something ended: the user's error where an exception holds one, else its own message."""
     return str(user_error_in(error) or error) or type(error).__name__
 
 

@@ -151,7 +151,7 @@ class HttpClient:
         self.retry = retry or RetryPolicy()
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._connections = connections
-        """At most so many at once; 0: whoever calls bounds them."""
+        """At most this many at once; 0: the caller bounds them."""
         self._proxies = proxies
         """Whether the environment's proxies are used."""
         self._session: aiohttp.ClientSession | None = None
@@ -230,8 +230,8 @@ class HttpClient:
                     raise HttpAnswer(response.status, response.headers, await response.read()).failure()
                 async for line in response.content:
                     event = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                    if event and event != b"[DONE]" and isinstance(found := json.loads(event), dict):
-                        yield found
+                    if event and event != b"[DONE]" and isinstance(message := json.loads(event), dict):
+                        yield message
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise AttemptError("connection", str(error) or type(error).__name__) from error
 

@@ -1,4 +1,4 @@
-"""A socket and an ASGI application on it until a signal comes: so many connections, none of which may dawdle.
+"""A socket and an ASGI application on it until a signal comes: a bounded number of connections, none too slow.
 
 What a request may bring is `http_server.py`'s; what it means is the application's.
 """
@@ -79,7 +79,7 @@ def connections_at_once(descriptors: int) -> int:
 
 
 def http_protocol(most: int) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol for at most so many connections, none of which may dawdle over a request's head.
+    """uvicorn's HTTP protocol for a bounded number of connections, none of which may dawdle over a request's head.
 
     uvicorn's own limits do not serve here: `limit_concurrency` refuses requests, not connections that never send one
     (and then `/health`, too), `timeout_keep_alive` runs only after a first answer, only its slow parser bounds a head.

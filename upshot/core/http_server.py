@@ -49,7 +49,7 @@ def find_key(file: str | None, variable: str) -> str | None:
     try:
         key = Path(file).read_text().strip()
     except UnicodeDecodeError:
-        raise UserError(f"--api-key-file {file} is no text file") from None
+        raise UserError(f"--api-key-file {file} is not a text file") from None
     except OSError as error:
         raise UserError(f"--api-key-file {file}: {error.strerror}") from error
     if not key:
@@ -121,7 +121,7 @@ class RequestGate:
             body.release()
 
     def too_large(self) -> tuple[int, str]:
-        """What a body over the limit is told."""
+        """The answer to a body over the limit."""
         return 413, f"the request is over the limit of {self.max_bytes} bytes"
 
 
@@ -237,7 +237,7 @@ async def while_connected(receive: Callable[[], Awaitable[Any]], work: Awaitable
 
 
 def metrics_page(prefix: str, counters: Mapping[str, Any], gauges: Mapping[str, Any]) -> str:
-    """Numbers in Prometheus' text format; a counter that is a mapping is told by its outcomes."""
+    """Numbers in Prometheus' text format; a counter that is a mapping becomes one line for each outcome."""
     lines = []
     for kind, suffix, values in (("counter", "_total", counters), ("gauge", "", gauges)):
         for name, value in values.items():

@@ -74,8 +74,8 @@ def end_session(leader: int) -> None:
 
 def session_members(session: int) -> list[int]:
     """The living processes of a session; none where there is no /proc."""
-    found = os.listdir("/proc") if os.path.isdir("/proc") else []
-    return [pid for pid in map(int, filter(str.isdigit, found)) if _lives_in(session, pid)]
+    entries = os.listdir("/proc") if os.path.isdir("/proc") else []
+    return [pid for pid in map(int, filter(str.isdigit, entries)) if _lives_in(session, pid)]
 
 
 def _lives_in(session: int, pid: int) -> bool:

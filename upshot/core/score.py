@@ -234,12 +234,12 @@ def tell_missing(scores: Iterable[Score]) -> list[str]:
 
 def place_of(error: BaseException) -> str:
     """Where the user's own code raised: ' (rules.py, line 12)', of the innermost frame that is theirs; else nothing."""
-    found = ""
+    place = ""
     for frame, line in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if file.endswith(".py") and not file.startswith(_OURS) and not any(part in file for part in _LIBRARIES):
-            found = f" ({Path(file).name}, line {line})"
-    return found
+            place = f" ({Path(file).name}, line {line})"
+    return place
 
 
 def _text(error: BaseException) -> str:

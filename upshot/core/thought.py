@@ -53,7 +53,7 @@ def find_thought(pieces: Sequence[str], markers: tuple[str, str] = MARKERS, open
     start = _after(ends, start_text)
     if end < 0:
         return Thought(min(start, len(pieces)), len(pieces), len(pieces))
-    stop = bisect_right(ends, end)  # so many tokens lie wholly before the marker
+    stop = bisect_right(ends, end)  # the number of tokens that lie wholly before the marker
     return Thought(min(start, stop), stop, _after(ends, end + len(closing)))
 
 
@@ -102,7 +102,7 @@ class GrowingThought:
         return self._drain(final=True)
 
     def _drain(self, final: bool) -> tuple[str, str]:
-        said = ["", ""]
+        parts = ["", ""]
         while True:
             if self._fresh:
                 self._held = self._held.lstrip()
@@ -115,17 +115,17 @@ class GrowingThought:
                 continue
             before, found, after = self._held.partition(self._awaited[0]) if self._awaited else (self._held, "", "")
             if found:
-                self._say(said, before.rstrip())
+                self._say(parts, before.rstrip())
                 self._held, self._inside, self._fresh = after, not self._inside, True
                 self._awaited = [MARKERS[1]] if self._inside else []
                 continue
             sure = before if final else before[: len(before) - overlap_length(before, self._awaited)]
             if self._awaited and not (final and not self._inside):  # a marker may follow, and then they are nobody's
                 sure = sure.rstrip()
-            self._say(said, sure)
+            self._say(parts, sure)
             self._held = "" if final else self._held[len(sure) :]
             break
-        return said[0], said[1]
+        return parts[0], parts[1]
 
     def _say(self, said: list[str], text: str) -> None:
         if text:

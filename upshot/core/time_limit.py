@@ -38,7 +38,7 @@ call_seconds: ContextVar[float] = ContextVar("call_seconds", default=120.0)
 LATE_S = 1.0
 """A timer this late means that the whole program stood still; its time is given once more."""
 AGAIN_S = 1.0
-"""The alarm rings again after so many seconds, for code that caught the first one."""
+"""Seconds after which the alarm rings again, for code that caught the first one."""
 
 _clock: ContextVar[_Clock | None] = ContextVar("_clock", default=None)
 
@@ -182,7 +182,7 @@ class TimeUp(BaseException):
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise `TimeUp` in what runs inside after so many seconds; an outer or a foreign alarm goes on afterwards."""
+    """Raise `TimeUp` in what runs inside after this many seconds; an outer or a foreign alarm goes on afterwards."""
     by_signal = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     with _signal_alarm(seconds) if by_signal else _thread_alarm(seconds):
         yield

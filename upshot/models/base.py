@@ -42,7 +42,7 @@ class Request:
     """Who speaks (policy, user, judge …): calls, cost and latency are counted by it."""
     top_logprobs: int = 0
     given: int = 0
-    """The last so many ids of the prompt are given: nothing is sampled, the one completion holds their
+    """This many of the prompt's last ids are given: nothing is sampled, the one completion holds their
     log-probabilities (`Model.logprobs`)."""
     lark: str = ""
     """Rules that the text must follow, in Lark as llguidance reads it; a model in this process alone enforces them."""
@@ -110,7 +110,7 @@ class Model(Helper, ABC):
         """`request.n` completions, or `ModelCallError`."""
 
     def copy_at(self, when: str) -> Model:
-        """A copy of this model that is trained no further ('start', or renewed every so many steps)."""
+        """A copy of this model that is trained no further ('start', or renewed at an interval of steps)."""
         raise UserError(f"'policy@{when}': only a policy in training in this process can be copied")
 
     @property

@@ -111,13 +111,13 @@ class EngineModel(Model):
         return (encoder or self.tokenizer.encode)(text)
 
     def check_size(self, ids: int, what: str) -> None:
-        """Refuse a prompt of so much that it has at least so many ids, where that is more than the context takes."""
+        """Refuse a prompt that has at least this many ids where the context takes fewer; `what` describes its size."""
         room = self.engine.shape.max_length
         if ids > room:
             raise ModelCallError("too_long", f"the prompt has {what}, and the model's context takes {room} ids")
 
     def check_queue(self, more: int) -> None:
-        """Refuse so many sequences at once where they cannot all wait."""
+        """Refuse `more` sequences if the queue has no room for all of them."""
         waiting, most = len(self.engine.scheduler.waiting), self.engine.settings.max_waiting
         if waiting + more > most:
             raise ModelCallError("rate_limited", f"{more} sequences more, and {waiting} of at most {most} wait already")

@@ -68,8 +68,8 @@ class SchemaCompiler:
         """A factory of fresh grammar states for a schema."""
         from llguidance import LLMatcher
 
-        own = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
-        text = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": own}))
+        options = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
+        text = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": options}))
         return self._states(text, "the JSON schema")
 
     def lark(self, rules: str) -> Callable[[], Grammar]:

@@ -143,7 +143,7 @@ def failure_of(error: Exception, name: str) -> Exception:
         return AttemptError("connection", detail)
     if isinstance(error, openai.APIStatusError):
         return AttemptError(f"http_{status}", detail)
-    if isinstance(error, (openai.APIError, ValueError)):  # a body that is no JSON
+    if isinstance(error, (openai.APIError, ValueError)):  # a body that is not JSON
         return AttemptError("bad_response", detail)
     return error
 

@@ -74,7 +74,7 @@ def local_path(name: str) -> str:
 
 
 def describe_choice(name: str) -> str:
-    """Which of its checkpoints a run folder stands for, in words; empty for anything that is no run folder."""
+    """Which of its checkpoints a run folder stands for, in words; empty for anything else."""
     run = Path(expand_home(name.removeprefix("local:")))
     if not (run / "checkpoints").is_dir() or (run / "config.json").is_file():
         return ""
@@ -120,10 +120,10 @@ def pick_dtype(name: str, device: str) -> Any:
 
     if name == "auto":
         return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype):
         raise UserError(f"'{name}' is not a dtype; give float32, bfloat16, float16 or auto")
-    return found
+    return kind
 
 
 def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
@@ -166,8 +166,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a folder, hub name or `smollm2-135m`."""
-    own = Path(expand_home(name))  # a folder may hold a tokenizer and no model
-    path = str(own) if (own / "tokenizer_config.json").is_file() else local_path(name)
+    given_folder = Path(expand_home(name))  # a folder may hold a tokenizer and no model
+    path = str(given_folder) if (given_folder / "tokenizer_config.json").is_file() else local_path(name)
     folder = Path(path)
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise UserError(
@@ -195,7 +195,7 @@ def _ask_hub(name: str) -> None:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(f"model '{name}': there is no such folder, and the hub has no such model; {known}") from error
     except errors.HfHubHTTPError:
-        return  # it answered: whatever it refuses is told when the files are asked for
+        return  # it answered; if it refuses the files, the download will say so
     except Exception as error:  # requests, httpx: no network, no name service, no certificate
         why = f"{type(error).__name__}: {error}"
         raise UserError(f"model '{name}': no such folder, and the hub cannot be reached ({why}); {known}") from error
@@ -244,10 +244,10 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
 
 def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
     """As `load_local`, with an adapter merged into its base model: every weight is a plain tensor."""
-    found = adapter_config(name)
-    if found is None:
+    adapter = adapter_config(name)
+    if adapter is None:
         return load_local(name, dtype, device)
-    base, tokenizer = load_whole(found["base_model_name_or_path"], dtype, device)
+    base, tokenizer = load_whole(adapter["base_model_name_or_path"], dtype, device)
     import peft
 
     try:

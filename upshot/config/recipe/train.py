@@ -175,16 +175,16 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=1)
     """Replies to each row."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer updates a step: its replies or examples in so many parts, logged as one. After the first they are
+    """Optimizer updates a step: its replies or examples in this many parts, logged as one. After the first they are
     off-policy (clipped)."""
     token_budget: int = Field(0, ge=0)
     """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
     0 (or auto): as the memory plan finds."""
     async_steps: int = Field(0, ge=0, le=64)
-    """rl, online-dpo, ppo: a step's replies are sampled by the weights of so many steps before, while those steps are
+    """rl, online-dpo, ppo: a step's replies are sampled by the weights of this many steps before, while those steps are
     learned; 0: by the newest weights, strictly on-policy."""
     dynamic_sampling: int = Field(0, ge=0)
-    """rl: while some groups' rewards are all alike, play other rows in their place, so many times a step at most."""
+    """rl: while some groups' rewards are all alike, play other rows in their place, at most this many times a step."""
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
     separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
@@ -263,7 +263,7 @@ class TrainConfig(Section):
         return method_of(self.method).value_head or bool(self.kl.weight or self.entropy)
 
     def resolve_steps(self, examples: int) -> TrainConfig:
-        """The same with `steps` as they are over so many rows or examples."""
+        """The same with `steps` resolved for this many rows or examples."""
         if self.epochs is None:
             return self
         passes = -(-math.ceil(self.epochs * examples) // self.prompts_per_step)

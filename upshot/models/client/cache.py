@@ -31,8 +31,8 @@ _TABLE = (
 
 def cache_home() -> Path:
     """The user's cache folder: $UPSHOT_CACHE, else $XDG_CACHE_HOME/upshot, else ~/.cache/upshot."""
-    if own := os.environ.get("UPSHOT_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("UPSHOT_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "upshot"
 
 
@@ -88,8 +88,8 @@ class ResponseCache:
 
     def get(self, key: bytes, sample: int) -> Completion | None:
         """A stored completion (marked as cached, at no cost), or None."""
-        found = self._sql.execute("SELECT data FROM completions WHERE key=? AND sample=?", (key, sample)).fetchone()
-        return None if found is None else decode(found[0])
+        row = self._sql.execute("SELECT data FROM completions WHERE key=? AND sample=?", (key, sample)).fetchone()
+        return None if row is None else decode(row[0])
 
     def put(self, key: bytes, sample: int, completion: Completion, model: str = "") -> None:
         """Store a completion; the first one stored stays. A cache that cannot be written to is only slower."""

@@ -121,20 +121,20 @@ class GuardedModel(Model):
             # The same question asked again in this run wants another sample, not the first one once more.
             first = self._asked.get(base, 0)
             self._asked[base] = first + request.n
-        found = [cache.get(base, first + i) for i in range(request.n)]
-        hits = [completion for completion in found if completion is not None]
+        completions = [cache.get(base, first + i) for i in range(request.n)]
+        hits = [completion for completion in completions if completion is not None]
         if hits and len(hits) < request.n and repeatable:
-            hits, found = [], [None] * request.n  # samples of one seed belong together
+            hits, completions = [], [None] * request.n  # samples of one seed belong together
         count.cache_hits += len(hits)
-        missing = [i for i, completion in enumerate(found) if completion is None]
+        missing = [i for i, completion in enumerate(completions) if completion is None]
         if not missing:
             return hits
         count.cache_misses += len(missing)
         fresh = await self._call(request, len(missing), request.sampling.seed, count)
         for i, completion in zip(missing, fresh, strict=True):
             cache.put(base, first + i, completion, self.identity)
-            found[i] = completion
-        return [completion for completion in found if completion is not None]
+            completions[i] = completion
+        return [completion for completion in completions if completion is not None]
 
     async def _call(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
         """n completions; endpoints that give fewer than asked are asked again for the rest."""
@@ -194,8 +194,8 @@ class GuardedModel(Model):
         self._check_open()
         wait = retries.next_wait(error)
         if wait is None:
-            told = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
-            raise ModelCallError(error.reason, told) from error
+            message = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
+            raise ModelCallError(error.reason, message) from error
         count.retries[error.reason] += 1
         log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
         await self._pause(wait)

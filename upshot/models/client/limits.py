@@ -35,7 +35,7 @@ class Pace:
         self.capacity = max(1.0, self.rate)
 
     def correct(self, amount: float) -> None:
-        """Use so much more (or, negative, less) than was taken."""
+        """Account for using more (or, if negative, less) than was taken."""
         self._level = min(self.capacity, self._level - amount)
 
     def _fill(self) -> float:
@@ -62,7 +62,7 @@ class CallSlots:
         self._admit()
 
     def resize(self, bound: int) -> None:
-        """Let so many in from now on; those inside stay."""
+        """Set how many are let in from now on; those inside stay."""
         self.bound = bound
         self._admit()
 
@@ -111,14 +111,14 @@ class EndpointLimits:
         return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
 
     def share(self, processes: int) -> None:
-        """Take one share of what so many processes may ask of the endpoint together."""
+        """Take one of `processes` equal shares of what the endpoint allows."""
         self.slots.share(processes)
         for pace in (self._requests, self.tokens):
             if pace is not None:
                 pace.share(1 / processes)
 
     async def pace(self, tokens: float) -> None:
-        """Wait until one more request with about so many tokens may be sent."""
+        """Wait until one more request of about `tokens` tokens may be sent."""
         if self._requests:
             await self._requests.take(1)
         if self.tokens:

@@ -218,15 +218,15 @@ def likeness(model: GuardedModel) -> tuple[str, ...]:
 
 
 def common_likeness(models: list[GuardedModel]) -> tuple[str, ...]:
-    """What all of them are like; what is asked, and what comes back, must not hang on who answers."""
-    found = {likeness(model): model.name for model in models}
-    if len(found) > 1:
-        (one, a), (other, b), *_ = found.items()
+    """What all of them are like; what is asked, and what comes back, must not depend on who answers."""
+    names = {likeness(model): model.name for model in models}
+    if len(names) > 1:
+        (one, a), (other, b), *_ = names.items()
         raise UserError(
             f"the replicas '{a}' {one} and '{b}' {other} differ; serve the same model by the same server, or say "
             "what holds for all with 'model' and 'token_ids'"
         )
-    return next(iter(found))
+    return next(iter(names))
 
 
 def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -241,13 +241,13 @@ def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
             "such, or a file with one a line"
         ) from error
     named = [line.strip().rstrip("/") for line in lines]
-    found = tuple(dict.fromkeys(line for line in named if line and not line.startswith("#")))
-    for line in found:
+    addresses = tuple(dict.fromkeys(line for line in named if line and not line.startswith("#")))
+    for line in addresses:
         if not line.startswith(("http://", "https://")):
-            raise UserError(f"'{url}' names the replica '{line}', which is no URL: 'http://host:8000/v1'")
-    if not found:
+            raise UserError(f"'{url}' names the replica '{line}', which is not a URL such as 'http://host:8000/v1'")
+    if not addresses:
         raise UserError(f"'{url}' lists no replica; write one address a line: 'http://host:8000/v1'")
-    return found
+    return addresses
 
 
 def short_name(url: str) -> str:

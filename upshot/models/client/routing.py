@@ -82,7 +82,7 @@ class Replica:
 
 
 def prefix_key(request: Request) -> bytes:
-    """What all calls of a conversation have in common: the messages up to the first that is no system message."""
+    """What all calls of a conversation have in common: the messages up to the first non-system message."""
     if request.by_ids:
         content: Any = list(request.prompt[:PREFIX_IDS])
     else:

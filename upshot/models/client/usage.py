@@ -18,7 +18,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 LATENCIES_KEPT = 4096
-"""Quantiles are of the last so many calls, so that memory stays flat."""
+"""Quantiles cover this many of the last calls, so that memory stays constant."""
 EVERY_S = 10.0
 """Seconds between two looks, and from which a call counts as slow."""
 SAID = 3
@@ -154,15 +154,15 @@ def tell(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_
         fresh = meter.troubles() - before.get(meter.name, Counter())
         if meter.slowest < slow_s and not fresh:
             continue
-        said = f"{meter.name}: {meter.under_way} calls under way"
+        line = f"{meter.name}: {meter.under_way} calls under way"
         if meter.queued:
-            said += f", {meter.queued} queued"
+            line += f", {meter.queued} queued"
         if meter.under_way:
-            said += f", the slowest for {meter.slowest:.0f} s"
+            line += f", the slowest for {meter.slowest:.0f} s"
         if fresh:
             named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(SAID))
-            said += f", tried again or failed: {named}"
-        parts.append(said)
+            line += f", tried again or failed: {named}"
+        parts.append(line)
     return "; ".join(parts)
 
 

@@ -33,7 +33,7 @@ class ToolCall:
 
 Part = str | ToolCall
 ParseStep = tuple[Sequence[Part], int]
-"""What the first so many characters of a text mean."""
+"""What a text means up to some character."""
 
 
 class CallParser(ABC):
@@ -196,9 +196,9 @@ def parser_for(template: str, name: str = "auto") -> type[CallParser] | None:
     if name == "none":
         return None
     if name != "auto":
-        found = parsers.get(name, "--tool-parser")
-        if not (isinstance(found, type) and issubclass(found, CallParser)):
-            raise UserError(f"tool parser '{name}' is no subclass of upshot.models.tool_calls.base:CallParser")
-        return found
+        parser = parsers.get(name, "--tool-parser")
+        if not (isinstance(parser, type) and issubclass(parser, CallParser)):
+            raise UserError(f"tool parser '{name}' is not a subclass of upshot.models.tool_calls.base:CallParser")
+        return parser
     kinds = (parsers.get(known) for known in parsers.names())
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, CallParser) and k.known(template)), None)

@@ -92,12 +92,12 @@ class ConversationServer(ApiServer):
 
     def _find(self, http: HttpRequest, reward: bool = False) -> ServedConversation:
         """The conversation of a request that brings its key, in either header; 401 for any other."""
-        found = self._open.get(http.path_params["conversation"])
-        key = "" if found is None else found.reward_key if reward else found.key
-        given = [http.headers.get("authorization", "").removeprefix("Bearer ").strip(), http.headers.get("x-api-key")]
-        if found is None or not any(hmac.compare_digest((one or "").encode(), key.encode()) for one in given):
-            raise HTTPException(401, "no open conversation has this address and key: it is over, or the key another's")
-        return found
+        conversation = self._open.get(http.path_params["conversation"])
+        key = "" if conversation is None else conversation.reward_key if reward else conversation.key
+        keys = [http.headers.get("authorization", "").removeprefix("Bearer ").strip(), http.headers.get("x-api-key")]
+        if conversation is None or not any(hmac.compare_digest((one or "").encode(), key.encode()) for one in keys):
+            raise HTTPException(401, "no open conversation has this address and key: it is over, or the key is wrong")
+        return conversation
 
     async def models(self, http: HttpRequest) -> Response:
         """The one model there is."""
@@ -159,14 +159,14 @@ def _read_object(raw: bytes) -> dict[str, Any]:
     try:
         read = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the request is no JSON: {error}"[:300]) from None
+        raise UserError(f"the request is not valid JSON: {error}"[:300]) from None
     if not isinstance(read, dict):
-        raise UserError("the request is no JSON object")
+        raise UserError("the request is not a JSON object")
     return read
 
 
 def addresses(conversation: ServedConversation, root: str) -> Iterator[tuple[str, str]]:
-    """What a program is told of its conversation, by name; `root`: where the server is."""
+    """The addresses and keys that a program gets for its conversation, by name; `root`: where the server is."""
     yield "base_url", f"{root}/c/{conversation.name}/v1"
     yield "api_key", conversation.key
     yield "reward_url", f"{root}/c/{conversation.name}/reward"

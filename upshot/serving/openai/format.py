@@ -40,7 +40,7 @@ LOWEST = -9999.0
 """Stands for a log-probability of minus infinity, which JSON cannot say."""
 
 
-Ids = Annotated[list[int], Field(fail_fast=True)]  # of a million wrong items one is told, and the others are not kept
+Ids = Annotated[list[int], Field(fail_fast=True)]  # reports one of a million wrong items and does not keep the others
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Body = TypeVar("Body", bound=BaseModel)
@@ -53,10 +53,10 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{where}: {said}" if where else said) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {message}" if where else message) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the request is no JSON: {error}"[:300]) from None
+        raise UserError(f"the request is not valid JSON: {error}"[:300]) from None
 
 
 def encodes(value: Any) -> bool:
@@ -82,7 +82,7 @@ class StrictBody(BaseModel):
         if not isinstance(data, dict):
             return data
         if not encodes(data):
-            raise ValueError("a text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character")
+            raise ValueError("a text holds half of a surrogate pair (U+D800 to U+DFFF), which is not a character")
         asked = {name: value for name, value in data.items() if value is not None and name not in BOOKKEEPING}
         for name in [name for name in asked if name not in cls.model_fields]:
             if name not in NEUTRAL:
@@ -202,11 +202,11 @@ class ChatRequest(CommonFields):
             raise ValueError("tool_choice is 'required', but there are no tools: give some, or leave it out")
         function = self.tool_choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        found = [tool for tool in self.tools if tool["function"]["name"] == name]
-        if not found:
+        matching = [tool for tool in self.tools if tool["function"]["name"] == name]
+        if not matching:
             known = [tool["function"]["name"] for tool in self.tools]
             raise ValueError(f"tool_choice names the tool {name!r}; {did_you_mean(str(name), known)}")
-        return found[:1]
+        return matching[:1]
 
     def logprobs_of(self, sampled: SampledTokens, pieces: TokenPieces) -> dict[str, Any] | None:
         """Log-probabilities in the chat endpoint's form, where they are asked for."""
@@ -291,10 +291,10 @@ class CompletionRequest(CommonFields):
 
 
 def check_tool(tool: dict[str, Any], where: str) -> None:
-    """Refuse what is no definition of a tool."""
+    """Refuse anything that is not the definition of a tool."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise ValueError(f'{where} is no {{"type": "function", "function": {{"name": …, "parameters": {{…}}}}}}')
+        raise ValueError(f'{where} is not {{"type": "function", "function": {{"name": …, "parameters": {{…}}}}}}')
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise ValueError(f"{where}.function has no name")
     if not isinstance(function.get("parameters") or {}, dict):
@@ -324,7 +324,7 @@ def text_of(content: Any, where: str) -> str:
     for i, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise UserError(
-                f"{where}.content.{i} is no part of type text; this server takes "
+                f"{where}.content.{i} is not a part of type text; this server takes "
                 '{"type": "text", "text": "…"} and nothing else'
             )
     return "".join(part["text"] for part in content)

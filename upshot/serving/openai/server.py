@@ -147,8 +147,10 @@ class OpenAIServer(ApiServer):
         done = finished[len(scores) :] or [[Completion("", "length", (), ())]] * len(prompts)
         choices: list[dict[str, Any]] = []
         for ids, some in zip(prompts, done, strict=True):
-            own = next(scored)[0] if scores and len(ids) > 1 else None
-            choices += [self._text_choice(len(choices) + i, asked, ids, own, one) for i, one in enumerate(some)]
+            prompt_scores = next(scored)[0] if scores and len(ids) > 1 else None
+            choices += [
+                self._text_choice(len(choices) + i, asked, ids, prompt_scores, one) for i, one in enumerate(some)
+            ]
         counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
         return JSONResponse({**envelope("text_completion", self.model.name), "choices": choices, "usage": counts})
 
@@ -165,9 +167,9 @@ class OpenAIServer(ApiServer):
         choice = choice_of(asked, index, {"text": done.text}, done.finish, sampled, self.pieces)
         if asked.echo:
             choice["text"] = self.model.tokenizer.decode(prompt, skip_special_tokens=False) + done.text
-            own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
-            tops = [None, *(above or [()] * len(own)), *(sampled.tops or [()] * len(sampled.ids))]
-            whole = SampledTokens([*prompt, *sampled.ids], [None, *own, *sampled.logprobs], tops)
+            logprobs, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
+            tops = [None, *(above or [()] * len(logprobs)), *(sampled.tops or [()] * len(sampled.ids))]
+            whole = SampledTokens([*prompt, *sampled.ids], [None, *logprobs, *sampled.logprobs], tops)
             choice["logprobs"] = asked.logprobs_of(whole, self.pieces)
         return choice
 
@@ -245,9 +247,9 @@ class OpenAIServer(ApiServer):
                 at = len(texts[i].ids)
                 last = seq.state == DONE and at + 1 == len(seq.sampled)  # then nothing is held back
                 piece = texts[i].add(token, last)
-                said = {"delta": messages[i].feed(piece) or {"content": ""}} if chat else {"text": piece}
+                body = {"delta": messages[i].feed(piece) or {"content": ""}} if chat else {"text": piece}
                 sampled = SampledTokens([token], [logprob], seq.tops[at : at + 1])
-                yield event(outer, choice_of(asked, i, said, None, sampled, self.pieces))
+                yield event(outer, choice_of(asked, i, body, None, sampled, self.pieces))
             if asked.include_usage:
                 prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
                 counts = usage(prompts, sum(len(s.sampled) for s in running))

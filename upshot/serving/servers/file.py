@@ -140,24 +140,24 @@ class ServersConfig(PlainNumbers):
     def _check_names(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
         for name in value:
             if not NAME.fullmatch(name):
-                raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
+                raise ValueError(f"'{name}' is not a valid server name; use letters, digits, '.', '_' and '-'")
         return value
 
     @model_validator(mode="after")
     def _split_into_processes(self) -> ServersConfig:
         """Replace servers by their processes."""
-        found: dict[str, ServerConfig] = {}
+        servers_by_name: dict[str, ServerConfig] = {}
         for name, server in self.servers.items():
             for i, one in enumerate(server.split_replicas(), 1):
-                own = name if server.replicas == 1 else f"{name}-{i}"
-                if own in found:
-                    raise ValueError(f"servers.{own}: a replica has that name too; name one of them otherwise")
-                found[own], self._asked_as[own] = one, name
-        ports = [server.port for server in found.values() if server.port != "auto"]
+                replica = name if server.replicas == 1 else f"{name}-{i}"
+                if replica in servers_by_name:
+                    raise ValueError(f"servers.{replica}: a replica has the same name; rename one of them")
+                servers_by_name[replica], self._asked_as[replica] = one, name
+        ports = [server.port for server in servers_by_name.values() if server.port != "auto"]
         for port in ports:
             if ports.count(port) > 1:
                 raise ValueError(f"port {port} is given to two servers; one process listens on a port, or say auto")
-        self.servers = found
+        self.servers = servers_by_name
         return self
 
     def asked_as(self, process: str) -> str:

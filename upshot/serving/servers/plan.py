@@ -59,18 +59,20 @@ def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequ
     open_to: dict[str, Fraction] = {}
     for gpu in sorted({number for numbers in places.values() for number in numbers}):
         here = [name for name in servers if gpu in places[name]]
-        given = sum((out[name] for name in here if name in out), Fraction(0))
+        shares = sum((out[name] for name in here if name in out), Fraction(0))
         free = [name for name in here if name not in out]
-        told = " + ".join(f"{name} {servers[name].memory:g}" for name in here if name in out)
-        if given > 1:
-            raise UserError(f"GPU {gpu}: {told} = {float(given):g} of its memory, over 1; lower `memory`, or move one")
-        if free and given >= SPARE:
+        detail = " + ".join(f"{name} {servers[name].memory:g}" for name in here if name in out)
+        if shares > 1:
             raise UserError(
-                f"GPU {gpu}: {told} = {float(given):g} of its memory leaves nothing of {float(SPARE):g} for "
+                f"GPU {gpu}: {detail} = {float(shares):g} of its memory, over 1; lower `memory`, or move one"
+            )
+        if free and shares >= SPARE:
+            raise UserError(
+                f"GPU {gpu}: {detail} = {float(shares):g} of its memory leaves nothing of {float(SPARE):g} for "
                 f"{', '.join(free)}; give them a share of `memory` too, or another device"
             )
         for name in free:
-            part = (SPARE - given) / len(free)
+            part = (SPARE - shares) / len(free)
             open_to[name] = min(open_to.get(name, part), part)
     return {name: float(share) for name, share in {**out, **open_to}.items()}
 
@@ -88,8 +90,8 @@ def pick_ports(config: ServersConfig) -> dict[str, int]:
                 held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 held[-1].bind(address)
             except OSError as error:
-                told = f"cannot listen on {config.host}:{wanted or 'auto'}: {error.strerror}"
-                raise UserError(f"servers.{name}: {told}; try another port or host") from error
+                detail = f"cannot listen on {config.host}:{wanted or 'auto'}: {error.strerror}"
+                raise UserError(f"servers.{name}: {detail}; try another port or host") from error
             out[name] = held[-1].getsockname()[1]
     finally:
         for one in held:

@@ -114,7 +114,7 @@ class ModelServer:
             return False
 
     async def _ends_within(self, within_s: float) -> bool:
-        """Whether the process ends within so many seconds."""
+        """Whether the process ends within this many seconds."""
         assert self.process is not None
         try:
             await asyncio.wait_for(self.process.wait(), within_s)

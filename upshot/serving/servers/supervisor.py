@@ -52,10 +52,10 @@ class Supervisor:
         turns: dict[int, asyncio.Lock] = {}
         self.servers: list[ModelServer] = []
         for name, settings in config.servers.items():
-            own = [gpus[number] for number in self.places[name]]
-            command = compose(config, name, ports[name], own, self.shares.get(name), os.environ)
+            gpus_of_server = [gpus[number] for number in self.places[name]]
+            command = compose(config, name, ports[name], gpus_of_server, self.shares.get(name), os.environ)
             server = ModelServer(name, command, config.host, ports[name], folder / f"{name}.log", self.reaper)
-            if settings.engine == "vllm" and own:
+            if settings.engine == "vllm" and gpus_of_server:
                 # vLLM measures what is free while it starts: two that start on one GPU would each count the other.
                 server.turn = turns.setdefault(self.places[name][0], server.turn)
             self.servers.append(server)
@@ -73,7 +73,7 @@ class Supervisor:
             raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
         stopped = self._catch_signals()  # before anything runs that a signal must end
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
-        told = asyncio.create_task(self._wait_until_ready(on_ready))
+        announcement = asyncio.create_task(self._wait_until_ready(on_ready))
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(stopped.wait())]
         if while_used:
             ends.append(asyncio.create_task(self._wait_until_unused()))
@@ -83,9 +83,9 @@ class Supervisor:
                 if task.done():
                     task.result()
         finally:
-            for task in (*keepers, *ends, told):
+            for task in (*keepers, *ends, announcement):
                 task.cancel()
-            await asyncio.gather(*keepers, *ends, told, return_exceptions=True)
+            await asyncio.gather(*keepers, *ends, announcement, return_exceptions=True)
             await self._stop()
 
     def publish(self) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import combinations
 
 ALIGNED = 512
-"""Every region begins and ends at a multiple of so many bytes."""
+"""Every region begins and ends at a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)

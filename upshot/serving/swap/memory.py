@@ -19,7 +19,7 @@ from upshot.serving.swap.layout import MemoryLayout, Region
 
 log = logging.getLogger(__name__)
 GROUP = 256
-"""Parameters that are not read as one tensor begin at a multiple of so many bytes."""
+"""Parameters that are not read as one tensor begin at a multiple of this many bytes."""
 PIECE = 32 << 20
 """Bytes copied at once: few enough for the small copies of other engines to get in between."""
 

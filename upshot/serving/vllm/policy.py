@@ -81,8 +81,8 @@ class VllmPolicy(Model):
             self._asking += 1  # nothing is awaited since the version was looked at
             self._idle.clear()
             try:
-                found = await self.endpoint.generate(asked)
-                return [self._read_completion(completion, version, request) for completion in found]
+                completions = await self.endpoint.generate(asked)
+                return [self._read_completion(completion, version, request) for completion in completions]
             except ModelCallError as error:
                 lost = error.reason in GONE or error.reason.startswith("http_5")
                 if not lost or attempt == ATTEMPTS - 1:
@@ -212,7 +212,7 @@ class VllmPolicy(Model):
         if asleep:
             _release()
             await self.client.change("/wake_up?tags=weights")
-        told = await (self._swap(version) if self.adapters else self._load(version))
+        route = await (self._swap(version) if self.adapters else self._load(version))
         if asleep:
             await self.client.change("/wake_up?tags=kv_cache")
         await self.client.change("/reset_prefix_cache")
@@ -224,7 +224,7 @@ class VllmPolicy(Model):
         self.syncs += 1
         took = time.monotonic() - began
         self._seconds += took
-        (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {told} in {took:.2f} s")
+        (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {route} in {took:.2f} s")
 
     async def _load(self, version: str) -> str:
         """All weights, into the tensors that the workers have."""

@@ -62,8 +62,8 @@ def handles(weights: Mapping[str, Tensor]) -> str:
     """Where the weights lie in this process's memory of the GPU, for another process to open."""
     from torch.multiprocessing.reductions import reduce_tensor
 
-    found = [(name, reduce_tensor(weight.detach())) for name, weight in weights.items()]
-    return base64.b64encode(pickle.dumps(found)).decode()
+    handles = [(name, reduce_tensor(weight.detach())) for name, weight in weights.items()]
+    return base64.b64encode(pickle.dumps(handles)).decode()
 
 
 def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Mapping[str, Tensor]) -> None:
@@ -71,15 +71,15 @@ def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Ma
 
     vLLM lays weights side by side, which the sum does not see; a worker that holds a part of them has another sum.
     """
-    told = f"weights of version {version} did not arrive at vLLM"
+    message = f"weights of version {version} did not arrive at vLLM"
     workers = int(states[0]["workers"]) if states else 0
     if not states or len(states) != workers:
-        raise UserError(f"{told}: {len(states)} of {workers} workers answered")
+        raise UserError(f"{message}: {len(states)} of {workers} workers answered")
     behind = [state["rank"] for state in states if state["version"] != version]
     if behind:
-        raise UserError(f"{told}: worker {behind[0]} has version {states[behind[0]]['version']}")
+        raise UserError(f"{message}: worker {behind[0]} has version {states[behind[0]]['version']}")
     if workers == 1 and states[0]["sum"] != checksum(weights.values()):
         raise UserError(
-            f"{told} whole: the sums of sent and loaded weights differ; vLLM keeps them in another form (quantized, "
+            f"{message} whole: the sums of sent and loaded weights differ; vLLM keeps them in another form (quantized, "
             "packed, or in another dtype): take engine: upshot"
         )
