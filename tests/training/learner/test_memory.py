@@ -22,7 +22,7 @@ from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.training.adapters import add_lora
 from upshot.training.learner.memory.choice import choose, list_settings
-from upshot.training.learner.memory.fit import job_of, plan_of
+from upshot.training.learner.memory.fit import job_of, plan_of, plan_recipe
 from upshot.training.learner.memory.measure import measure_kept
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, layer_bytes, optimizer_bytes, parts_of, usable
 from upshot.training.learner.memory.shape import ModelShape, find_config
@@ -358,6 +358,11 @@ def test_a_dry_run_shows_the_plan_of_a_card_that_is_not_here(folder: Path, capsy
         assert words_of_it in out
     assert main([*words, "model.memory_gb=12"]) == 2
     assert "does not fit" in capsys.readouterr().err
+
+
+def test_memory_given_by_number_needs_no_device_of_that_name(folder: Path) -> None:
+    found = plan_recipe(made({**LORA, "path": str(folder), "device": "cuda:7", "memory_gb": 139}))
+    assert found is not None and found.limit == usable(139 * GIB)
 
 
 def test_the_table_says_what_was_chosen() -> None:

@@ -51,9 +51,11 @@ def device_bytes(config: PolicyConfig) -> int:
     """Bytes of the policy's device that can be had; 0 on the CPU, where nothing is planned."""
     import torch
 
-    device = torch.device(pick_device(config.device))
-    if config.memory_gb or device.type != "cuda":
+    if config.memory_gb:  # also for a device that is not here
         return int(config.memory_gb * 2**30)
+    device = torch.device(pick_device(config.device))
+    if device.type != "cuda":
+        return 0
     return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
 
 
