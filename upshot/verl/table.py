@@ -240,6 +240,7 @@ PLAYED: dict[str, str] = {
     "train.ppo.gae_lambda": "our trainer (ppo)",
     "train.ppo.gamma": "our trainer (ppo)",
     "train.ppo.whiten": "our trainer (ppo)",
+    "reward.blamed": "our trainer",
     "reward.max_missing": "our trainer: it stops the run with the reasons",
     "model.template_options": "our renderer",
     "model.tiny": "a new model is made before verl starts",
