@@ -2,7 +2,7 @@
 
 The verdict is still taken outside where it can be. Split asserts: the script prints the values, tagged with a number
 only this run knows, and they are compared here. Other asserts stand behind the program and end by printing that number:
-who fails there has failed, who passes is undecided, for there is no judge. The local sandbox and our server have one.
+who fails there has failed, who passes is unconfirmed, for there is no judge. The local sandbox and our server have one.
 
 What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
 """
