@@ -27,6 +27,7 @@ class Chat(BaseHTTPRequestHandler):
     """Opens every sample, answers once, then finishes with a reward."""
 
     asked: list[str] = []  # noqa: RUF012 - one server a test
+    turns: dict[str, int] = {}  # noqa: RUF012 - by session, what was said in it
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -35,7 +36,8 @@ class Chat(BaseHTTPRequestHandler):
         if self.path == "/start_sample":
             answer = {"messages": [{"role": "user", "content": "hello"}], "tools": []}
         elif self.path == "/interact":
-            said = sum(message["role"] == "assistant" for message in body["messages"])
+            session = self.headers["session_id"]
+            type(self).turns[session] = said = type(self).turns.get(session, 0) + len(body["messages"])
             spoken = [] if said > 1 else [{"role": "user", "content": "and then"}]
             words = len(body["messages"][-1]["content"].split())
             answer = {"messages": spoken, "finish": said > 1, "reward": words / 10 if said > 1 else None}
@@ -51,7 +53,7 @@ class Chat(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def chat() -> Iterator[str]:
-    Chat.asked = []
+    Chat.asked, Chat.turns = [], {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -13,7 +13,7 @@ import numpy as np
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.models.base import Model, Request
 from upshot.models.scripted import last_text
 from upshot.rewards.metric import Metric
@@ -52,6 +52,16 @@ class Lottery(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+class HalfFlat(Lottery):
+    """The same, but for every other row all conversations are worth the same; one row cannot be judged."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        number = derive_seed(0, conversation.row.id)
+        if number % 32 == 1:
+            return Score.missing(Reason.CONNECTION)
+        return Score(0.5) if number % 2 else await super().score(conversation)
 
 
 class CopyState(Metric):

@@ -42,6 +42,8 @@ precise questions at a time, the most important first; never ask for what the us
 """The system prompt of the proactive row, and of a share of the candidates when data is built."""
 
 HARD = "Level 5"
+LONGEST_ARTICLE = 384
+"""Words that make about 512 tokens."""
 SYSTEMS: dict[str, str] = {"plain": PLAIN, "proactive": PROACTIVE, "none": ""}
 
 
@@ -183,6 +185,7 @@ class MathHard(CollabTask):
     name = "math-hard"
     description = "The user wants to solve a mathematics problem and get to its final answer with an assistant's help."
     hub = "lighteval/MATH-Hard"
+    other_hub = "DigitalLearningGmbH/MATH-lighteval"  # all levels, of which `parse` takes the hardest
     column = "problem"
 
     def parse(self, record: Record) -> Row | None:
@@ -201,8 +204,13 @@ class Medium(CollabTask):
     name = "medium"
     description = "The user wants a document written with an assistant's help: a blog article on a topic of theirs."
     metrics: Mapping[str, float] = {"document->bleu": 1.0, "interactivity": 1.0, "token_amount": -1e-4}
-    hub = "fabiochiu/medium-articles"
+    hub = "Kamaljp/medium_articles"
+    other_hub = "fabiochiu/medium-articles"
     column = "text"
+
+    def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
+        """The rows of a file; of the whole Hub set the newest articles that are short enough, as the paper has them."""
+        return super().parse_table(split, newest(records) if self._file == self.hub else records)
 
     def parse(self, record: Record) -> Row | None:
         """An article with a text, which is goal and reference in one."""
@@ -211,6 +219,13 @@ class Medium(CollabTask):
             return None
         goal = f"Get this article written{f', titled “{title}”' if title else ''}:\n\n{text}"
         return _goal_row(self.name, goal, text, {"title": title, "tags": record.get("tags")})
+
+
+def newest(records: Sequence[Record]) -> list[Record]:
+    """The newest 2.5 % of articles (2 % to train on, 0.5 % held out), of those with at most 512 tokens."""
+    latest = sorted(records, key=lambda record: str(record.get("timestamp") or ""), reverse=True)
+    share = latest[: max(1, len(latest) // 40)]
+    return [record for record in share if len(str(record.get("text") or "").split()) <= LONGEST_ARTICLE]
 
 
 @tasks.register("bigcodebench")

@@ -19,6 +19,8 @@ class TableTask(Task):
 
     hub: str = ""
     """Hugging Face name, with @config where it has several; '' when the task has no set of its own."""
+    other_hub: str = ""
+    """Another set of the same rows, for when that one cannot be had."""
     hub_splits: tuple[str, ...] = ()
     """Splits of that set to take, by their own names, the first one that is there; none: all, by theirs."""
 
@@ -75,10 +77,22 @@ class TableTask(Task):
     def _tables(self) -> dict[str, list[Record]]:
         """The raw records by split."""
         self.check_source()
-        tables = read_tables(self._file, self.hub_splits) if self._file else {}
+        tables = self._read(self._file) if self._file else {}
         for split, source in self._named.items():
             tables[split] = [record for table in read_tables(source).values() for record in table]
         return tables
+
+    def _read(self, source: str) -> dict[str, list[Record]]:
+        """The records of a source; where the task's own Hub set cannot be had, those of its other one."""
+        try:
+            return read_tables(source, self.hub_splits)
+        except UserError as error:
+            if source != self.hub or not self.other_hub:
+                raise
+            try:
+                return read_tables(self.other_hub, self.hub_splits)
+            except UserError:
+                raise error from None
 
     def check_source(self) -> None:
         """Refuse a task that has nothing to read rows from."""

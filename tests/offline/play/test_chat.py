@@ -143,3 +143,15 @@ def test_a_reply_from_an_endpoint_comes_in_pieces(run_folder: Path) -> None:
 def test_options_that_a_recipe_says_are_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", str(run_folder), "--user", "scripted:echo"]) == 2
     assert "--user: the recipe says it" in capsys.readouterr().err
+
+
+def test_a_chat_with_a_run_whose_data_are_not_here_needs_no_rows(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An imported SFT run names a task whose set is on the Hub; what it was trained on is nobody's business here."""
+    shutil.copytree(run_folder, tmp_path / "sft")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/quit\n"))
+    words = ["task.name=math-hard", "task.file=nowhere.parquet", "reward.metrics=[{name: token_amount}]"]
+    words += ["futures.rounds=0", "episode.max_tokens=3"]
+    assert main(["chat", str(tmp_path / "sft"), *words]) == 0
+    assert "no rows to talk about: no file 'nowhere.parquet'" in capsys.readouterr().err

@@ -24,6 +24,8 @@ class Server:
         self.break_at = break_at
         self.reward = reward or {"reward": 0.5}
         self.starts = 0
+        self.sent: dict[str, list[list[str]]] = {}
+        """By session: the roles of the messages of each `/interact`."""
 
     async def handle(self, request: web.Request) -> web.Response:
         data = await request.json()
@@ -45,6 +47,7 @@ class Server:
             opening = [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"n{data['index']}"}]
             return web.json_response({"messages": opening, "tools": [], "session_id": f"c-{data['index']}"})
         if request.path == "/interact":
+            self.sent.setdefault(session, []).append([message["role"] for message in data["messages"]])
             last = data["messages"][-1]["content"]
             finish = last == "stop"
             reply = [] if finish else [{"role": "user", "content": f"saw {last}"}]
@@ -103,7 +106,7 @@ def test_the_chat_protocol_from_start_to_reward() -> None:
         assert conversation.turns[1].message.content == f"n{number}"
         assert conversation.session["score"] == Score(1.0)
         assert conversation.session["metrics"] == {"hops": number % 3 + 1}
-        assert ("/interact", f"c-{number}") in server.calls
+        assert server.sent[f"c-{number}"] == [["assistant"]] * (number % 3 + 1), "what is new, and nothing twice"
     assert not [path for path, _ in server.calls if path == "/cancel"]
 
 

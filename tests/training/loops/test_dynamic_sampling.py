@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.config.recipe import ImportanceConfig, TrainConfig
-from upshot.core.conversation import Conversation, Message, Row, Sample
+from tests.training.workshop import metrics, recipe
+from upshot.cli import main
+from upshot.config.recipe import ImportanceConfig, Recipe, TrainConfig
+from upshot.core.conversation import Conversation, Message, Row, Sample, derive_seed
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Branch, Rollout
+from upshot.run.run import train
 from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, other_rows, replace_flat
 from upshot.training.metrics.step import summarise
@@ -61,6 +67,30 @@ def test_other_rows_are_played_in_place_of_flat_groups(seed: int, rounds: int, v
 def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
     assert other_rows([group("a", None, None)], ["a", "x"], {"a"}, 0, 1, 0) == []
     assert not is_replaceable(group("a", 1.0, 1.0, None)) and is_replaceable(group("a", 1.0, 1.0))
+
+
+def half_flat(folder: Path, **changes: Any) -> Recipe:
+    more = {"reward": {"metrics": ["tests.training.helpers:HalfFlat"]}, "futures": {"rounds": 0}}
+    return recipe(folder, warm=False, more=more, prompts_per_step=4, group_size=2, save={"every": 1}, **changes)
+
+
+def test_a_run_learns_from_other_rows_in_place_of_flat_ones_and_resumes_alike(tmp_path: Path) -> None:
+    for name, steps in (("whole", 3), ("halves", 1)):
+        train(half_flat(tmp_path / name, dynamic_sampling=4, steps=steps))
+    train(half_flat(tmp_path / "plain", steps=1))
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "halves"), "train.steps=3"]) == 0
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "halves")
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "rollouts.jsonl").read_text().splitlines()]
+    for step, own in itertools.groupby(lines, lambda line: line["step"]):
+        rows = {line["group"]: line["row"] for line in own}
+        assert sorted(rows) == [0, 1, 2, 3] and len(set(rows.values())) == 4, f"step {step}: four groups, no row twice"
+        numbers = [derive_seed(0, row) for row in rows.values()]
+        assert all(number % 2 == 0 or number % 32 == 1 for number in numbers), "flat ones are gone, missing ones stay"
+    flat = {name: [line["reward/flat_groups"] for line in metrics(tmp_path / name)] for name in ("whole", "plain")}
+    missing = [line["reward/missing"] for line in metrics(tmp_path / "whole")]
+    assert max(flat["plain"]) > 0
+    for share, lost, line in zip(flat["whole"], missing, metrics(tmp_path / "whole"), strict=True):
+        assert share in (0, lost / 8) and line["train/sequences"] == 8 - lost, "what is learned from is what was kept"
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from(["token", "sequence"]))

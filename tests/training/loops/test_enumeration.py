@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.training.enumerated import (
     ECHO,
     OPENING,
     THETA,
+    Sampled,
     Words,
     Worth,
     add_logprob,
@@ -23,11 +26,14 @@ from tests.training.enumerated import (
     of,
     played,
     softmax,
+    weights_by_source,
     words_of,
     worth,
     zero,
 )
 from upshot.config.recipe import CreditConfig
+from upshot.training.learner.batch import Datum
+from upshot.training.loops import ppo
 
 TREE = CreditConfig(by="tree")
 
@@ -146,3 +152,25 @@ def test_with_a_clamp_the_reply_climbs_its_clamped_mean_and_a_branch_its_clamped
         add_logprob(exact, OPENING, word, mean)
     assert of(mean_estimate(merged(outcomes), 2), first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
     assert of(exact, first=True) != pytest.approx(of(later, first=True), abs=1e-2), "not the same objective"
+
+
+class Critic(Sampled):
+    """A value head that is wrong everywhere, but knows only what was said before."""
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        return [[random.Random(repr(one.ids[:at])).gauss(0, 1) for at in range(len(one.ids))] for one in data]
+
+
+@pytest.mark.parametrize("credit", [CreditConfig(), TREE], ids=["reply", "tree"])
+def test_ppo_without_a_bootstrap_is_the_exact_gradient_whatever_the_value_head_says(credit: CreditConfig) -> None:
+    rounds = 2 if credit is TREE else 0
+    outcomes = played(7, [2, 2], 2, ECHO, credit) if rounds else played(1)
+    source = Critic(method="ppo", ppo={"gae_lambda": 1.0, "whiten": False})
+    weight = weights_by_source(outcomes)
+    units, _ = ppo.lesson_of(source, [[reply] for reply, _ in outcomes])
+    found = zero()
+    for datum in itertools.chain(*units):
+        for at in datum.places:
+            times = weight[id(datum.source)] * datum.share * datum.advantages[at]
+            add_logprob(found, datum.ids[at - 1], datum.ids[at], times)
+    assert found == pytest.approx(exact_gradient(rounds, ECHO), abs=1e-12)

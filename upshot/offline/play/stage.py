@@ -153,12 +153,16 @@ def _speaker(recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Rende
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
     """Rows that were not trained on: of the split that is named, else test, else validation."""
-    for name in [split] if split else ["test", "validation"]:
-        if rows := list(task.rows(name))[:most]:
-            return rows
-    raise UserError(
+    problem = UserError(
         f"task '{task.name}' has no rows in its split {split or 'test or validation'}; choose another --split"
     )
+    for name in [split] if split else ["test", "validation"]:
+        try:
+            if rows := list(task.rows(name))[:most]:
+                return rows
+        except UserError as error:  # the task has no such split, or its data cannot be read
+            problem = error
+    raise problem
 
 
 def recipe_of_run(name: str) -> bool:

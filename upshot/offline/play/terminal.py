@@ -13,16 +13,17 @@ from typing import Any
 
 from upshot.api.reward import open_scorer
 from upshot.config.load import load_recipe
-from upshot.core.conversation import Turn
+from upshot.core.conversation import Row, Turn
 from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.core.thought import GrowingThought
 from upshot.models.base import ModelCallError
 from upshot.models.connect import connect
 from upshot.offline.arguments import SCRIPT, read_metrics, read_model
 from upshot.offline.play.chat import Chat
-from upshot.offline.play.stage import StandingPolicy, open_stage, recipe_of_run
+from upshot.offline.play.stage import StandingPolicy, held_out, open_stage, recipe_of_run
 from upshot.offline.play.trees import clean, group_tree, tell_scores
 from upshot.rollout.futures.talk import Talk
+from upshot.tasks.base import Task
 from upshot.tasks.participants.base import users
 
 HELP = """\
@@ -52,6 +53,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _goals(task: Task) -> list[Row]:
+    """Rows whose goals a simulated user may have; none where the data are not here, since a chat needs none."""
+    problem = ""
+    for split in (None, "train"):
+        try:
+            return held_out(task, split, 1000)
+        except UserError as error:
+            problem = str(error)
+    print(f"no rows to talk about: {problem}", file=sys.stderr)
+    return []
+
+
 @asynccontextmanager
 async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
     """The model, and whoever else the run, the recipe or the options name."""
@@ -63,9 +76,8 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
         recipe = load_recipe(args.recipe or args.model, args.overrides).recipe
         recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=_sampling(args))})
         async with open_stage(recipe, _spec(args)) as stage:
-            rows = next((rows for split in ("test", "validation", "train") if (rows := stage.task.rows(split))), ())
             services = stage.services
-            yield Chat(stage.context, services.metrics, services.user, list(rows[:1000]), args.system, args.seed)
+            yield Chat(stage.context, services.metrics, services.user, _goals(stage.task), args.system, args.seed)
         return
     if args.overrides:
         raise UserError(

@@ -2,7 +2,7 @@
 
 instance: POST /start_instance {instance_hash} → {sid}; /process_action {sid, content}; /postprocess {sid};
 /compute_reward {sid} → {reward}, or {f2p_count, f2p_total}.
-chat: POST /start_sample {index, name} → {messages, tools}; /interact {messages} with a `session_id` header →
+chat: POST /start_sample {index, name} → {messages, tools}; /interact {the new messages} with a `session_id` header →
 {messages, finish, reward, metrics}; /cancel. The session id comes from the start's answer (body or header).
 
 A call that fails ends the episode as missing with the reason; a session that was started is always ended.
@@ -79,10 +79,10 @@ class RemoteEnvironment(Participant):
             state = {"id": str(answer.get("session_id") or headers.get("session_id") or session_name(conversation))}
             if answer.get("tools"):
                 conversation.session["tools"] = list(answer["tools"])
-        conversation.session[KEY] = state
         opening = answer.get("messages") or answer.get("prompt") or []
         for message in [Message("user", opening)] if isinstance(opening, str) else messages_from(opening):
             conversation.say(message)
+        conversation.session[KEY] = {**state, "known": len(conversation.turns)}
 
     async def observe(self, conversation: Conversation) -> Observation:
         """What comes back for the last turn."""
@@ -94,11 +94,13 @@ class RemoteEnvironment(Participant):
             text = next((str(answer[key]) for key in ("content", "observation", "output") if answer.get(key)), "")
             messages: tuple[Message, ...] = (Message("user", text),) if text else ()
         else:
-            body = {"messages": [message.to_dict() for message in conversation.messages]}
+            # The server keeps the conversation: it is sent what was said since it spoke last, and nothing twice.
+            body = {"messages": [message.to_dict() for message in conversation.messages[state["known"] :]]}
             answer, _ = await self._post("/interact", body, state["id"])
             messages = messages_from(answer.get("messages") or [])
         done = bool(answer.get("finish") or answer.get("done") or answer.get("finished"))
-        conversation.session[KEY] = {**state, "reward": answer.get("reward"), "done": done}
+        known = len(conversation.turns) + len(messages)
+        conversation.session[KEY] = {**state, "known": known, "reward": answer.get("reward"), "done": done}
         numbers = {k: float(v) for k, v in (answer.get("metrics") or {}).items() if isinstance(v, int | float)}
         return Observation(messages, done or not messages, "finished" if done else "answered", metrics=numbers)
 

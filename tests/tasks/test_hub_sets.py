@@ -1,0 +1,41 @@
+"""Sets on the Hub that may be gone, or are larger than what the paper takes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from upshot.core.errors import UserError
+from upshot.tasks.base import tasks
+from upshot.tasks.datasets.files import Record
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, sets: dict[str, list[Record]]) -> None:
+    """A Hub with these sets, all of them in the split train."""
+
+    def read(source: str, *_: Any) -> dict[str, list[Record]]:
+        if source not in sets:
+            raise UserError(f"cannot load '{source}' from Hugging Face")
+        return {"train": sets[source]}
+
+    monkeypatch.setattr("upshot.tasks.tables.read_tables", read)
+
+
+def test_math_hard_is_read_from_its_other_set_where_the_first_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"problem": f"p{n}", "solution": "s", "level": f"Level {n % 5 + 1}", "type": "Algebra"} for n in range(50)]
+    serve(monkeypatch, {"DigitalLearningGmbH/MATH-lighteval": rows})
+    loaded = tasks.create("math-hard", {}, "task").all_rows()
+    assert sum(map(len, loaded.values())) == 10  # level 5 alone
+    serve(monkeypatch, {})
+    with pytest.raises(UserError, match="cannot load 'lighteval/MATH-Hard'"):
+        tasks.create("math-hard", {}, "task").rows("train")
+
+
+def test_documents_are_the_newest_short_articles_of_the_papers_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    articles = [{"title": f"t{n}", "text": f"text {n}", "timestamp": f"2020-01-01 00:{n:04d}"} for n in range(400)]
+    articles[399] = {**articles[399], "text": "word " * 400}
+    serve(monkeypatch, {"Kamaljp/medium_articles": articles})
+    loaded = tasks.create("medium", {}, "task").all_rows()
+    titles = {row.meta["title"] for rows in loaded.values() for row in rows}
+    assert titles == {f"t{n}" for n in range(390, 399)}  # 2.5 % of 400, of which one is too long
