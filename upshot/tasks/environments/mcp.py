@@ -126,11 +126,8 @@ class McpSession:
                 if not slow:
                     self._over.set()
                 # It had answered until this call: that may be the call's doing, which a lost connection never is.
-                why, reason = (
-                    f"the MCP server '{self.server}', {what}: {_words(error)}",
-                    "timeout" if slow else "crashed",
-                )
-                raise ServerGone(why, reason) from error
+                reason = "timeout" if slow else "crashed"
+                raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}", reason) from error
 
     async def aclose(self) -> None:
         """End the session."""
