@@ -110,6 +110,10 @@ def _values(key: str) -> list[str]:
         return []
     if info.annotation is bool:
         return ["true", "false"]
+    if key == "train.method":
+        from upshot.config.method import methods
+
+        return methods.names()
     return [str(value) for value in typing.get_args(info.annotation) if isinstance(value, str)]
 
 

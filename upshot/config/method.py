@@ -1,4 +1,4 @@
-"""What a training method declares of itself: what it learns from, and what it needs. One file of `training/loops` each.
+"""What a training method declares of itself: what it learns from, what it needs. One file of `training/methods` each.
 
 A method is a class with `@methods.register("name")`, or `my_pkg.module:MyMethod` in `train.method`. Everybody else asks
 `method_of(config)` what it needs, and compares no names.
@@ -53,14 +53,17 @@ class TrainingMethod(ABC):
         return False
 
     def check(self, recipe: Any) -> None:
-        """Refuse what the method cannot learn with, before any work."""
+        """Refuse what the method cannot learn with, before any work; it imports no PyTorch."""
+
+    def check_loss(self, recipe: Any) -> None:
+        """Refuse a loss that cannot be had, or options that it does not have."""
 
     def explain_empty(self, config: Any, task: Any) -> str:
         """What to say when there is nothing to learn from."""
         return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"
 
 
-methods: Registry[TrainingMethod] = Registry("training method", "upshot.training.loops")
+methods: Registry[TrainingMethod] = Registry("training method", "upshot.training.methods")
 """Methods that a recipe can name in `train.method`."""
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from upshot.config.method import method_of
 from upshot.rollout.check_names import thought_key
 from upshot.run.checks.context import CheckContext, Finding
-from upshot.training.objectives.surrogates.base import surrogate
 
 
 def check(context: CheckContext) -> Iterator[Finding]:
     """Look at how the policy is sampled and at what of its replies is trained."""
     if not context.sampled:
         return
-    train = context.recipe.train
-    if train.method in ("rl", "ppo"):
-        surrogate(train.loss.name, train.loss.options)  # its options are checked where it is made
+    method_of(context.recipe.train.method).check_loss(context.recipe)
     episode, key = context.recipe.episode, thought_key(context.recipe)
     # Replies that leave nothing to chance cannot be compared, and their log-probabilities have no gradient.
     says = "all replies to a row would be the same, and nothing is learned from them"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from upshot.config.method import TrainingMethod, methods
-from upshot.config.recipe import Recipe, TrainConfig
+from upshot.config.method import TrainingMethod
+from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.tasks.base import Task
-from upshot.tasks.datasets.records import Preference, read_preferences
+from upshot.tasks.datasets.records import Preference
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
@@ -19,51 +18,23 @@ from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Dpo
 
 
-@methods.register("dpo")
-class DPOMethod(TrainingMethod):
-    """Pairs of replies from a file."""
+async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
+    """Learn the pairs of `train.data` up to `train.steps`."""
+    policy, preferences = run.policy, method.examples(config, run.task)
+    pairs = render_pairs(preferences, policy.renderer, policy.max_context)
+    if len(pairs) < len(preferences):
+        run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
+    if not pairs:
+        raise UserError(method.explain_empty(config, run.task))
 
-    best_metric = "eval/loss/dpo"
-    evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
+    def evaluate(learner: Learner) -> Logs:
+        held_out = read_held_out_pairs(run.recipe)
+        return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
 
-    async def train(self, run: LoopRun, config: TrainConfig) -> None:
-        """Learn the pairs of `train.data` up to `train.steps`."""
-        policy, preferences = run.policy, self.examples(config, run.task)
-        pairs = render_pairs(preferences, policy.renderer, policy.max_context)
-        if len(pairs) < len(preferences):
-            run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
-        if not pairs:
-            raise UserError(self.explain_empty(config, run.task))
+    def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:
+        return prepare(learner, [pairs[i] for i in picked])
 
-        def evaluate(learner: Learner) -> Logs:
-            held_out = read_held_out_pairs(run.recipe)
-            return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
-
-        def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:
-            return prepare(learner, [pairs[i] for i in picked])
-
-        await learn_examples(run, config, len(pairs), prepare_some, evaluate)
-
-    def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
-        """The pairs of `train.data` whose scores are far enough apart."""
-        if not config.data:
-            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-        return read_preferences(config.data, config.dpo.min_gap)
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """Pairs are compared with it."""
-        return True
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse evaluation without held-out pairs."""
-        if recipe.eval.every and not recipe.eval.data:
-            raise UserError(
-                "eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0"
-            )
-
-    def explain_empty(self, config: TrainConfig, task: Task) -> str:
-        """See `TrainingMethod`."""
-        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
+    await learn_examples(run, config, len(pairs), prepare_some, evaluate)
 
 
 def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:

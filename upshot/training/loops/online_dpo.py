@@ -13,39 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from upshot.config.method import methods
-from upshot.config.recipe import Recipe, TrainConfig
-from upshot.core.errors import UserError
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.dpo import prepare as prepare_pairs
 from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.rl import Groups, RLMethod
+from upshot.training.loops.rl import Groups
 
 Candidate = Rollout | Branch
 Pair = tuple[Candidate, Candidate]
-
-
-@methods.register("online-dpo")
-class OnlineDPOMethod(RLMethod):
-    """Pairs of the policy's own replies, ranked by reward."""
-
-    credits_tokens = on_ray = False
-
-    def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `TrainingMethod`."""
-        return prepare(learner, groups)
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """Pairs are compared with it."""
-        return True
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse groups without a pair."""
-        if recipe.train.group_size < 2:
-            raise UserError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
 
 
 def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tuple[list[Pair], Counter[str]]:

@@ -14,28 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from upshot.config.method import methods
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs
 from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.rl import Groups, RLMethod, Units, as_units, make_lesson
+from upshot.training.loops.rl import Groups, Units, as_units, make_lesson
 from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Ppo
-
-
-@methods.register("ppo")
-class PPOMethod(RLMethod):
-    """A value head and GAE."""
-
-    credits_tokens = compares = False
-    value_head = True
-
-    def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `TrainingMethod`."""
-        return prepare(learner, groups)
 
 
 def prepare(learner: Learner, groups: Groups) -> Lesson:

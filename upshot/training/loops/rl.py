@@ -1,4 +1,4 @@
-"""Reinforcement learning on the policy's own replies. `RLMethod.train` is the step, top to bottom:
+"""Reinforcement learning on the policy's own replies. `train` is the step, top to bottom:
 
 rows → rollouts → advantages → training data → loss → update → log. PPO and online DPO are the same loop with another
 `prepare`.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from upshot.config.method import TrainingMethod, methods
+from upshot.config.method import TrainingMethod
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
@@ -24,7 +24,6 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Branch, Rollout
 from upshot.rollout.tree import compared, measure_tree
-from upshot.tasks.base import Task
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
 from upshot.training.learner.learner import Learner
@@ -39,7 +38,6 @@ from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
 from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Objective, PolicyGradient
-from upshot.training.objectives.surrogates.base import surrogate
 
 Groups = Sequence[Sequence[Rollout]]
 """A step's replies, those to one prompt together."""
@@ -60,74 +58,51 @@ CUT_SAMPLING = (
 """What is said of sampling that is cut."""
 
 
-@methods.register("rl")
-class RLMethod(TrainingMethod):
-    """Policy gradient over groups."""
+async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
+    """The loop of every method that learns from its own replies."""
+    recipe, policy = run.recipe, run.policy
+    method.check(recipe)
+    method.check_loss(recipe)
+    rows = policy.fit_prompts(run.task.rows("train"))
+    if not rows:
+        raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
+    phase = TrainingPhase(run, config, len(rows))
+    if phase.over:
+        return  # before any helper is started
+    if recipe.episode.top_p < 1 or recipe.episode.top_k:
+        run.say(CUT_SAMPLING)
+    async with run.open_services() as (services, context):
+        learner = phase.begin()
+        evaluate = partial(play_held_out, run, services, context)
 
-    samples = credits_tokens = compares = on_ray = True
+        def play_one(number: int) -> Coroutine[Any, Any, list[list[Rollout]]]:
+            return play(recipe, context, rows, number, run.show_progress, run.ranks)
 
-    async def train(self, run: LoopRun, config: TrainConfig) -> None:
-        """The loop of every method that learns from its own replies."""
-        recipe, policy = run.recipe, run.policy
-        self.check(recipe)
-        rows = policy.fit_prompts(run.task.rows("train"))
-        if not rows:
-            raise UserError(
-                f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`"
-            )
-        phase = TrainingPhase(run, config, len(rows))
-        if phase.over:
-            return  # before any helper is started
-        if recipe.episode.top_p < 1 or recipe.episode.top_k:
-            run.say(CUT_SAMPLING)
-        async with run.open_services() as (services, context):
-            learner = phase.begin()
-            evaluate = partial(play_held_out, run, services, context)
-
-            def play_one(number: int) -> Coroutine[Any, Any, list[list[Rollout]]]:
-                return play(recipe, context, rows, number, run.show_progress, run.ranks)
-
-            async with RolloutSchedule(play_one, policy.sampler, config.async_steps, phase.left) as schedule:
-                for number in phase.left:
-                    with phase.step(number) as step:
-                        step.groups, times = await schedule.get(number)
-                        step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
-                        if config.async_steps:
-                            step.logs |= staleness(step.groups, number)
-                        await phase.evaluate(step, evaluate)
-                        if phase.stopped:
-                            break
-                        stop_if_missing(step.groups, recipe.reward.max_missing)
-                        if number == 0 and (pull := tell_pull(step.groups)):
-                            run.say(pull)
-                        if recipe.reward.blamed == "worst":
-                            step.logs |= blame(step.groups, context.futures)
-                        run.count_services()
-                        schedule.start_next(number)
-                        await policy.rest()
-                        seed = derive_seed(recipe.seed, "minibatches", number)
-                        with phase.learning(step):
-                            work = partial(learn, learner, step.groups, seed, self.prepare)
-                            # Where other steps are played meanwhile, in a thread.
-                            step.logs |= await in_thread(work) if config.async_steps else work()
-                    await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-            await phase.finish(evaluate)
-
-    def prepare(self, learner: Learner, groups: Groups) -> Lesson:
-        """See `TrainingMethod`."""
-        return prepare(learner, groups)
-
-    def examples(self, config: TrainConfig, task: Task) -> Sequence[Any]:
-        """The task's rows."""
-        return task.rows("train")
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """For the divergence from the initial model."""
-        return bool(config.kl.weight)
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse a loss that is not there."""
-        surrogate(recipe.train.loss.name, recipe.train.loss.options)
+        async with RolloutSchedule(play_one, policy.sampler, config.async_steps, phase.left) as schedule:
+            for number in phase.left:
+                with phase.step(number) as step:
+                    step.groups, times = await schedule.get(number)
+                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
+                    if config.async_steps:
+                        step.logs |= staleness(step.groups, number)
+                    await phase.evaluate(step, evaluate)
+                    if phase.stopped:
+                        break
+                    stop_if_missing(step.groups, recipe.reward.max_missing)
+                    if number == 0 and (pull := tell_pull(step.groups)):
+                        run.say(pull)
+                    if recipe.reward.blamed == "worst":
+                        step.logs |= blame(step.groups, context.futures)
+                    run.count_services()
+                    schedule.start_next(number)
+                    await policy.rest()
+                    seed = derive_seed(recipe.seed, "minibatches", number)
+                    with phase.learning(step):
+                        work = partial(learn, learner, step.groups, seed, method.prepare)
+                        # Where other steps are played meanwhile, in a thread.
+                        step.logs |= await in_thread(work) if config.async_steps else work()
+                await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+        await phase.finish(evaluate)
 
 
 async def play(

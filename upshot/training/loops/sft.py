@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.config.method import TrainingMethod, methods
+from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.tasks.base import Task
-from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
@@ -50,42 +48,24 @@ class Dialogues(Sequence[Datum]):
         return self._rendered[index]
 
 
-@methods.register("sft")
-class SFTMethod(TrainingMethod):
-    """Imitation of whole dialogues."""
+async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
+    """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
+    policy, tools = run.policy, run.task.tools()
+    dialogues = method.examples(config, run.task)
+    if not dialogues:
+        raise UserError(method.explain_empty(config, run.task))
+    data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
+    if not data:
+        raise UserError("no dialogue has an assistant turn to imitate")
 
-    imitates = dropout = True
-    best_metric = "eval/loss/nll"
-    evaluates = ("loss/nll",)
+    def evaluate(learner: Learner) -> Logs:
+        held_out = read_held_out_dialogues(run.recipe, run.task)
+        return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
 
-    async def train(self, run: LoopRun, config: TrainConfig) -> None:
-        """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
-        policy, tools = run.policy, run.task.tools()
-        dialogues = self.examples(config, run.task)
-        if not dialogues:
-            raise UserError(self.explain_empty(config, run.task))
-        data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
-        if not data:
-            raise UserError("no dialogue has an assistant turn to imitate")
+    def prepare(_: Learner, picked: Sequence[int]) -> Lesson:
+        units = [[data[i]] for i in picked if any(data[i].mask)]
+        if not units:
+            raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+        return Lesson(units, Sft)
 
-        def evaluate(learner: Learner) -> Logs:
-            held_out = read_held_out_dialogues(run.recipe, run.task)
-            return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
-
-        def prepare(_: Learner, picked: Sequence[int]) -> Lesson:
-            units = [[data[i]] for i in picked if any(data[i].mask)]
-            if not units:
-                raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-            return Lesson(units, Sft)
-
-        await learn_examples(run, config, len(data), prepare, evaluate)
-
-    def examples(self, config: TrainConfig, task: Task) -> Sequence[tuple[Message, ...]]:
-        """The dialogues of `train.data`, or the task's own."""
-        return read_dialogues(config.data) if config.data else task.dialogues("train")
-
-    def explain_empty(self, config: TrainConfig, task: Task) -> str:
-        """See `TrainingMethod`."""
-        if config.data:
-            return f"train.data '{config.data}' has no dialogues"
-        return f"task '{task.name}' has no dialogues to imitate; set train.data=FILE"
+    await learn_examples(run, config, len(data), prepare, evaluate)

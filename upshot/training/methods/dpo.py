@@ -1,0 +1,46 @@
+"""Pairs of replies from a file; its loop is `training/loops/dpo.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upshot.config.method import TrainingMethod, methods
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.errors import UserError
+from upshot.tasks.base import Task
+from upshot.tasks.datasets.records import Preference, read_preferences
+
+
+@methods.register("dpo")
+class DPOMethod(TrainingMethod):
+    """Pairs of replies from a file."""
+
+    best_metric = "eval/loss/dpo"
+    evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
+
+    async def train(self, run: Any, config: TrainConfig) -> None:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.dpo import train
+
+        await train(run, config, self)
+
+    def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
+        """The pairs of `train.data` whose scores are far enough apart."""
+        if not config.data:
+            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
+        return read_preferences(config.data, config.dpo.min_gap)
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """Pairs are compared with it."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse evaluation without held-out pairs."""
+        if recipe.eval.every and not recipe.eval.data:
+            raise UserError(
+                "eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0"
+            )
+
+    def explain_empty(self, config: TrainConfig, task: Task) -> str:
+        """See `TrainingMethod`."""
+        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"

@@ -1,0 +1,35 @@
+"""Pairs of the policy's own replies; see `training/loops/online_dpo.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upshot.config.method import methods
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.errors import UserError
+from upshot.training.methods.rl import RLMethod
+
+
+@methods.register("online-dpo")
+class OnlineDPOMethod(RLMethod):
+    """Pairs of the policy's own replies, ranked by reward."""
+
+    credits_tokens = on_ray = False
+
+    def prepare(self, learner: Any, groups: Any) -> Any:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.online_dpo import prepare
+
+        return prepare(learner, groups)
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """Pairs are compared with it."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse groups without a pair."""
+        if recipe.train.group_size < 2:
+            raise UserError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
+
+    def check_loss(self, recipe: Recipe) -> None:
+        """Nothing to refuse: its loss is its own."""

@@ -1,0 +1,43 @@
+"""Policy gradient on the policy's own replies; its loop is `training/loops/rl.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from upshot.config.method import TrainingMethod, methods
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.tasks.base import Task
+
+
+@methods.register("rl")
+class RLMethod(TrainingMethod):
+    """Policy gradient over groups."""
+
+    samples = credits_tokens = compares = on_ray = True
+
+    async def train(self, run: Any, config: TrainConfig) -> None:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.rl import train
+
+        await train(run, config, self)
+
+    def prepare(self, learner: Any, groups: Any) -> Any:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.rl import prepare
+
+        return prepare(learner, groups)
+
+    def examples(self, config: TrainConfig, task: Task) -> Sequence[Any]:
+        """The task's rows."""
+        return task.rows("train")
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """For the divergence from the initial model."""
+        return bool(config.kl.weight)
+
+    def check_loss(self, recipe: Recipe) -> None:
+        """See `TrainingMethod`."""
+        from upshot.training.objectives.surrogates.base import surrogate
+
+        surrogate(recipe.train.loss.name, recipe.train.loss.options)
