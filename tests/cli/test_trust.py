@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from upshot.cli import WITHOUT_CODE, main, make_parser
 from upshot.config.load import load_recipe
 from upshot.config.registry import Registry, path_of
-from upshot.config.trust import CodeNotTrusted, check_trust, trusting_only
+from upshot.config.trust import SHIPPED, CodeNotTrusted, check_trust, trusting_only
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.rewards.advantages.base import estimators
@@ -153,3 +154,14 @@ def test_a_data_row_names_no_code() -> None:
     conversation.say(Message("assistant", "2"))
     with pytest.raises(UserError, match="row 'r' names code as its source"):
         asyncio.run(task.verify(conversation))
+
+
+def test_code_that_shipped_recipes_name_is_ours_and_nothing_else_is() -> None:
+    recipes = Path(__file__).parents[2] / "recipes"
+    text = "\n".join(path.read_text() for path in recipes.rglob("*.yaml"))
+    assert set(re.findall(r"\bupshot(?:\.\w+)+:\w+", text)) == SHIPPED
+    with trusting_only([]):
+        for path in SHIPPED:
+            check_trust(path, "metric")
+        with pytest.raises(CodeNotTrusted):
+            check_trust("upshot.core.files:write_text", "metric")

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import UserError
 from upshot.core.event_loop import run_anywhere
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds, limit_call
 from upshot.rollout.play import catch_failure, has_opening
 from upshot.rollout.policy import with_system_prompt
@@ -68,7 +69,10 @@ async def _verdict(task: Task, row: Row, reply: str) -> Score:
     async def verify() -> None:
         scores.append(Score.of(await limit_call(task, task.verify, conversation), f"task '{task.name}'"))
 
-    failure = await catch_failure(verify(), "verifier")
+    try:
+        failure = await catch_failure(verify(), "verifier")
+    except UserError as error:  # no judge is up for a dry run
+        return Score.missing(Reason.NOT_SCORED, str(error))
     return failure if failure is not None else scores[0]
 
 
