@@ -192,7 +192,10 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         ({"save": {"best": "reward/mean"}, **EVALUATED}, "name a metric of the evaluations"),
         ({"save": {"best": "eval/reward/mean"}}, "set eval.every"),
         ({"save": {"best": "eval/nosuch"}, **EVALUATED}, "no evaluation of rl has it; the names begin with eval/rewa"),
-        ({"save": {"best": "eval/metric/verifer"}, **EVALUATED}, "which is none of reward.metrics; known: eval/metr"),
+        (
+            {"save": {"best": "eval/metric/verifer"}, **EVALUATED},
+            "which is none of reward.metrics; did you mean 'eval/metric/Lo",
+        ),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
         ({"method": "dpo", **EVALUATED}, "set eval.data"),
         ({"more": {"eval": {"every": 1, "samples": 4}}}, "all replies are the same"),

@@ -155,3 +155,15 @@ def measure_tree(replies: Sequence[Rollout], every: bool = False) -> dict[str, f
         **{why: reasons.count(why) for why in ("alone", "flat", "unsaid")},
     }
     return {f"tree/{name}": float(value) for name, value in out.items()}
+
+
+def is_flat(group: Sequence[Rollout]) -> bool:
+    """Whether nothing tells the group's replies apart: no part of the reward, and no fork below one of them."""
+    if any(why_silent(fork) is None for reply in group for fork in reply.siblings):
+        return False
+    parts: dict[str, list[float]] = {}
+    for reply in group:
+        for name, score in reply.credit.parts.items() if reply.credit is not None else ():
+            if score.value is not None:
+                parts.setdefault(name, []).append(score.value)
+    return all(max(values) - min(values) < SAME for values in parts.values())

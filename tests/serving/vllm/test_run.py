@@ -52,9 +52,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     monkeypatch.setattr(policy_server.secrets, "token_hex", lambda _: KEY)
     monkeypatch.setattr(policy_server, "lease", lease)
     monkeypatch.setattr(launch, "find", find)
-    monkeypatch.setattr(
-        checks, "CHECKS", [check for check in checks.CHECKS if check.__module__ != "upshot.run.checks.vllm"]
-    )
+    thorough = [check for check in checks._thorough() if check.__module__ != "upshot.run.checks.vllm"]
+    monkeypatch.setattr(checks, "_thorough", lambda: thorough)
     monkeypatch.setattr(room, "POLL_S", 0.02)
     yield started
 

@@ -23,9 +23,10 @@ from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.tree import is_flat
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum
-from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, other_rows, replace_flat
+from upshot.training.loops.dynamic_sampling import is_replaceable, other_rows, replace_flat
 from upshot.training.metrics.step import summarise
 from upshot.training.objectives.kl import charge_credit
 from upshot.training.objectives.mismatch import importance, weigh

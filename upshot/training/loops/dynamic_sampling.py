@@ -6,20 +6,8 @@ from collections.abc import Sequence
 
 from upshot.core.conversation import derive_seed
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.tree import SAME, why_silent
+from upshot.rollout.tree import is_flat
 from upshot.training.loops.minibatches import pick
-
-
-def is_flat(group: Sequence[Rollout]) -> bool:
-    """Whether nothing tells the group's replies apart: no part of the reward, and no fork below one of them."""
-    if any(why_silent(fork) is None for reply in group for fork in reply.siblings):
-        return False
-    parts: dict[str, list[float]] = {}
-    for reply in group:
-        for name, score in reply.credit.parts.items() if reply.credit is not None else ():
-            if score.value is not None:
-                parts.setdefault(name, []).append(score.value)
-    return all(max(values) - min(values) < SAME for values in parts.values())
 
 
 def is_replaceable(group: Sequence[Rollout]) -> bool:

@@ -11,7 +11,7 @@ from upshot.rewards.credit import MAIN
 from upshot.rewards.reward import metric_keys
 from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Future, Rollout
-from upshot.training.loops.dynamic_sampling import is_flat
+from upshot.rollout.tree import is_flat
 
 
 def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:

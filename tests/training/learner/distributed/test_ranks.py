@@ -171,13 +171,14 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
         folder.write_recipe(recipe(tmp_path))
         folder.rewind(["rl"], "rl", 0)
         folder.write_samples(1, [])
+        folder.write_notes("a note", ["a tag"])
         folder.drop_failed_start()
         folder.checkpoints.save("rl", 1, 1, lambda to: to.mkdir())
     assert not [*tmp_path.iterdir()]
     tried = {"append_metrics", "append_rollouts", "write_status", "write_spent", "write_recipe", "write_samples"}
-    tried |= {"rewind", "drop_failed_start", "lock", "create"}
+    tried |= {"rewind", "drop_failed_start", "lock", "create", "write_notes"}
     reads = {"open", "check_free", "begun", "recipe", "status", "metrics", "rollouts", "replies", "futures", "lines"}
-    reads |= {"samples", "spent", "started", "latest", "checkpoint", "steps", "evals", "best"}
+    reads |= {"samples", "spent", "started", "latest", "checkpoint", "steps", "evals", "best", "notes"}
     does = {name for name in vars(RunFolder) if not name.startswith("_")}
     assert does == tried | reads, "whatever else a run folder learns to do is tried here"
 
