@@ -94,9 +94,11 @@ def test_the_verb_serves_until_it_is_stopped(runs: Path) -> None:
     command = [sys.executable, "-m", "upshot.cli", "view", str(runs), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
-        address = served.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}page") as answer:
-            assert json.load(answer)["title"] == "runs"
-        served.send_signal(signal.SIGTERM)
+        try:
+            address = served.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(f"{address}page") as answer:
+                assert json.load(answer)["title"] == "2 runs: recipe-one, recipe-two"
+        finally:  # an assertion that fails would wait for the server for ever
+            served.send_signal(signal.SIGTERM)
         assert served.wait() == 0
