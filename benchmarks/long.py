@@ -36,7 +36,7 @@ from upshot.training.learner.learner import Learner
 
 WORK = {"4 x 32,768 -> 16": (4, 32768, 16), "64 x 8,192 -> 128": (64, 8192, 128)}
 NEVER = 1 << 40
-"""A run of so many ids does not come: the library's attention is off."""
+"""Longer than any run: the library's attention is off."""
 
 
 def seconds(work: Callable[[], Any], repeats: int = 5) -> float:
