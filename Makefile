@@ -40,10 +40,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NOT_HERE := not slow and not cluster
 
 # Types are checked beside the tests, whose last minute leaves a core free. Style first: it takes two seconds.
-test: setup browser lint  ## style, types and every test under a second: at most four minutes
+test: setup browser lint  ## style, types and every test not recorded with a second or more
 	@$(MAKE) --no-print-directory -j 2 types test-short
 
-test-full: setup browser lint  ## style, types and all tests: at most ten minutes
+test-full: setup browser lint  ## style, types and all tests
 	@$(MAKE) --no-print-directory -j 2 types test-all
 
 test-short: setup

@@ -1,4 +1,4 @@
-"""`make test` runs the tests that take less than a second, as recorded, and stays within four minutes."""
+"""`make test` runs the tests that take less than a second, as recorded; what is recorded stays within four minutes."""
 
 from __future__ import annotations
 
