@@ -31,6 +31,7 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
+from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.layout import end_to_end
 from upshot.training.learner.learner import Learner
 
@@ -104,12 +105,11 @@ def sampling(shape: str, work: dict[str, tuple[int, int, int]], device: torch.de
     del engine, model
 
 
-def learning(shape: str, lengths: list[int], device: torch.device, again: str) -> None:
+def learning(shape: str, lengths: list[int], device: torch.device, again: Any) -> None:
     """Tokens learned per second and peak memory: one sequence a micro-batch, two a step."""
     module = learn.build(shape, device)
     module.config.max_position_embeddings = 1 << 17
-    if again == "block":
-        module.gradient_checkpointing_enable()
+    set_checkpointing(module, again)
     for ids in lengths:
         rng = random.Random(0)
         data = []

@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="*", default=[], choices=list(SHAPES))
     parser.add_argument("--total", type=float, default=0, help="GiB to plan for; 0: what the card has")
     parser.add_argument("--tokens", type=int, default=0, help="of a micro-batch; 0: as planned")
-    parser.add_argument("--checkpointing", default="auto", choices=["auto", "none", "block"])
+    parser.add_argument("--checkpointing", default="auto", choices=["auto", "none", "mlp", "block"])
     parser.add_argument("--lora", type=int, default=None, metavar="RANK", help="0: all weights are trained")
     parser.add_argument("--kind", default="lora", choices=["lora", "rslora", "dora"])
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "adamw-8bit"])

@@ -15,6 +15,7 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.local import load_4bit
 from upshot.run.run import TrainingRun, train
+from upshot.training.learner.forward.select import checkpointing_of
 from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.fit import configure_helpers, configure_learner, engine_settings, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
@@ -87,7 +88,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_samples(tmp_path: Path) ->
 class Module:
     """Remembers whether its blocks are computed again."""
 
-    is_gradient_checkpointing = False
+    is_gradient_checkpointing = recomputes_mlp = False
 
     def gradient_checkpointing_enable(self) -> None:
         self.is_gradient_checkpointing = True
@@ -103,6 +104,8 @@ def test_blocks_are_computed_again_where_the_plan_says_so_and_no_longer_in_the_n
     assert module.is_gradient_checkpointing
     configure_learner(TrainConfig(), replace(plan, setting=MemorySetting(512)), module)
     assert not module.is_gradient_checkpointing
+    configure_learner(TrainConfig(), replace(plan, setting=MemorySetting(512, "mlp")), module)
+    assert checkpointing_of(module) == "mlp" and not module.is_gradient_checkpointing
 
 
 def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def assert_near(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
     dim=st.sampled_from([4, 8, 12]),
     more=st.lists(st.integers(1, 9), max_size=3),
-    checkpoint=st.sampled_from(["none", "block", 2]),
+    checkpoint=st.sampled_from(["none", "mlp", "block"]),
 )
 def test_hidden_states_and_every_gradient_are_transformers_own(
     family: str, lora: bool, heads: tuple[int, int], dim: int, more: list[int], checkpoint: Any
@@ -165,7 +165,7 @@ def test_hidden_states_and_every_gradient_are_transformers_own(
     compare(with_lora(model) if lora else model, [7, *more], checkpoint=checkpoint)
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "block"])
+@pytest.mark.parametrize("checkpoint", ["none", "mlp", "block"])
 def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(checkpoint: Any) -> None:
     model, lengths = build("Llama"), [6, 3]
     ids, positions = flat(lengths)
@@ -264,11 +264,11 @@ def test_adapters_that_are_off_or_merged_are_left_out() -> None:
 
 
 def test_what_only_the_module_can_compute_is_computed_by_it() -> None:
-    compare(with_lora(build("Llama"), ["q_proj", "up_proj", "o_proj"], use_dora=True), [5, 3], checkpoint=2)
+    compare(with_lora(build("Llama"), ["q_proj", "up_proj", "o_proj"], use_dora=True), [5, 3], checkpoint="block")
     compare(with_lora(build("Qwen3"), ["q_proj", "up_proj", "down_proj"], lora_bias=True), [5, 3])
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "block"])
+@pytest.mark.parametrize("checkpoint", ["none", "mlp", "block"])
 def test_dropout_of_adapters_is_drawn_in_training(checkpoint: Any) -> None:
     model = with_lora(build("Llama"), lora_dropout=0.5).train()
     ids, positions = flat([7])
@@ -332,5 +332,7 @@ def test_a_layer_keeps_no_more_than_the_memory_plan_reckons_with(lora: bool) -> 
     adapted: Callable[[Any], Any] = with_lora if lora else lambda model: model
     two, three = (kept_values(adapted(build("Llama", layers=n))) for n in (2, 3))
     assert three - two == 2 * h + 2 * a + 2 * kv + 2 * m + rank
+    two, three = (kept_values(adapted(build("Llama", layers=n)), "mlp") for n in (2, 3))
+    assert three - two == 2 * h + 2 * a + 2 * kv + rank
     two, three = (kept_values(adapted(build("Llama", layers=n)), "block") for n in (2, 3))
     assert three - two == h

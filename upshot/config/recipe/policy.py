@@ -118,9 +118,10 @@ class PolicyConfig(Section):
     """Options passed to the chat template, such as {enable_thinking: false}."""
     max_context: int = Field(0, ge=0)
     """Most tokens of prompt and reply together; 0: what the model's configuration says."""
-    gradient_checkpointing: Literal["auto", "none", "block"] = "auto"
-    """block (or true): each block is computed again on the way back, a third more work for a fraction of the memory.
-    none (or false): never. auto: where the memory plan needs it."""
+    gradient_checkpointing: Literal["auto", "none", "mlp", "block"] = "auto"
+    """What the learner computes again in the backward pass instead of keeping it. block (or true): each block, a third
+    more work for a fraction of the memory. mlp: only the way up of each MLP, half of that work for about half of the
+    memory. none (or false): nothing. auto: as little as the memory plan needs."""
     memory_gb: float = Field(0.0, ge=0, le=1e6)
     """GiB of the device that the run may plan with; 0: what the GPU has."""
     exact: bool = False

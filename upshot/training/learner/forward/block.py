@@ -34,7 +34,8 @@ class SavedActivations:
     """Attention's result, with its graph."""
     second: Tensor
     """The residual before the MLP."""
-    gate_up: Tensor
+    gate_up: Tensor | None
+    """The MLP's way up, its largest activation; None: it is computed again from `second`."""
     products: tuple[Any, Any, Any, Any]
     """What each product keeps."""
     ends: tuple[Tensor | None, Tensor | None]
@@ -87,11 +88,12 @@ class Block:
         return self.qkv.random or self.o.random or self.gate_up.random or self.down.random
 
     def forward(
-        self, batch: BlockInputs, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False
+        self, batch: BlockInputs, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False, thin: bool = False
     ) -> tuple[Tensor, Tensor, SavedActivations | None]:
         """The residual, what is to be added to it, and what the derivative needs if `keep`.
 
-        `hollow`: only that is asked for, so the last product is left out.
+        `hollow`: only that is asked for, so the last product is left out. `thin`: the way up is not kept, unless it
+        draws random numbers.
         """
         kernels = batch.kernels
         x, first = kernels.add_norm(h, delta, self.norm1, self.eps, self.form)
@@ -115,7 +117,8 @@ class Block:
             return second, delta, None
         raw = None if self.norms is None else qkv
         kept = (of_qkv, of_o, of_gate_up, of_down)
-        return second, delta, SavedActivations(first, raw, q, k, v, out, second, gate_up, kept, (end1, end2))
+        way_up = None if thin and not self.gate_up.random else gate_up
+        return second, delta, SavedActivations(first, raw, q, k, v, out, second, way_up, kept, (end1, end2))
 
     def _end(self, batch: BlockInputs, y: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What a half adds to the residual (its own norm and factor applied), and what it was before its norm."""
@@ -149,7 +152,7 @@ class Block:
         end = self._end_backward(batch, d, self.after2, kept.ends[1], grads)
         x, more = self.down.input_gradient(end, of_down)
         # Where the weight's gradient will read it, the gated product is written over its gradient: hence this order.
-        dx = kernels.gate_backward(kept.gate_up, x, self.down.reads, self.options.act)
+        dx = kernels.gate_backward(self._way_up(batch, kept), x, self.down.reads, self.options.act)
         grads += self.down.gradients(end, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
         x = kept.out.detach()
@@ -167,6 +170,13 @@ class Block:
         x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps, self.form)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads
+
+    def _way_up(self, batch: BlockInputs, kept: SavedActivations) -> Tensor:
+        """The MLP's way up, kept or computed again."""
+        if kept.gate_up is not None:
+            return kept.gate_up
+        x, _ = batch.kernels.add_norm(kept.second, None, self.norm2, self.eps, self.form)
+        return self.gate_up.outputs(x, False)[0]
 
     def _norm_backward(
         self,

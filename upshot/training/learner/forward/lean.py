@@ -10,7 +10,8 @@ adapters' ranks:
     keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
-of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer
+of a layer that is computed again only h; of one whose way up is (`mlp`), all but 2 m (8B: 37 KB, 1.2 MB a token), for
+2 h · 2 m FLOPs more. At its highest the backward has 3 m + 3 h a token beside that, for one layer
 at a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a
 token forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again,
 2 P less the way down (2 h m).
@@ -36,12 +37,14 @@ from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.block import Block, BlockInputs, SavedActivations
 from upshot.training.learner.forward.lora_linear import join, products_of
 
+Checkpointing = Literal["none", "mlp", "block"]
+
 
 class LeanForward:
     """What the head is applied to, of a model that `has_derivative`."""
 
-    def __init__(self, module: Any, checkpoint: Literal["none", "block"] | int = "none") -> None:
-        """`checkpoint`: which blocks are computed again in the backward: none, each, or every k-th."""
+    def __init__(self, module: Any, checkpoint: Checkpointing = "none") -> None:
+        """`checkpoint`: what is computed again in the backward: nothing, the way up of every MLP, or every block."""
         self.core = causal_lm(module).model
         self.shape, self.options = shape_of(module), options_of(causal_lm(module))
         blocks = [block for block in self.core.layers if not isinstance(block, SkippedBlock)]
@@ -49,7 +52,7 @@ class LeanForward:
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
-        self.every = {"none": 0, "block": 1}[checkpoint] if isinstance(checkpoint, str) else checkpoint
+        self.checkpoint = checkpoint
         self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
         self._last: list[Block | None] = [None] * len(self.layers)
 
@@ -60,7 +63,7 @@ class LeanForward:
             h = h * self.options.embed_factor
         with torch.no_grad():
             blocks = self._blocks()
-            stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
+            stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.checkpoint)
         if not torch.is_grad_enabled():
             return stack.forward(h, False)
         trained = [p for block in blocks for p in block.trained]
@@ -97,8 +100,8 @@ class RecomputedBlock:
 class BlockStack:
     """All blocks and the last norm in one forward and one backward."""
 
-    def __init__(self, blocks: list[Block], norm: Any, batch: BlockInputs, every: int) -> None:
-        self.blocks, self.norm, self.batch, self.every = blocks, norm, batch, every
+    def __init__(self, blocks: list[Block], norm: Any, batch: BlockInputs, checkpoint: Checkpointing) -> None:
+        self.blocks, self.norm, self.batch, self.checkpoint = blocks, norm, batch, checkpoint
         self.how = (blocks[0].eps, blocks[0].form)
         """What all norms add to the variance, and how they meet their weights."""
         self.kept: list[SavedActivations | RecomputedBlock | None] = []
@@ -111,12 +114,12 @@ class BlockStack:
         for block in self.blocks:
             before = before and not block.trained
             kept: SavedActivations | RecomputedBlock | None = None
-            if keep and not before and self.every and block.index % self.every == 0:
+            if keep and not before and self.checkpoint == "block":
                 h = h if delta is None else h + delta
                 kept = RecomputedBlock(h, random_states(h) if block.random else None)
                 h, delta, _ = block.forward(self.batch, h, None, False)
             else:
-                h, delta, kept = block.forward(self.batch, h, delta, keep and not before)
+                h, delta, kept = block.forward(self.batch, h, delta, keep and not before, thin=self.checkpoint == "mlp")
             if keep:
                 self.kept.append(kept)
         x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, *self.how)

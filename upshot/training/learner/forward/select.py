@@ -25,7 +25,7 @@ from upshot.engine.llama.block import has_derivative
 from upshot.engine.llama.driver import causal_lm, out_of_training
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
-from upshot.training.learner.forward.lean import LeanForward
+from upshot.training.learner.forward.lean import Checkpointing, LeanForward
 from upshot.training.learner.forward.packed import HiddenStates, ModuleHidden, PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
 from upshot.training.objectives.losses import token_logprobs
@@ -81,7 +81,7 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
     """What may compute a model's hidden states from flat tokens, the leanest first."""
 
     def lean() -> HiddenStates:
-        return LeanForward(module, "block" if causal_lm(module).is_gradient_checkpointing else "none")
+        return LeanForward(module, checkpointing_of(module))
 
     def transformers() -> HiddenStates:
         if reason := other_mixing(module):
@@ -89,6 +89,22 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
         return ModuleHidden(module)
 
     return [lean, transformers] if is_lean(module) else [transformers]
+
+
+def checkpointing_of(module: Any) -> Checkpointing:
+    """What a model computes again on the way back (`set_checkpointing`)."""
+    lm = causal_lm(module)
+    return "block" if lm.is_gradient_checkpointing else "mlp" if getattr(lm, "recomputes_mlp", False) else "none"
+
+
+def set_checkpointing(module: Any, kind: Checkpointing) -> None:
+    """Choose what a model computes again; of `mlp` transformers knows nothing, so a mark on the model says it."""
+    lm = causal_lm(module)
+    lm.recomputes_mlp = kind == "mlp"
+    if kind == "block":
+        lm.gradient_checkpointing_enable()
+    elif lm.is_gradient_checkpointing:
+        lm.gradient_checkpointing_disable()
 
 
 def is_lean(module: Any) -> bool:

@@ -23,7 +23,9 @@ ENOUGH_KV, MOST_KV = 0.2, 0.4
 def list_settings(job: MemoryJob) -> Iterator[MemorySetting]:
     """What can be chosen."""
     model, overlaps = job.recipe.model, job.config.async_steps > 0
-    kinds = ("none", "block") if model.gradient_checkpointing == "auto" else (model.gradient_checkpointing,)
+    kinds: tuple[str, ...] = (model.gradient_checkpointing,)
+    if kinds == ("auto",):
+        kinds = ("none", "mlp", "block") if job.thin else ("none", "block")
     merges = ["copy"]
     if model.lora and job.samples and not job.narrow:
         merges += ["in place", "never"] if job.lends else ["never"]
@@ -78,11 +80,12 @@ def fitting_plans(job: MemoryJob, setting: MemorySetting, limit: int) -> Iterato
 def cost(job: MemoryJob, plan: MemoryPlan) -> float:
     """How long a step takes, in steps with everything in memory: half of it sampling, half learning, by rule of thumb.
 
-    Computing blocks again is a third more learning; a micro-batch reads all weights; a parked engine captures its
-    steps again and fills its pages anew; called adapters sample at half the speed.
+    Computing blocks again is a third more learning, the way up of their MLPs half of that; a micro-batch reads all
+    weights; a parked engine captures its steps again and fills its pages anew; called adapters sample at half the
+    speed.
     """
     setting, layout = plan.setting, plan.layout
-    learn = (1 + 1024 / setting.tokens) * (4 / 3 if setting.checkpointing == "block" else 1)
+    learn = (1 + 1024 / setting.tokens) * {"none": 1, "mlp": 7 / 6, "block": 4 / 3}[setting.checkpointing]
     learn += 0.05 + 0.5 * layout.contended + 0.1 * (setting.helpers == "leave") if layout is not None else 0.0
     if not job.samples:
         return learn

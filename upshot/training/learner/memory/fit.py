@@ -18,6 +18,7 @@ from upshot.models.tiny import tiny_config
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.batch import WITHOUT_PLAN
+from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.memory.choice import choose, find_nearest
 from upshot.training.learner.memory.measure import measure_kept
 from upshot.training.learner.memory.plan import (
@@ -95,6 +96,11 @@ def plan_of(
 ) -> MemoryPlan:  # fmt: skip
     """The plan for a device of `total` bytes (0: not limited); `UserError` with arithmetic and way out if none fits."""
     job = job_of(recipe, shape, size, config, processes, measured)
+    if recipe.model.gradient_checkpointing == "mlp" and not job.thin:
+        raise UserError(
+            "model.gradient_checkpointing=mlp needs a model whose blocks the learner computes itself, with adapters of "
+            "kind lora, and no exact, dropout or quantize; take block"
+        )
     if not total:
         return _plan_unlimited(job)
     limit = usable(total)
@@ -228,10 +234,7 @@ def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
 
 def configure_learner(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:
     """The phase's configuration with the plan's micro-batches; the module computes again what the plan says."""
-    if plan.setting.checkpointing == "block":
-        module.gradient_checkpointing_enable()
-    elif module.is_gradient_checkpointing:
-        module.gradient_checkpointing_disable()
+    set_checkpointing(module, plan.setting.checkpointing)
     return config.model_copy(update={"token_budget": config.token_budget or plan.setting.tokens})
 
 

@@ -9,30 +9,26 @@ from typing import Any
 import torch
 
 from upshot.engine.llama.agreement import FAILURES
-from upshot.engine.llama.driver import causal_lm
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.packed import PackedForward
-from upshot.training.learner.forward.select import at_rest, states_of
+from upshot.training.learner.forward.select import at_rest, checkpointing_of, set_checkpointing, states_of
 
 TOKENS = 256
 
 
 def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] = torch.cuda.memory_allocated) -> int:
     """Bytes that a token keeps in all layers; 0 where that cannot be measured. `noise`: dropout is drawn."""
-    lm = causal_lm(module)
-    again = lm.is_gradient_checkpointing  # an earlier phase's choice, with which little would be kept
+    before = checkpointing_of(module)  # an earlier phase's choice, with which little would be kept
     try:
-        if again:
-            lm.gradient_checkpointing_disable()
+        set_checkpointing(module, "none")
         # Two lengths, so that what does not grow with them (workspaces, tables) drops out; the first run warms up.
         _, short, long = (_kept(module, tokens, noise, allocated) for tokens in (TOKENS, TOKENS, 2 * TOKENS))
         return max(0, long - short) // TOKENS
     except (*FAILURES, torch.OutOfMemoryError):
         return 0  # the learner has other forwards to try, and arithmetic refuses what does not fit
     finally:
-        if again:
-            lm.gradient_checkpointing_enable()
+        set_checkpointing(module, before)
 
 
 def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -> int:

@@ -15,6 +15,7 @@ from upshot.config.method import method_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
 from upshot.serving.swap.layout import MemoryLayout
+from upshot.training.learner.forward.lean import Checkpointing
 from upshot.training.learner.memory.shape import ModelShape
 
 Helpers = Literal["stay", "swap", "leave"]
@@ -133,6 +134,18 @@ class MemoryJob:
         return 0 if model.lora is None or model.exact else self.shape.merged(model.lora, self.narrow) * self.size
 
     @cached_property
+    def called(self) -> bool:
+        """Whether adapters are called as modules of peft, not computed in the learner's own products."""
+        model, lora = self.recipe.model, self.recipe.model.lora
+        noise = lora is not None and lora.dropout > 0 and method_of(self.config.method).dropout
+        return lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise)
+
+    @property
+    def thin(self) -> bool:
+        """Whether the learner can compute the way up of every MLP again, and nothing else."""
+        return self.shape.lean and not self.called and not self.recipe.model.exact
+
+    @cached_property
     def kept(self) -> int:
         """Bytes that a token keeps in all layers where nothing is computed again."""
         computed = layer_bytes(self) * self.shape.layers
@@ -146,7 +159,7 @@ class MemorySetting:
 
     tokens: int
     """Of a micro-batch."""
-    checkpointing: Literal["none", "block"] = "none"
+    checkpointing: Checkpointing = "none"
     merge: Merging = "copy"
     park: bool = False
     """Whether the engine gives its memory back while the learner works."""
@@ -209,7 +222,7 @@ def usable(total: int) -> int:
 
 def layer_bytes(job: MemoryJob) -> int:
     """Bytes that a token keeps in one layer (`forward/lean.py` lists them)."""
-    shape, size, model, lora = job.shape, job.size, job.recipe.model, job.recipe.model.lora
+    shape, size, lora = job.shape, job.size, job.recipe.model.lora
     ranks = lora.r * len(shape.adapters(lora)) // shape.layers if lora else 0
     h, a, kv, m = shape.hidden, shape.queries, shape.keys, shape.mlp
     # The residual before each half, queries, keys and values, attention's result, gate and up; its log-sums in float32.
@@ -217,9 +230,8 @@ def layer_bytes(job: MemoryJob) -> int:
     if not shape.lean:
         # Norms and their float32 inputs, unrotated queries and keys, gated and ungated parts; rows by expert.
         return total + size * (2 * h + a + 2 * kv + 2 * m + 2 * h * shape.experts) + 8 * h
-    noise = lora is not None and lora.dropout > 0 and method_of(job.config.method).dropout
-    if lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise):
-        # Adapters are called as modules of peft: inputs of the projections once more, in float32.
+    if job.called:
+        # Inputs of the projections once more, in float32.
         return total + 4 * (5 * h + a + m) + size * (2 * h + m)
     return total
 
@@ -230,14 +242,17 @@ def activations(job: MemoryJob, setting: MemorySetting) -> tuple[int, int]:
     The highest is in the head (chunks of logits, the last and the next; the head's gradient, summed in float32 where
     there are several) or in one layer, which is there whole where blocks are computed again.
     """
-    shape, size, tokens, again = job.shape, job.size, setting.tokens, setting.checkpointing == "block"
+    shape, size, tokens = job.shape, job.size, setting.tokens
+    way_up = 2 * shape.mlp * size
+    again = {"none": 0, "mlp": way_up, "block": job.kept // shape.layers}[setting.checkpointing]
+    kept = shape.layers * shape.hidden * size if setting.checkpointing == "block" else job.kept - shape.layers * again
     ends = 4 * shape.hidden * size  # embedding, last norm and the gradients of both
-    forward = tokens * ((shape.layers * shape.hidden * size if again else job.kept) + ends)
+    forward = tokens * (kept + ends)
     logits = tokens * shape.vocab * size
     head = 2 * min(CHUNK_BYTES, logits)
     if job.recipe.model.lora is None:
         head += shape.vocab * shape.hidden * (size + 4 * (logits > CHUNK_BYTES))
-    inside = tokens * ((3 * shape.mlp + 3 * shape.hidden) * size + (job.kept // shape.layers if again else 0))
+    inside = tokens * ((3 * shape.mlp + 3 * shape.hidden) * size + again)
     return forward, max(head, inside)
 
 
@@ -318,11 +333,11 @@ def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
     reference = count * size if method_of(config.method).needs_reference(config) else 0
     moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
-    again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
+    again = {"none": "nothing", "mlp": "the MLPs' way up", "block": "each block"}[setting.checkpointing]
     yield MemoryPart("optimizer", state, state, f"{'float32 masters and ' * (size < 4)}two {moments} moments", away)
     yield MemoryPart("reference", reference, reference, "the trained weights as they were")
     yield MemoryPart("gradients", 0, sums, "float32")
-    yield MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}")
+    yield MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again} computed again")
     yield MemoryPart("backward", 0, backward, "logits in chunks, or one layer")
 
 

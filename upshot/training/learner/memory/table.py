@@ -59,8 +59,8 @@ def _models(plan: MemoryPlan, unit: int) -> Iterator[tuple[str, int, int, int, s
 def _describe_choice(plan: MemoryPlan) -> Iterator[str]:
     """The settings in words."""
     setting, names = plan.setting, {part.name for part in plan.parts}
-    again = "each block is computed again on the way back" if setting.checkpointing == "block" else "no checkpointing"
-    yield f"micro-batch  {setting.tokens} tokens, {again}"
+    parts = {"none": "nothing", "mlp": "the way up of every MLP", "block": "each block"}
+    yield f"micro-batch  {setting.tokens} tokens, {parts[setting.checkpointing]} is computed again on the way back"
     if plan.limit and "captured steps" in names:
         rest = "gives its memory back while the learner works" if setting.park else "keeps its memory"
         how = {"copy": "merged into a copy", "in place": "merged in place", "never": "called, which is slower"}
