@@ -14,7 +14,7 @@ import pytest
 
 from tests.patience import patience
 from tests.sandbox.conftest import soon
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.sandbox import Limits, Outcome
 from upshot.tasks.verifiers.base import verifiers
 
@@ -53,6 +53,23 @@ DODGES = {
 def test_a_dodge_earns_what_an_honest_failure_earns(name: str, box: Any) -> None:
     reference, honest, dodge = scores(box, AREA, [AREA_TEST], AREA, "def area(r): return 0", DODGES[name])
     assert [reference.value, honest.value, dodge.value] == [1, 0, 0], dodge
+
+
+def test_no_program_makes_a_row_look_as_if_it_checked_nothing(box: Any) -> None:
+    test = "if 'area' in globals():\n    assert abs(area(3) - 28.27433385) < 1e-4"
+    reference, dodge = scores(box, AREA, [test], AREA, "def other(r): return 0")
+    assert [reference.value, dodge.value] == [1, 0], dodge
+    (nothing,) = scores(box, AREA, ["if False:\n    assert area(3) == 0"], AREA)
+    assert nothing.value is None and nothing.reason == Reason.BAD_ROW, nothing
+
+
+@pytest.mark.parametrize(
+    "limit", ["resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))"]
+)
+def test_no_program_is_killed_as_the_host_would_kill_it(limit: str, box: Any) -> None:
+    program = f"import resource\ndef f():\n    {limit}\n    while True: pass\ndef g(): return resource.getrlimit(resource.RLIMIT_CPU)[0] > 0"
+    found = [result.outcome for result in box(box.sandbox.test_program(program, ["assert f() == 1", "assert g()"]))]
+    assert found == [Outcome.ERROR, Outcome.PASSED]
 
 
 UNITTEST = (

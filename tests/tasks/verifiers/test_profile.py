@@ -118,11 +118,11 @@ def test_believe_takes_every_plain_pass_and_measures_nothing() -> None:
     assert verdict(look, "believe") == [(PASSED, True), (WRONG, False)] and look.asked == ["mine"]
 
 
-def test_strict_leaves_out_what_the_judge_cannot_decide_but_not_a_failure() -> None:
+def test_strict_leaves_out_the_checks_that_the_judge_cannot_decide_whatever_a_program_makes_of_them() -> None:
     known = [[PASSED, UNCONFIRMED]]
-    assert verdict(Scripted(right=known, mine=[[PASSED, UNCONFIRMED]]), "strict") == [(PASSED, False)]
-    assert verdict(Scripted(right=known, mine=[[PASSED, WRONG]]), "strict")[1] == (WRONG, False)
-    assert verdict(Scripted(right=[[UNCONFIRMED] * 2], mine=[[UNCONFIRMED] * 2]), "strict") == []
+    for believed in (UNCONFIRMED, PASSED, WRONG):
+        assert verdict(Scripted(right=known, mine=[[PASSED, believed]]), "strict") == [(PASSED, False)]
+        assert verdict(Scripted(right=[[UNCONFIRMED] * 2], mine=[[believed] * 2]), "strict") == []
 
 
 def test_a_row_is_measured_once_however_many_programs_come_at_the_same_time() -> None:
@@ -183,6 +183,14 @@ def test_a_confirmed_program_stands_in_for_a_reference_at_the_next_measurement_o
     refined = Verdicts(file=file)
     assert asyncio.run(refined.profile(row)).basis == "program"
     assert decide(results(PASSED, UNCONFIRMED), asyncio.run(refined.profile(row)))[1].outcome is UNCONFIRMED
+
+
+def test_a_confirmed_program_that_fails_when_it_is_measured_breaks_no_check(tmp_path: Path) -> None:
+    look = Scripted(turncoat=[[PASSED, PASSED], [WRONG, PASSED]])
+    row, rule = checks(look, reference=None), Verdicts(file=tmp_path / FILE)
+    asyncio.run(rule.decide(row, "turncoat", asyncio.run(look("turncoat", Limits()))))
+    (profile,) = asyncio.run(rule.measure_all([row]))
+    assert look.asked.count("turncoat") > 1 and profile.basis == "form"
 
 
 def test_a_folder_that_cannot_be_written_costs_no_verdict(tmp_path: Path) -> None:

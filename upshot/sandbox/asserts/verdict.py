@@ -132,8 +132,6 @@ def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
 def _of_judge(line: dict[str, Any], plain: TestResult) -> TestResult:
     if line.get("p") is True:
         return plain
-    if "x" in line:
-        return TestResult(Outcome.INVALID_TEST, plain.seconds, str(line["x"]))
     return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(line.get("u") or "unreadable result")[:500])
 
 

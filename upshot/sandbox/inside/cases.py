@@ -16,6 +16,9 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
+NOTHING_CHECKED = "none of its checks was executed"
+"""Why a pass is not confirmed. If that is said of a reference, the test is broken. Of any other program it is a doubt
+like all others: it may lack what the test looks for before it checks (`if "f" in globals(): …`)."""
 COUNTER = "_upshot_checked"
 TEST = "test.py"
 PROGRAM = "_upshot_program"

@@ -286,7 +286,7 @@ class Court:
                 self.data.add(name)
 
     def verdict(self, tree: ast.Module) -> dict[str, Any]:
-        """What comes of one test: p(assed), u(nconfirmed), x: none of its checks was executed; c: arguments changed."""
+        """What comes of one test: p(assed), u(nconfirmed); c: arguments changed."""
         judge, names, asked = self.judge, evidence.list_names(tree), self.judge.asked
         judge.begin_test()
         checked = cases.CheckCounter(lambda function: type(function) is Handle)
@@ -304,9 +304,9 @@ class Court:
             why = "nothing compares as equal to anything, item by item"
         if not why and failure is not None:
             why = f"raised only before the judge: {program.describe(failure)[1]}"[-program.TAIL_CHARS :]
-        if not why and not checked.count and judge.asked == asked and not names & self.data:
-            return {"x": "none of its checks was executed"}
-        if not why and (not checked.count or (judge.asked == asked and not names & self.data)):
+        if not why and not checked.count:
+            why = cases.NOTHING_CHECKED
+        if not why and judge.asked == asked and not names & self.data:
             why = "it asks the program nothing"
         return ({"u": why} if why else {"p": True}) | ({"c": True} if judge.changed else {})
 

@@ -24,6 +24,7 @@ MADV_COLD = 20
 AF_UNIX = 1
 SO_SNDBUF, F_SETPIPE_SZ = 7, 1031
 O_ACCMODE, O_TRUNC = 3, 0x200
+RLIMIT_CPU = 0
 OWN_PID = 0x7FFFABCD
 """Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
@@ -111,6 +112,11 @@ def _guard(alone: bool) -> dict[str, list[Instruction]]:
     blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_pretend_locks(), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
     blocks["flock"] = [_ret(RET_ERRNO)]
     blocks["setpgid"] = _no_joining(others=not alone)
+    # At the end of its CPU time the kernel sends SIGKILL, as the host would. A program that sets that limit could pass
+    # its own failure off as the host's, so nobody sets it; reading it (prlimit64 without a new value) is allowed.
+    blocks["setrlimit"] = [arg0, (JEQ, 0, 1, RLIMIT_CPU), deny, allow]
+    reads = _without(OFFSET_ARG2, OFFSET_ARG2 + 4)
+    blocks["prlimit64"] = [(LOAD, 0, 0, OFFSET_ARG1), (JEQ, 1, 0, RLIMIT_CPU), allow, *reads]
     signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow] if alone else [allow]
     blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
     if alone:

@@ -47,7 +47,7 @@ ALLOWED: frozenset[str] = _list_calls(
     rt_sigqueueinfo:129:138 rt_sigsuspend:130:133 sigaltstack:131:132 utime:132:- statfs:137:43 fstatfs:138:44
     getpriority:140:141 setpriority:141:140 sched_getparam:143:121 sched_getscheduler:145:120
     sched_get_priority_max:146:125 sched_get_priority_min:147:126 sched_rr_get_interval:148:127 mlock:149:228
-    munlock:150:229 arch_prctl:158:- setrlimit:160:164 gettid:186:178 getxattr:191:8
+    munlock:150:229 arch_prctl:158:- gettid:186:178 getxattr:191:8
     lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13 time:201:- futex:202:98
     sched_setaffinity:203:122 sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61 set_tid_address:218:96
     restart_syscall:219:128 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
@@ -58,7 +58,7 @@ ALLOWED: frozenset[str] = _list_calls(
     get_robust_list:274:100 tee:276:77 utimensat:280:88 epoll_pwait:281:22 signalfd:282:-
     timerfd_create:283:85 eventfd:284:- fallocate:285:47 timerfd_settime:286:86 timerfd_gettime:287:87
     signalfd4:289:74 eventfd2:290:19 epoll_create1:291:20 dup3:292:24 pipe2:293:59 preadv:295:69 pwritev:296:70
-    prlimit64:302:261 getcpu:309:168 sched_getattr:315:275 renameat2:316:276 getrandom:318:278 membarrier:324:283
+    getcpu:309:168 sched_getattr:315:275 renameat2:316:276 getrandom:318:278 membarrier:324:283
     mlock2:325:284 copy_file_range:326:285 statx:332:291 rseq:334:293
     close_range:436:436 faccessat2:439:439 epoll_pwait2:441:441 futex_waitv:449:449 sync_file_range:277:84
     """
@@ -69,7 +69,8 @@ GUARDED: frozenset[str] = _list_calls(
     """
     clone:56:220 fork:57:- vfork:58:- execve:59:221 execveat:322:281 kill:62:129 tkill:200:130 tgkill:234:131
     socketpair:53:199 prctl:157:167 setpgid:109:154 setsockopt:54:208 fcntl:72:25 madvise:28:233 splice:275:76
-    preadv2:327:286 pwritev2:328:287 wait4:61:260 waitid:247:95 get_mempolicy:239:236
+    preadv2:327:286 pwritev2:328:287 wait4:61:260 waitid:247:95 get_mempolicy:239:236 setrlimit:160:164
+    prlimit64:302:261
     """
 )
 """Calls allowed for some arguments only, or only inside a PID namespace."""

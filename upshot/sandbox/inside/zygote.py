@@ -79,6 +79,8 @@ class ZygoteProcess:
             if not data:
                 os._exit(0)
             self._send(self._run(json.loads(data), fds))
+            if not self.walls.namespaces:
+                _empty(self.walls.scratch)  # after the answer: what a program leaves behind makes its run no fault
 
     def _send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
@@ -109,8 +111,6 @@ class ZygoteProcess:
             self._send({"pids": [one.pid for one in watched]})
         reports = self._wait(watched, request, started)
         wall = time.monotonic() - started
-        if not self.walls.namespaces:
-            _empty(self.walls.scratch)
         return {"children": reports, "wall": wall}
 
     def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> WatchedChild:

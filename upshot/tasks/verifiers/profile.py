@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.sandbox.asserts.split import split
+from upshot.sandbox.inside.cases import NOTHING_CHECKED
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, TestResult
 
@@ -155,7 +156,7 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
     for index, results in enumerate(zip(*looks, strict=True)):
         if any(result.outcome is Outcome.SANDBOX_FAULT for result in results):
             return None
-        failed = next((r for r in results if r.outcome not in (Outcome.PASSED, Outcome.UNCONFIRMED)), None)
+        failed = next((result for result in results if _is_broken(result)), None)
         doubted = next((r for r in results if not r.passed), None)
         decidable = CheckKind.IN_PLACE if any(r.in_place for r in results) else CheckKind.DECIDABLE
         kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else decidable)
@@ -163,6 +164,12 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
             sometimes = "only sometimes: " if failed and any(r is not failed and r.passed for r in results) else ""
             reasons[index] = f"{sometimes}{seen.outcome}: {seen.detail.strip()[-300:]}"
     return RowProfile(tuple(kinds), basis, reasons)
+
+
+def _is_broken(result: TestResult) -> bool:
+    """Whether a reference shows by a result that the check does not work."""
+    passes = result.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED)
+    return not passes or result.detail == NOTHING_CHECKED
 
 
 def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:
@@ -175,7 +182,8 @@ def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:
 def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = False) -> list[TestResult]:
     """The results that count, by the kind of their check: an unconfirmed one is a failure, or believed.
 
-    strict: nothing is believed; a pass that only the plain look vouches for does not count.
+    strict: believed checks are left out, whatever the program made of them. Were only their passes left out, a row
+    that has no other check would score nothing but failures.
     """
     counted = []
     for result, kind in zip(results, profile.kinds, strict=True):
@@ -183,7 +191,7 @@ def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = Fa
             why = "confirmed only with arguments that the program changed in place, which the reference does not need"
             result = replace(result, outcome=Outcome.UNCONFIRMED, detail=why)
         unconfirmed = result.outcome is Outcome.UNCONFIRMED
-        if kind is CheckKind.BROKEN or (strict and unconfirmed and kind is CheckKind.BELIEVED):
+        if kind is CheckKind.BROKEN or (strict and kind is CheckKind.BELIEVED):
             continue
         counted.append(result.believe() if unconfirmed and kind is CheckKind.BELIEVED else result)
     return counted

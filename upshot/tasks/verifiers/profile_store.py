@@ -21,7 +21,15 @@ from typing import Any, Literal
 from upshot.core.files import append_jsonl, parse_json_line
 from upshot.sandbox import version
 from upshot.sandbox.outcome import Outcome, TestResult
-from upshot.tasks.verifiers.profile import RowChecks, RowProfile, decide, is_witness, measure, profile_by_form
+from upshot.tasks.verifiers.profile import (
+    CheckKind,
+    RowChecks,
+    RowProfile,
+    decide,
+    is_witness,
+    measure,
+    profile_by_form,
+)
 
 log = logging.getLogger(__name__)
 VerdictMode = Literal["profile", "believe", "strict"]
@@ -81,6 +89,8 @@ class Verdicts:
         if program is None:
             return
         profile = await measure(checks, program, basis)
+        if basis == "program" and profile is not None and CheckKind.BROKEN in profile.kinds:
+            return  # a policy wrote it, and no policy may break the checks of its rows
         if profile is None:
             log.warning("row %s: the sandbox failed to run its reference; its checks go by their form", checks.name)
             return
