@@ -1,13 +1,12 @@
 """The response cache answers what was asked before, for several processes at once, and never stores a failure."""
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 
 import pytest
 
-from upshot.cli.machines.cache import add_parser
+from upshot.cli import make_parser
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -191,7 +190,5 @@ def test_the_command_counts_and_clears(tmp_path, capsys, monkeypatch):
 
 def command(*words):
     """`upshot cache …`"""
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["cache", *words])
+    args = make_parser(["cache"]).parse_args(["cache", *words])
     return args.run(args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import subprocess
@@ -16,14 +15,12 @@ from typing import Any
 import pytest
 
 from tests.patience import wait_until
-from upshot.cli.files import verify
+from upshot.cli import make_parser
 from upshot.core.errors import UserError
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    verify.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["verify", *arguments])
+    args = make_parser(["verify"]).parse_args(["verify", *arguments])
     return int(args.run(args))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from upshot.cli.options import describe
 from upshot.config.trust import trusting_only
 from upshot.core.errors import did_you_mean, user_error_in
 from upshot.core.files import expand_home
@@ -27,9 +28,9 @@ FOLDERS = {
 }
 """Verbs whose file stands in a folder of its kind."""
 RUN_CODE = ("demo", "train", "sweep")
-"""Verbs that run the code that a recipe brings, unless with --dry-run; the others do with --trust."""
+"""Verbs that run code that comes with a recipe, except with --dry-run; the others require --trust."""
 WITHOUT_CODE = ("demo", "new", "completion", "cache", "sandbox", "serve")
-"""Verbs that have no use for such code."""
+"""Verbs that never run such code."""
 INTERRUPTED = 130
 _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*
@@ -40,7 +41,7 @@ _LINE = re.compile(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb; what the user must mend is one line on stderr and exit code 2."""
+    """Run a verb; an error that the user can fix is one line on stderr, with exit code 2."""
     settle_threads()
     words = [expand_home(word) for word in (sys.argv[1:] if argv is None else argv)]  # a quoted `~` as well
     load_environment()
@@ -97,25 +98,28 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="upshot",
         description="Train language models on what comes of their words.",
-        epilog="Start with `upshot demo`. `upshot VERB --help` tells more.",
+        epilog="Start with `upshot demo`. `upshot VERB --help` describes a verb.",
     )
     parser.add_argument("--version", action="version", version=f"upshot {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     wanted = [verb for verb in VERBS if asked and asked[0] == verb]
     for verb in wanted or VERBS:
-        module_of(verb).add_parser(verbs)
+        module = module_of(verb)
+        verb_parser = verbs.add_parser(verb, **describe(module.__doc__))
+        verb_parser.set_defaults(run=getattr(module, "run", None))
+        module.add_arguments(verb_parser)
         if verb not in WITHOUT_CODE:
-            add_trust(verbs.choices[verb])
+            add_trust(verb_parser)
     return parser
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Let a verb, or each of its parts, be told to trust the code that a recipe, run folder or file brings."""
+    """Add --trust to a verb, or to each of its parts: run the code that comes with a recipe, run folder or file."""
     parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     for part in [inner for action in parts for inner in action.choices.values()]:
         add_trust(part)
     if not parts:
-        parser.add_argument("--trust", action="store_true", help="run code that a recipe or run folder brings")
+        parser.add_argument("--trust", action="store_true", help="run code that comes with a recipe or run folder")
 
 
 def module_of(verb: str) -> Any:
@@ -124,7 +128,7 @@ def module_of(verb: str) -> Any:
 
 
 def load_environment(folder: Path | None = None) -> None:
-    """Set what the folder's `.env` says, unless it is set already: the shell has the last word."""
+    """Set the variables of the folder's `.env` that are not set already: the shell wins."""
     file = (folder or Path.cwd()) / ".env"
     if file.is_file():
         for name, value in variables(file.read_text(encoding="utf-8", errors="replace")):

@@ -1,4 +1,8 @@
-"""`upshot completion bash|zsh|fish`: a script that completes verbs, recipes, keys and their values with Tab."""
+"""Print a completion script for your shell: Tab completes verbs, recipes, keys and their values.
+
+bash: put `eval "$(upshot completion bash)"` into ~/.bashrc. zsh: the same with zsh in ~/.zshrc. fish: `upshot
+completion fish > ~/.config/fish/completions/upshot.fish`.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +39,10 @@ WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")
 """Words after which a recipe is named, and then its keys."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="a script for your shell: Tab completes verbs, recipes and keys",
-        description='Print a completion script. bash: eval "$(upshot completion bash)" in ~/.bashrc; zsh: the same '
-        "with zsh in ~/.zshrc; fish: upshot completion fish > ~/.config/fish/completions/upshot.fish",
-    )
-    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help="your shell; words: what the script asks for")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help="your shell; words: what the scripts call")
     parser.add_argument("line", nargs="*", default=[], help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

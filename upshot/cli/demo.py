@@ -1,9 +1,13 @@
-"""`upshot demo`: the ideas, each shown in minutes on two CPU cores."""
+"""Watch a tiny model learn to ask before it answers (two minutes); also: tree, classmates.
+
+Train tiny models in several ways and compare them on held-out data.
+"""
 
 from __future__ import annotations
 
 import argparse
 
+from upshot.cli.options import add_options
 from upshot.core.errors import UserError, did_you_mean
 
 DEMOS = {
@@ -13,21 +17,14 @@ DEMOS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="the quickstart: a tiny model learns to ask before it answers (two minutes); or: tree, classmates",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train tiny models in a few ways and compare them on what they have not seen.\n\n"
-        + "\n".join(f"  upshot demo {name}  {what}" for name, what in DEMOS.items()),
-    )
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="[NAME] key=value", help="which one, and overrides such as seed=1"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print only the table")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    demos = "\n".join(f"  upshot demo {name}  {what}" for name, what in DEMOS.items())
+    parser.description = f"{parser.description}\n\n{demos}"
+    named = {"metavar": "[NAME] key=value", "help": "which demo, and overrides such as seed=1"}
+    quiet, json = {"help": "print only the table"}, {"help": "print the table as JSON"}
+    add_options(parser, "overrides", "quiet", "json", overrides=named, quiet=quiet, json=json)
 
 
 def run(args: argparse.Namespace) -> int:

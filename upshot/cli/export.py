@@ -1,35 +1,25 @@
-"""`upshot export RUN`: a checkpoint as a Hugging Face folder with a model card, merged or pushed if asked."""
+"""Write a trained model as a Hugging Face folder.
+
+Write a checkpoint of a run as a Hugging Face folder with a model card (recipe, results, data). Adapters stay adapters
+unless --merge puts them into their base model, in its data type.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a trained model as a Hugging Face folder",
-        description="Write a checkpoint of a run as a Hugging Face folder with a model card: recipe, results and data. "
-        "Adapters stay adapters unless --merge puts them into their base model, in its type.",
-    )
-    parser.add_argument("folder", metavar="RUN", help="a run folder, or FSDP shards that verl saved elsewhere")
-    parser.add_argument(
-        "--checkpoint",
-        metavar="N",
-        default="",
-        help="a step, a name such as rl-000040, best or last; left out: best where it was kept, else last",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        default="",
-        help="of shards that verl saved elsewhere: the folder or hub name of what they were made from",
-    )
-    parser.add_argument("--merge", action="store_true", help="put adapters into their base model")
-    parser.add_argument("--push", metavar="NAME", help="upload to this (private) repository of the Hugging Face hub")
-    parser.add_argument("--out", metavar="FOLDER", help="write here instead of RUN/export-CHECKPOINT")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("folder", metavar="RUN", help="a run folder, or FSDP shards that verl saved without us")
+    steps = "a step, a name such as rl-000040, best or last (default: best if it was kept, else last)"
+    add("--checkpoint", metavar="N", default="", help=steps)
+    base = "for shards that verl saved without us: the folder or Hub name of the model they were made from"
+    add("--model", metavar="MODEL", default="", help=base)
+    add("--merge", action="store_true", help="put adapters into their base model")
+    add("--push", metavar="NAME", help="upload to this private repository on the Hugging Face Hub")
+    add("--out", metavar="FOLDER", help="write here instead of RUN/export-CHECKPOINT")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""`upshot new task|metric|user|recipe NAME`: a complete, commented, running file of your own, with its test."""
+"""Begin a task, metric, user or recipe of your own.
+
+Write a complete, commented file that runs as it is, and a test for it. Nothing is overwritten.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,11 @@ NEXT = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "new",
-        help="begin a task, metric, user or recipe of your own",
-        description="Write a complete, commented file that runs as it is, and its test; nothing is overwritten.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("kind", choices=sorted(FILES), help="what to begin")
-    parser.add_argument("name", help="its name, such as my_task: the file is NAME.py or NAME.yaml")
-    parser.add_argument("--dir", default=".", help="the folder to write into (the current one)")
-    parser.set_defaults(run=run)
+    parser.add_argument("name", help="its name, such as my_task; the file is NAME.py or NAME.yaml")
+    parser.add_argument("--dir", default=".", help="folder to write into (default: the current one)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,12 +1,14 @@
-"""Options that several verbs share, each said once.
+"""Options that several verbs share, each defined once, and the texts of `--help`.
 
-Those of the reward are made of `api/settings.py`; here stand those of a job and those that name files and rows.
+Those of the reward come from `api/settings.py`. A verb is described by the docstring of its file: the first line is
+its line in `upshot --help`, the rest is the text above its options.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import socket
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
@@ -15,8 +17,21 @@ from upshot.api.settings import RewardOptions, Setting
 from upshot.core.errors import UserError
 
 
+def describe(text: str | None) -> dict[str, Any]:
+    """`help` and `description` of a verb, from the docstring of its file or function: first line, then the rest."""
+    first, _, rest = inspect.cleandoc(text or "").replace("%", "%%").partition("\n\n")
+    return {"help": first.rstrip("."), "description": rest or first}
+
+
+def add_parts(parser: argparse.ArgumentParser, **parts: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the verbs below a verb; each function adds the arguments of one, and its docstring describes it."""
+    verbs = parser.add_subparsers(metavar="|".join(parts), required=True)
+    for name, add_arguments in parts.items():
+        add_arguments(verbs.add_parser(name, **describe(add_arguments.__doc__)))
+
+
 def run_of(module: str) -> Callable[[argparse.Namespace], int]:
-    """The `run` of a module, imported when it is called: no help waits for what a verb needs."""
+    """The `run` of a module, imported when it is called, so that `--help` does not wait for heavy imports."""
     return lambda args: int(importlib.import_module(f"upshot.{module}").run(args))
 
 
@@ -45,36 +60,30 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return value
 
 
 def count(text: str) -> int:
     """How many of something there may be, for argparse: at least one."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
+JSON = "print the result as one line of JSON, without a progress bar"
+AT_ONCE = "items processed concurrently; each model also has its own concurrency limit"
+CALL = "time limit for one call to your own metric, verifier or user; beyond it the score is missing"
 SHARED: dict[str, dict[str, Any]] = {
-    "at_once": {
-        "flags": ("--at-once", "--concurrency"),
-        "type": count,
-        "default": 64,
-        "metavar": "N",
-        "help": "pieces of work under way at once; each model has its own limit of calls",
-    },
-    "max_calls": {"type": int, "metavar": "N", "help": "stop, resumably, after so many model calls"},
-    "max_dollars": {"type": float, "metavar": "USD", "help": "stop, resumably, when so much is spent"},
-    "call_seconds": {
-        "type": seconds,
-        "default": 120.0,
-        "metavar": "S",
-        "help": "most seconds of one call of a metric, verifier or user of your own, which is missing then",
-    },
-    "quiet": {"action": "store_true", "help": "no progress bar"},
-    "json": {"action": "store_true", "help": "print the result as one line of JSON; no progress bar"},
-    "limit": {"type": int, "metavar": "N", "help": "only the first N rows"},
+    "recipe": {"flags": ("recipe",), "help": "recipe name, file or run folder"},
+    "overrides": {"flags": ("overrides",), "nargs": "*", "default": [], "metavar": "key=value", "help": "recipe keys"},
+    "at_once": {"flags": ("--at-once", "--concurrency"), "type": count, "default": 64, "metavar": "N", "help": AT_ONCE},
+    "max_calls": {"type": int, "metavar": "N", "help": "stop after N model calls; the same command continues"},
+    "max_dollars": {"type": float, "metavar": "USD", "help": "stop once this is spent; the same command continues"},
+    "call_seconds": {"type": seconds, "default": 120.0, "metavar": "S", "help": CALL},
+    "quiet": {"action": "store_true", "help": "show no progress bar"},
+    "json": {"action": "store_true", "help": JSON},
+    "limit": {"type": int, "metavar": "N", "help": "use only the first N rows"},
     "metrics": {
         "flags": ("--metrics", "--metric"),
         "metavar": "NAME=WEIGHT,…",
@@ -90,10 +99,17 @@ SHARED: dict[str, dict[str, Any]] = {
     "goals_file": {
         "flags": ("--file",),
         "metavar": "SOURCE",
-        "help": "the task's data: a file, folder or Hub name (default: the task's own set)",
+        "help": "the task's data: a file, folder or Hub name (default: the task's own dataset)",
     },
-    "max_messages": {"type": int, "metavar": "N", "help": "most messages of a conversation (default: the task's, 14)"},
+    "max_messages": {
+        "type": int,
+        "metavar": "N",
+        "help": "longest conversation, in messages (default: the task's, 14)",
+    },
+    "host": {"default": "127.0.0.1", "help": "address to listen on; any address but loopback requires a key"},
+    "port": {"type": port, "help": "port to listen on"},
 }
+"""Options by name; the flag is the name with dashes unless `flags` says otherwise."""
 JOB = ("at_once", "max_calls", "max_dollars", "call_seconds", "quiet")
 """What `offline/job.py` takes."""
 MODELS = ("policy", "user", "judge")
@@ -103,21 +119,21 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
     """Add shared options and settings of the reward; `changes` say what is different about one here."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
     for name in names:
-        own = dict(SHARED[name] if name in SHARED else _of_setting(name, *get_args(kinds[name])))
-        own |= changes.get(name, {})
-        flags = own.pop("flags", (f"--{name.replace('_', '-')}",))
-        default = own.get("default")
-        if default not in (None, "", []) and "(default" not in own["help"]:
-            own["help"] += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
-        parser.add_argument(*flags, **own)
+        option = dict(SHARED[name] if name in SHARED else _of_setting(name, *get_args(kinds[name])))
+        option |= changes.get(name, {})
+        flags = option.pop("flags", (f"--{name.replace('_', '-')}",))
+        default = option.get("default")
+        if default not in (None, "", []) and "(default" not in option["help"]:
+            option["help"] += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
+        parser.add_argument(*flags, **option)
 
 
 def _of_setting(name: str, kind: Any, setting: Setting) -> dict[str, Any]:
-    own: dict[str, Any] = {"default": setting.default, "help": setting.help}
+    option: dict[str, Any] = {"default": setting.default, "help": setting.help}
     if kind in (int, float):
-        own["type"] = kind
+        option["type"] = kind
     if setting.choices:
-        own["choices"] = setting.choices
+        option["choices"] = setting.choices
     if name in MODELS:
-        own |= {"metavar": "MODEL", "help": f"{setting.help}: URL#name, provider/model, folder"}
-    return own
+        option |= {"metavar": "MODEL", "help": f"{setting.help}: URL#name, provider/model, folder"}
+    return option

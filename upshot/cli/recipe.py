@@ -1,44 +1,65 @@
-"""`upshot recipe list|show|diff|schema|reference|import`: what there is, what it resolves to, others' in ours."""
+"""List and show recipes, compare two, or import one from another project.
+
+Look at recipes: which there are, what one resolves to, how two differ; or turn a config of another project into one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from upshot.cli.options import add_options, add_parts
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb and its parts."""
-    parser = subparsers.add_parser("recipe", help="list recipes, or show one resolved", description="Look at recipes.")
-    verbs = parser.add_subparsers(metavar="list|show|diff|schema|reference|import", required=True)
-    listing = verbs.add_parser("list", help="the recipes that ship with the project")
-    listing.set_defaults(run=run_list)
-    show = verbs.add_parser("show", help="a recipe resolved, with the origin of each value")
-    show.add_argument("recipe", help="recipe name or file")
-    show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5")
-    show.add_argument("--yaml", action="store_true", help="as a YAML file that `upshot train` takes")
-    show.add_argument("--changed", action="store_true", help="only what is not at its default")
-    show.set_defaults(run=run_show)
-    diff = verbs.add_parser("diff", help="the keys in which two recipes or run folders differ")
-    diff.add_argument("one", help="recipe name, file or run folder")
-    diff.add_argument("two", help="another")
-    diff.set_defaults(run=run_diff)
-    schema = verbs.add_parser("schema", help="the JSON schema of recipes, for editors")
-    schema.set_defaults(run=run_schema)
-    reference = verbs.add_parser("reference", help="the page of every key, as docs/reference.md has it")
-    reference.set_defaults(run=run_reference)
-    other = verbs.add_parser(
-        "import",
-        help="a recipe out of a config or launch script of CollabLLM, its verl recipe or the classmate fork",
-        description="Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the "
-        "classmate fork into a recipe, or a script that trains nothing into the command that does the same. What it "
-        "could not carry is listed with the reason. Nothing of theirs is run.",
-    )
-    help_theirs = "a .sh, .yaml or .json file, those it names, and key=value in their words or ours, which wins"
-    other.add_argument("theirs", nargs="+", metavar="THEIRS", help=help_theirs)
-    other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
-    dropped = "go on without this setting of theirs, which changes what is learned (repeatable; --drop=--flag)"
-    other.add_argument("--drop", action="append", default=[], metavar="KEY", help=dropped)
-    other.set_defaults(run=run_import)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs below it."""
+    parts = {"list": _list, "show": _show, "diff": _diff, "schema": _schema, "reference": _reference, "import": _import}
+    add_parts(parser, **parts)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    """List the recipes that ship with the project."""
+    parser.set_defaults(run=run_list)
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    """Show a recipe resolved, with the origin of each value."""
+    add_options(parser, "recipe", "overrides")
+    parser.add_argument("--yaml", action="store_true", help="print a YAML file that `upshot train` accepts")
+    parser.add_argument("--changed", action="store_true", help="show only keys that are not at their default")
+    parser.set_defaults(run=run_show)
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    """Show the keys in which two recipes or run folders differ."""
+    parser.add_argument("one", help="recipe name, file or run folder")
+    parser.add_argument("two", help="recipe name, file or run folder")
+    parser.set_defaults(run=run_diff)
+
+
+def _schema(parser: argparse.ArgumentParser) -> None:
+    """Print the JSON schema of recipes, for editors."""
+    parser.set_defaults(run=run_schema)
+
+
+def _reference(parser: argparse.ArgumentParser) -> None:
+    """Print the page of every key, as in docs/reference.md."""
+    parser.set_defaults(run=run_reference)
+
+
+def _import(parser: argparse.ArgumentParser) -> None:
+    """Turn a config or launch script of CollabLLM, its verl recipe or the classmate fork into a recipe.
+
+    Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the classmate fork into
+    a recipe; or a script that trains nothing into the command that does the same. Settings that could not be carried
+    over are listed with the reason. Nothing of theirs is run.
+    """
+    files = "a .sh, .yaml or .json file, the files it names, and key=value in their words or ours, which win"
+    parser.add_argument("theirs", nargs="+", metavar="THEIRS", help=files)
+    parser.add_argument("--out", metavar="FILE", help="write the recipe to this file (default: print it)")
+    dropped = "continue without this setting, which changes what is learned (repeatable; --drop=--flag)"
+    parser.add_argument("--drop", action="append", default=[], metavar="KEY", help=dropped)
+    parser.set_defaults(run=run_import)
 
 
 def run_list(args: argparse.Namespace) -> int:

@@ -1,4 +1,9 @@
-"""`upshot runs`: run folders as a table; verbs that remove, move or tag one, or note something on it."""
+"""List run folders; remove, move, annotate or tag them.
+
+List the runs in folders (default: runs), oldest first: state, step, result, when, how their recipes differ. `upshot
+runs rm RUN…` removes run folders, `upshot runs mv RUN TO` renames one or moves it into a folder. `upshot runs note RUN
+TEXT` and `upshot runs tag RUN TAG…` keep a note and tags on a run, which the page shows; `untag` removes tags.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +19,13 @@ MOST_DIFFERENCES = 6
 """Keys of a recipe that a line of the table tells."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "runs",
-        help="list run folders: state, step, result, when, how their recipes differ; rm, mv, note, tag, untag",
-        description="List the runs in folders (default: runs), oldest first. `upshot runs rm RUN…` removes run "
-        "folders, `upshot runs mv RUN TO` renames one or moves it into a folder. `upshot runs note RUN TEXT` and "
-        "`upshot runs tag RUN TAG…` keep a note and tags on a run, which the page shows; `untag` takes tags off.",
-    )
-    parser.add_argument(
-        "words",
-        metavar="[FOLDER… | rm RUN… | mv RUN TO | note RUN TEXT | tag RUN TAG… | untag RUN TAG…]",
-        nargs="*",
-        help="folders, or what to do",
-    )
-    parser.add_argument("--yes", action="store_true", help="rm: do not ask")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    verbs = "[FOLDER… | rm RUN… | mv RUN TO | note RUN TEXT | tag RUN TAG… | untag RUN TAG…]"
+    parser.add_argument("words", metavar=verbs, nargs="*", help="folders to list, or what to do")
+    parser.add_argument("--yes", action="store_true", help="rm: do not ask for confirmation")
     parser.add_argument("--tag", metavar="TAG", help="list only runs with this tag")
-    parser.add_argument("--json", action="store_true", help="one JSON object a run")
-    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,28 +1,32 @@
-"""`upshot sweep RECIPE key=[…] --seeds 3`: every combination, several seeds each, one table."""
+"""Train a recipe with every combination of some values and several seeds.
+
+Train the recipe once for every combination of the lists given (key=[a,b]; to pass a list as a value, write [[…],[…]])
+and every seed, one run after another, each in its own folder. The same command continues where it stopped. The table
+shows the mean over seeds with its 95 % interval (Student's t).
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import count, run_of
+from upshot.cli.options import add_options, count, run_of
+
+run = run_of("offline.sweep")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="train a recipe with every combination of some values and several seeds; a table of mean ± interval",
-        description="Train a recipe once for every combination of the lists given (key=[a,b]; a list as a value is "
-        "[[…],[…]]) and every seed, one after another, each in a folder of its own. The same command goes on where it "
-        "stopped. The table has the mean over seeds with its 95 %% interval (Student's t).",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    varied = {"metavar": "key=[a,b]", "help": "lists of values to vary, and plain key=value for all runs"}
+    add_options(parser, "recipe", "overrides", overrides=varied)
     add = parser.add_argument
-    add("recipe", help="recipe name or file")
-    add("overrides", nargs="*", default=[], metavar="key=[a,b]", help="what to vary, and plain key=value for all")
-    add("--seeds", type=count, default=1, metavar="N", help="runs of each combination, from the recipe's seed on (1)")
+    add(
+        "--seeds",
+        type=count,
+        default=1,
+        metavar="N",
+        help="runs per combination, from the recipe's seed on (default 1)",
+    )
     add("--out", metavar="DIR", help="folder of the runs (default: runs/sweep-RECIPE)")
-    add("--metric", action="append", default=[], metavar="NAME", help="a column: a metric of the runs (repeatable)")
-    add("--dry-run", action="store_true", help="list the runs, check the first of them, train nothing")
-    add("--quiet", action="store_true", help="print only the table")
-    add("--json", action="store_true", help="print the table as JSON")
-    parser.set_defaults(run=run_of("offline.sweep"))
+    add("--metric", action="append", default=[], metavar="NAME", help="a metric to show as a column (repeatable)")
+    add("--dry-run", action="store_true", help="list the runs and check the first one; train nothing")
+    add_options(parser, "quiet", "json", quiet={"help": "print only the table"})

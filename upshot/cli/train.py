@@ -1,4 +1,8 @@
-"""`upshot train RECIPE [key=value …]`: run a recipe, or resume a run."""
+"""Train a model by a recipe, or resume a run.
+
+Train by a recipe (a name from `upshot recipe list`, or a YAML file) with key=value overrides. With --resume, continue a
+run; steps, epochs, budget, eval, models, trackers and a few more keys may change.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from upshot.cli.options import add_options
 from upshot.core.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
@@ -20,35 +25,20 @@ if TYPE_CHECKING:
     from upshot.training.learner.distributed.ranks import Ranks
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train a model by a recipe",
-        description="Train by a recipe (a name of `upshot recipe list`, or a YAML file) with key=value overrides. "
-        "With --resume: go on with a run; steps, epochs, budget, eval, models, trackers and a few more may change.",
-    )
-    parser.add_argument("recipe", nargs="?", help="recipe name or file; left out with --resume")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5 futures.samples=3"
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "verl"),
-        default="local",
-        help="where to train: in this process, or on a cluster by verl (docs/cluster.md); "
-        "overrides may then set verl's own keys, too (trainer.n_gpus_per_node=8)",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything (keys, endpoints, files, model, prompts …), print the plan, train nothing",
-    )
-    parser.add_argument("--offline", action="store_true", help="check without calling any endpoint or asking the hub")
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
-    parser.add_argument("--quiet", action="store_true", help="print only the run folder")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON per step")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    named = {"nargs": "?", "help": "recipe name or file; leave it out with --resume"}
+    example = {"help": "recipe keys, such as train.lr=1e-5 futures.samples=3"}
+    add_options(parser, "recipe", "overrides", recipe=named, overrides=example)
+    add = parser.add_argument
+    where = "train in this process, or on a cluster by verl (docs/cluster.md), whose own keys may then be set as well"
+    add("--engine", choices=("local", "verl"), default="local", help=where)
+    checks = "check everything (keys, endpoints, files, model, prompts …) and print the plan; train nothing"
+    add("--dry-run", action="store_true", help=checks)
+    add("--offline", action="store_true", help="check without calling an endpoint or the Hub")
+    add("--resume", metavar="DIR", help="continue the run in this folder")
+    quiet, json = {"help": "print only the run folder"}, {"help": "print one line of JSON per step"}
+    add_options(parser, "quiet", "json", quiet=quiet, json=json)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,29 +1,25 @@
-"""`upshot view RUN…`: the page over run folders, live; or as one file."""
+"""Look at runs in a browser: curves, conversations, comparison; live, or as one file.
+
+Serve a page over run folders: curves, conversation trees, credit on the text, comparison of runs. It follows runs while
+they train, only reads their files, and stops with Ctrl-C. With --out the same page is written as one file that needs no
+server.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import port
+from upshot.cli.options import add_options
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "view",
-        help="look at runs: curves, conversations, comparison; live, or as one file",
-        description="Serve the page over run folders: curves, conversation trees, credit on the text, comparison of "
-        "runs. It follows runs that train, reads their files only, and stops with Ctrl-C. With --out the same page is "
-        "written as one file that needs no server.",
-    )
-    parser.add_argument("folders", metavar="RUN", nargs="*", help="run folders, or folders of them (default: runs)")
-    parser.add_argument(
-        "--out", metavar="FILE", nargs="?", const="", help="write one file and end (without FILE: RUN/report.html)"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="beyond loopback the address holds a token")
-    parser.add_argument("--port", type=port, default=0, help="default: any free one")
-    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("folders", metavar="RUN", nargs="*", help="run folders, or folders that contain some (default: runs)")
+    add("--out", metavar="FILE", nargs="?", const="", help="write one file and exit (without FILE: RUN/report.html)")
+    address = {"help": "address to listen on; beyond loopback the page's address contains a token"}
+    add_options(parser, "host", "port", host=address, port={"default": 0, "help": "port (default: any free one)"})
+    add("--no-open", action="store_true", help="do not open a browser")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.cli import view
+from upshot.cli import make_parser
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
 from upshot.rollout.rollout import Rollout
@@ -251,10 +250,8 @@ def test_an_unwritable_target_is_a_user_error(synthetic_run: Path) -> None:
 def test_the_verb_writes_the_page_and_prints_its_path(
     synthetic_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    view.add_parser(parser.add_subparsers())
     out = tmp_path / "pages" / "page.html"
-    args = parser.parse_args(["view", str(synthetic_run), "--out", str(out), "--no-open"])
+    args = make_parser(["view"]).parse_args(["view", str(synthetic_run), "--out", str(out), "--no-open"])
     assert args.run(args) == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert out.read_text("utf-8").startswith("<!doctype html>")

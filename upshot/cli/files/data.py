@@ -1,4 +1,4 @@
-"""`upshot data prepare` and `upshot data build`."""
+"""Prepare training data, or build it by simulation."""
 
 from __future__ import annotations
 
@@ -6,67 +6,48 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.cli.options import JOB, add_options, run_of
+from upshot.cli.options import JOB, add_options, add_parts, run_of
 
 if TYPE_CHECKING:
     from upshot.offline.data.prepare import PrepareSummary
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb and its two halves."""
-    parser = subparsers.add_parser(
-        "data", help="prepare training data, or build it by simulation", description="Prepare or build training data."
-    )
-    halves = parser.add_subparsers(dest="half", metavar="prepare|build", required=True)
-    _add_prepare(halves)
-    _add_build(halves)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs below it."""
+    add_parts(parser, prepare=add_prepare, build=add_build)
 
 
-def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = halves.add_parser(
-        "prepare",
-        help="files or a Hub set → parquet for sft, rl, dpo or a simulated user",
-        description="Write {sft,rl,dpo,user}_{train,validation}.parquet, split by goal, and say what was dropped and "
-        "why. user: chat transcripts with the roles swapped, to train a simulated user on.",
-    )
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Turn files or a Hub dataset into parquet files for sft, rl, dpo or a simulated user.
+
+    Write {sft,rl,dpo,user}_{train,validation}.parquet, split by goal, and report what was dropped and why. user: chat
+    transcripts with the roles swapped, for training a simulated user.
+    """
     add = parser.add_argument
-    add(
-        "--dataset",
-        required=True,
-        metavar="SOURCE",
-        help="a .jsonl, .json, .parquet or .csv file, a folder (save_to_disk, too), or a Hugging Face name",
-    )
+    sources = "a .jsonl, .json, .parquet or .csv file, a folder (also of save_to_disk), or a Hugging Face name"
+    add("--dataset", required=True, metavar="SOURCE", help=sources)
     add("--for", dest="purpose", required=True, choices=("sft", "rl", "dpo", "user"), help="what the rows are for")
     add("--out", required=True, metavar="DIR", help="folder of the parquet files")
-    add(
-        "--task",
-        metavar="NAME",
-        help="rl: whose rows they are: gsm8k, math, code, code-stdio, code-contests, dolci, mmlu-sycophancy or another "
-        "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal; "
-        "default: read off the dataset's name",
+    tasks = (
+        "rl: the task of the rows: gsm8k, math, code, code-stdio, code-contests, dolci, mmlu-sycophancy or another "
+        "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal "
+        "(default: read from the dataset's name)"
     )
-    add("--task-desc", metavar="TEXT", help="rl: what the simulated user is told the task is (default: the task's own)")
-    add(
-        "--validation",
-        type=float,
-        default=0.1,
-        metavar="SHARE|N",
-        help="share of the goals held out, or how many of them (default 0.1); 0 writes no validation file",
-    )
-    gap = "dpo: least gap between chosen and rejected (default 0.1)"
+    add("--task", metavar="NAME", help=tasks)
+    add("--task-desc", metavar="TEXT", help="rl: the task as described to the simulated user (default: the task's own)")
+    share = "share of the goals held out, or their number (default 0.1); 0 writes no validation file"
+    add("--validation", type=float, default=0.1, metavar="SHARE|N", help=share)
+    gap = "dpo: smallest gap between chosen and rejected (default 0.1)"
     add("--min-gap", type=float, default=0.1, metavar="GAP", help=gap)
+    least = "sft, dpo: smallest mean of a metric in what is imitated or chosen: score=0.5, accuracy=1 … (repeatable)"
+    add("--min", type=_least, action="append", default=[], metavar="METRIC=VALUE", help=least)
     add(
-        "--min",
-        type=_least,
-        action="append",
-        default=[],
-        metavar="METRIC=VALUE",
-        help="sft, dpo: least mean of a metric of what is imitated or chosen: score=0.5, accuracy=1 … (repeatable)",
+        "--system",
+        metavar="PROMPT",
+        help="plain, proactive, none or a text file (default: the record's own, else plain)",
     )
-    own = "plain, proactive, none or a text file; default: the record's own, else plain"
-    add("--system", metavar="PROMPT", help=own)
     add("--agent-name", metavar="NAME", help="rl: the agent loop that verl runs (default collabllm_agent)")
-    add_options(parser, "sandbox", "seed", "json", seed={"help": "which goals are held out"})
+    add_options(parser, "sandbox", "seed", "json", seed={"help": "seed that chooses the goals held out"})
     parser.set_defaults(run=run_prepare)
 
 
@@ -78,59 +59,38 @@ def _least(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r} should read METRIC=VALUE, such as accuracy=0.5") from error
 
 
-def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = halves.add_parser(
-        "build",
-        help="simulate conversations and score every candidate reply",
-        description="Simulate conversations with several candidates a turn, score them by multiturn-aware reward, "
-        "keep the best. Resumes where it stopped; nothing is pushed unless --push.",
-    )
+def add_build(parser: argparse.ArgumentParser) -> None:
+    """Simulate conversations and score every candidate reply.
+
+    Simulate conversations with several candidates per turn, score them by their multiturn-aware reward and keep the
+    best. The same command continues where it stopped. Nothing is pushed without --push.
+    """
     add = parser.add_argument
     tasks = "math-hard, medium, bigcodebench, abg-coqa, or a file of goals"
     add("--task", required=True, metavar="NAME|FILE", help=tasks)
     add("--out", required=True, metavar="DIR", help="folder of the journal and of candidates.parquet")
-    add(
-        "--templates",
-        choices=("full", "short"),
-        default="full",
-        help="prompts of user and judge; short: a quarter of the words, for small models (default full)",
-    )
+    prompts = "prompts of user and judge; short: a quarter of the words, for small models (default full)"
+    add("--templates", choices=("full", "short"), default="full", help=prompts)
     add("--split", default="train", help="goals to use: train, validation, test or all (default train)")
-    most = "at most so many conversations (default: all goals of the split)"
+    most = "play at most N conversations (default: all goals of the split)"
     add("--conversations", type=int, metavar="N", help=most)
-    add("--candidates", type=int, default=4, metavar="N", help="candidate replies a turn (default 4)")
-    add(
-        "--proactive-share",
-        type=float,
-        default=0.5,
-        metavar="SHARE",
-        help="share of the candidates with the proactive prompt (default 0.5)",
-    )
-    add(
-        "--proactive",
-        choices=("system", "json"),
-        default="system",
-        help="form of that prompt: a system message, or CollabLLM's request for JSON (default system)",
-    )
-    add(
-        "--system-share",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="share of the other candidates with the plain system prompt; the rest have none (default 1)",
-    )
+    add("--candidates", type=int, default=4, metavar="N", help="candidate replies per turn (default 4)")
+    share = "share of the candidates with the proactive prompt (default 0.5)"
+    add("--proactive-share", type=float, default=0.5, metavar="SHARE", help=share)
+    form = "form of that prompt: a system message, or CollabLLM's request for JSON (default system)"
+    add("--proactive", choices=("system", "json"), default="system", help=form)
+    plain = "share of the other candidates with the plain system prompt; the rest have none (default 1)"
+    add("--system-share", type=float, default=1.0, metavar="SHARE", help=plain)
     add("--push", metavar="OWNER/NAME", help="also push the finished set to the Hugging Face Hub, as a private dataset")
+    speaker = "the assistant: URL#name, provider/model, folder, smollm2-135m, scripted:NAME"
     add_options(
         parser,
         *("goals_file", "policy", "user", "judge", "metrics", "samples", "rounds", "max_messages", "max_tokens"),
         *("temperature", "tokenizer", "seed", *JOB, "json"),
-        policy={
-            "required": True,
-            "help": "the assistant: URL#name, provider/model, folder, smollm2-135m, scripted:NAME",
-        },
-        user={"help": "the simulated user's model, or 'script' for lines of the goal"},
+        policy={"required": True, "help": speaker},
+        user={"help": "the simulated user's model, or 'script' for the lines of the goal"},
         metrics={"help": "metrics of the reward (default: the task's own)"},
-        at_once={"default": 32, "help": "conversations at once; each model has its own limit of calls"},
+        at_once={"default": 32, "help": "concurrent conversations; each model also has its own concurrency limit"},
     )
     parser.set_defaults(run=run_of("offline.data.build"))
 

@@ -1,25 +1,35 @@
-"""`upshot cache`: what the response cache holds, and emptying it."""
+"""Count or clear model responses kept on disk."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from upshot.cli.options import add_parts
+
 if TYPE_CHECKING:
     from upshot.models.client.cache import ResponseCache
 
+FOLDER = "folder of the cache (default: $UPSHOT_CACHE, else ~/.cache/upshot)"
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser("cache", help="count or clear the responses of models kept on disk")
-    verbs = parser.add_subparsers(dest="cache_verb", required=True, metavar="stats|clear")
-    stats = verbs.add_parser("stats", help="completions and bytes by model")
-    stats.add_argument("--json", action="store_true", help="for programs")
-    clear = verbs.add_parser("clear", help="remove stored completions")
-    clear.add_argument("--model", help="only those of this model, as `stats` names it")
-    for verb in (stats, clear):
-        verb.add_argument("--folder", help="the cache's folder (default: $UPSHOT_CACHE, else ~/.cache/upshot)")
-        verb.set_defaults(run=run)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs below it."""
+    add_parts(parser, stats=add_stats, clear=add_clear)
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """Show completions and bytes by model."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--folder", help=FOLDER)
+    parser.set_defaults(work=lambda cache, args: _stats(cache, args.json))
+
+
+def add_clear(parser: argparse.ArgumentParser) -> None:
+    """Remove stored completions."""
+    parser.add_argument("--model", help="only completions of this model, as named by `stats`")
+    parser.add_argument("--folder", help=FOLDER)
+    parser.set_defaults(work=lambda cache, args: _clear(cache, args.model))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     cache = ResponseCache.open(args.folder or True)
     try:
-        return _stats(cache, args.json) if args.cache_verb == "stats" else _clear(cache, args.model)
+        return int(args.work(cache, args))
     finally:
         cache.close()
 

@@ -1,25 +1,24 @@
-"""`upshot pool plan RECIPE`: which models share the policy's device, and who takes turns with whom."""
+"""Plan many models on one device.
+
+Compute, before anything is loaded, the bytes of every model's weights, keys and values and steps, and of the learner at
+its peak. Models that do not fit together take turns; what cannot fit is refused.
+"""
 
 from __future__ import annotations
 
 import argparse
 
+from upshot.cli.options import add_options, add_parts
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "pool",
-        help="plan many models on one device",
-        description="Bytes of every model's weights, keys and values and steps and of the learner at its peak, before "
-        "anything is loaded; models that do not fit together take turns. What cannot fit is refused.",
-    )
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    planning = verbs.add_parser("plan", help="print the memory plan of a recipe")
-    planning.add_argument("recipe", help="recipe name or file")
-    planning.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="such as model.memory_gb=80 (for another device)"
-    )
-    planning.set_defaults(run=run)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb below it."""
+    add_parts(parser, plan=add_plan)
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Print the memory plan of a recipe."""
+    add_options(parser, "recipe", "overrides", overrides={"help": "such as model.memory_gb=80 (for another device)"})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,38 +1,28 @@
-"""`upshot sandbox`: serve the sandbox over HTTP."""
+"""Run untrusted programs behind an HTTP API.
+
+Serve /test_program, /test_program_stdio, /run_code, /batch, /sessions, /health and /metrics.
+"""
 
 import argparse
 
-from upshot.cli.options import check_address, port
+from upshot.cli.options import add_options, check_address
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(
-        "sandbox",
-        help="run untrusted programs behind an HTTP API",
-        description="Serve /test_program, /test_program_stdio, /run_code, /batch, /sessions, /health and /metrics.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add_options(parser, "host", "port", port={"default": 8001})
+    add("--slots", type=int, help="programs run concurrently (default: 8 per core)")
+    add("--queue", type=int, default=4096, help="programs that may wait before clients get 429 (default 4096)")
+    layers = "refuse to start without this layer: namespaces, landlock, seccomp, uid or cgroup (repeatable)"
+    add("--require", action="append", default=[], metavar="LAYER", help=layers)
+    add("--max-seconds", type=float, default=6.0, help="CPU seconds for programs that set no limit (default 6)")
+    add("--memory-mb", type=int, default=512, help="memory for programs that set no limit (default 512)")
+    add("--max-request-mb", type=int, default=16, help="largest request (default 16)")
+    add(
+        "--session-idle-seconds", type=float, default=600.0, help="end a Python session after this much idle time (600)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
-    parser.add_argument("--port", type=port, default=8001)
-    parser.add_argument("--slots", type=int, default=None, help="programs at once (default: 8 per core)")
-    parser.add_argument("--queue", type=int, default=4096, help="programs that may wait before clients get 429")
-    parser.add_argument(
-        "--require",
-        action="append",
-        default=[],
-        metavar="LAYER",
-        help="refuse to start without this layer: namespaces, landlock, seccomp, uid, cgroup (may be repeated)",
-    )
-    parser.add_argument("--max-seconds", type=float, default=6.0, help="CPU seconds of a program that names no limit")
-    parser.add_argument("--memory-mb", type=int, default=512, help="memory of a program that names no limit")
-    parser.add_argument("--max-request-mb", type=int, default=16, help="largest request")
-    parser.add_argument(
-        "--session-idle-seconds", type=float, default=600.0, help="a Python session unused for so long is ended"
-    )
-    parser.add_argument(
-        "--api-key-file", default=None, help="file with the API key; UPSHOT_SANDBOX_KEY is the other way"
-    )
-    parser.set_defaults(run=run)
+    add("--api-key-file", help="file with the API key (or set UPSHOT_SANDBOX_KEY)")
 
 
 def run(args: argparse.Namespace) -> int:

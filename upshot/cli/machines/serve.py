@@ -1,4 +1,8 @@
-"""`upshot serve`: one MODEL by the embedded engine with an OpenAI-compatible API, or the servers of a FILE.yaml."""
+"""Serve one model, or the models of a file, with an OpenAI-compatible API.
+
+Serve one MODEL with the embedded engine; or start and watch the model servers that a FILE.yaml names (docs/serving.md),
+show their state (status) or stop them (stop).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.cli.options import check_address, port
+from upshot.cli.options import add_options, check_address
 
 OF_ONE_MODEL = (
     *("host", "port", "name", "any_name", "api_key", "device", "dtype", "kv_gib", "memory"),
@@ -16,50 +20,32 @@ OF_ONE_MODEL = (
 """Options that a file says for each server."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve one model, or those of a file, with an OpenAI-compatible API",
-        description="Serve one MODEL by the embedded engine; or start and watch the model servers that a FILE.yaml "
-        "names (docs/serving.md), see how they stand (status) and stop them (stop).",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    models = "a Hugging Face folder or Hub name, a run folder (its best checkpoint), or smollm2-135m"
+    add("model", metavar="MODEL|FILE.yaml|status|stop", help=models)
+    add("file", nargs="?", metavar="FILE.yaml", help="with status and stop (default: the servers up in this folder)")
+    add("--map", default="", metavar="FILE", help="with a FILE.yaml: write the classmate map to this file")
+    add("--while-used", action="store_true", help="with a FILE.yaml: stop when no run uses the servers any more")
+    add_options(parser, "host", "port", port={"default": 8000})
+    add("--name", default="", help="the name clients ask for (default: MODEL; for a folder, its last part)")
+    add("--any-name", action="store_true", help="answer whatever model a request names (default: 404)")
+    add("--api-key", default="", help="require this key from clients (default: $UPSHOT_API_KEY, else none)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 …")
+    add("--dtype", default="auto", help="float32, bfloat16 …; auto: float32 on the CPU, bfloat16 on a GPU")
+    add("--kv-gib", type=float, default=0.0, help="memory for keys and values, in GiB (default: by device)")
+    share = "share of the GPU's memory for weights, keys and values (default: what is free)"
+    add("--memory", type=float, default=0.0, help=share)
+    add("--max-running", type=int, default=0, help="sequences computed concurrently")
+    add("--max-waiting", type=int, default=1024, help="sequences that may wait before clients get 429 (default 1024)")
+    add("--max-tokens", type=int, default=1024, help="reply limit for chat requests that set none (default 1024)")
+    parsers = (
+        "how the model writes tool calls: hermes, llama3, mistral, mistral-args, none, or your own as "
+        "package.module:Class (default: by its chat template)"
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL|FILE.yaml|status|stop",
-        help="a Hugging Face folder or hub name, a run folder (its best checkpoint), or smollm2-135m",
-    )
-    parser.add_argument("file", nargs="?", metavar="FILE.yaml", help="of status and stop; left out: those up here")
-    parser.add_argument("--map", default="", metavar="FILE", help="of a FILE.yaml: write the classmate map there")
-    parser.add_argument("--while-used", action="store_true", help="of a FILE.yaml: stop when no run uses it any more")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
-    parser.add_argument("--port", type=port, default=8000)
-    parser.add_argument(
-        "--name", default="", help="the name clients ask for (default: MODEL, a folder without its path)"
-    )
-    parser.add_argument("--any-name", action="store_true", help="answer whatever model a request names (default: 404)")
-    parser.add_argument("--api-key", default="", help="ask clients for this key (default: $UPSHOT_API_KEY, else none)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 …")
-    parser.add_argument(
-        "--dtype", default="auto", help="float32, bfloat16 …; auto: float32 on the CPU, bfloat16 on a GPU"
-    )
-    parser.add_argument("--kv-gib", type=float, default=0.0, help="memory for keys and values (default: by device)")
-    parser.add_argument(
-        "--memory",
-        type=float,
-        default=0.0,
-        help="share of the GPU's memory for weights, keys and values (default: free)",
-    )
-    parser.add_argument("--max-running", type=int, default=0, help="sequences computed at once")
-    parser.add_argument("--max-waiting", type=int, default=1024, help="sequences that may wait before clients get 429")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="limit of chat requests that bring none")
-    parser.add_argument(
-        "--tool-parser",
-        default="auto",
-        help="how the model writes tool calls: hermes, llama3, mistral, mistral-args, none, or your "
-        "own as package.module:Class (default: what its chat template says)",
-    )
-    parser.set_defaults(run=run, default_of=parser.get_default)
+    add("--tool-parser", default="auto", help=parsers)
+    parser.set_defaults(default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace) -> int:
