@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS, ROOT
 from upshot.cli import main
 
 PAGE = (DOCS / "metrics.md").read_text()
-FAMILIES = "reward metric part missing rollout tree task by classmate eval loss policy value dpo train time"
+FAMILIES = "reward metric part missing rollout tree task by classmate eval loss policy value dpo kto train time"
 KEYS = [
     key
     for line in PAGE.splitlines()

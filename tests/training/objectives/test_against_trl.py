@@ -15,6 +15,7 @@ from tests.training.workshop import datum
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
+from upshot.training.loops import kto
 from upshot.training.objectives.objectives import Dpo, PolicyGradient
 
 trl = pytest.importorskip("trl")
@@ -175,6 +176,41 @@ def test_dpo_equals_trl(kind: str, tmp_path: Path) -> None:
         own.reference = reference
     logs = learner.forward_backward(pairs, Dpo(config))
     assert logs["loss/dpo"] == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
+    wanted = gradients(theirs)
+    for name, found in gradients(module).items():
+        assert torch.allclose(found, wanted[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("labels", [(True, False, False, True), (True, True, True, True)])
+def test_kto_equals_trl(labels: tuple[bool, ...], tmp_path: Path) -> None:
+    module, tokenizer, _, _ = tiny_parts()
+    theirs, initial = copy.deepcopy(module), tiny_parts(seed=5)[0]
+    weights = {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.7}
+    trainer = trl.KTOTrainer(
+        theirs,
+        ref_model=copy.deepcopy(initial),
+        args=trl.KTOConfig(**quiet(tmp_path), **weights),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "hello", "completion": "here is", "label": True}] * 4),
+        processing_class=tokenizer,
+    )
+    data = [datum(length, seed, prompt=2 + seed % 2) for seed, length in enumerate(LENGTHS)]
+    parts = [(own.ids[: own.mask.index(1)], own.ids[own.mask.index(1) :]) for own in data]
+    rows = [
+        {"prompt_ids": prompt, "completion_ids": reply, "KL_completion_ids": parts[at - 1][1], "label": labels[at]}
+        for at, (prompt, reply) in enumerate(parts)
+    ]
+    trainer.model.train()
+    expected = trainer._compute_loss(trainer.model, trainer.data_collator(rows), return_outputs=False)
+    expected.backward()
+    config = TrainConfig.model_validate({"method": "kto", "kto": weights})
+    learner = Learner(module, tokenizer, config)
+    learner.keep_reference(dict(initial.named_parameters()))
+    for own, label in zip(data, labels, strict=True):
+        own.advantages = [1.0 if label else -1.0] * len(own.ids)
+    lesson = kto.prepare(learner, data)
+    logs = learner.forward_backward(lesson.units, lesson.objective())
+    assert logs["loss/kto"] == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
+    assert lesson.logs["kto/kl"] == pytest.approx(trainer._metrics["train"]["kl"][0], rel=1e-5, abs=1e-6)
     wanted = gradients(theirs)
     for name, found in gradients(module).items():
         assert torch.allclose(found, wanted[name], atol=1e-6), name

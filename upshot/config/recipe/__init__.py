@@ -5,7 +5,7 @@ from upshot.config.recipe.policy import LoraConfig, PolicyConfig, TinyConfig
 from upshot.config.recipe.recipe import EvalConfig, Recipe
 from upshot.config.recipe.reward import MetricConfig
 from upshot.config.recipe.rollout import AgentConfig, CreditConfig, FuturesConfig
-from upshot.config.recipe.train import ImportanceConfig, ScheduleConfig, TrainConfig
+from upshot.config.recipe.train import ImportanceConfig, KTOConfig, ScheduleConfig, TrainConfig
 
 __all__ = [
     "AgentConfig",
@@ -13,6 +13,7 @@ __all__ = [
     "EvalConfig",
     "FuturesConfig",
     "ImportanceConfig",
+    "KTOConfig",
     "LoraConfig",
     "MetricConfig",
     "Named",

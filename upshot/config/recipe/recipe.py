@@ -43,7 +43,7 @@ class EvalConfig(Section):
     split: str = "validation"
     """The task's split that is held out."""
     data: str | None = None
-    """sft, dpo: file of held-out examples; None: the dialogues of the split (sft)."""
+    """sft, dpo, kto: file of held-out examples; None: the dialogues of the split (sft)."""
     rows: int = Field(64, ge=1)
     """Rows or examples of it."""
     samples: int = Field(1, ge=1)

@@ -128,6 +128,18 @@ class DPOConfig(Section):
     """Pairs whose scores differ by less are left out."""
 
 
+class KTOConfig(Section):
+    """Learning from single replies marked good or bad: kto."""
+
+    beta: float = Field(0.1, gt=0)
+    """Strength of the reference."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """Weight of the loss of good replies. Where good and bad ones are not equally many, set one of the two weights so
+    that weight times count is 1 to 1.33 times larger on the good side (the paper's equation 8)."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """Weight of the loss of bad replies."""
+
+
 class PPOConfig(Section):
     """The value head and what its estimates make of the reward: ppo."""
 
@@ -153,17 +165,19 @@ class SaveConfig(Section):
     best: Words | None = "auto"
     """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
     stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. auto: the held-out reward, or the
-    loss of sft and dpo, where there are evaluations. None: none is the best."""
+    loss of sft, dpo and kto, where there are evaluations. None: none is the best."""
 
 
 class TrainConfig(Section):
     """How the policy learns."""
 
     method: Words = "rl"
-    """rl: policy gradient over groups. sft, dpo: from a data file or the task's dialogues. online-dpo: pairs of replies
-    ranked by reward. ppo: value head and GAE. Or 'my_pkg.module:Method'."""
+    """rl: policy gradient over groups. sft, dpo, kto: from a data file: dialogues (or the task's own), pairs of
+    replies, replies marked good or bad. online-dpo: pairs of replies ranked by reward. ppo: value head and GAE. Or
+    'my_pkg.module:Method'."""
     data: str | None = None
-    """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
+    """sft, dpo, kto: parquet or JSONL file of `upshot data prepare` or `upshot logs prepare`; None: the task's own
+    dialogues (sft)."""
     steps: int = Field(100, ge=0)
     """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make, and
     without: none, so that the run is its warm start."""
@@ -171,7 +185,7 @@ class TrainConfig(Section):
     """Passes over the rows or examples. If a recipe sets `steps` too, training ends with whichever comes first; on the
     command line or in a call, one of them replaces the other. None: `steps` alone."""
     prompts_per_step: int = Field(16, ge=1)
-    """Rows a step; sft and dpo: examples a step."""
+    """Rows a step; sft, dpo and kto: examples a step."""
     group_size: int = Field(8, ge=1)
     """Replies to each row."""
     minibatches: int = Field(1, ge=1)
@@ -208,6 +222,8 @@ class TrainConfig(Section):
     """rl, ppo: importance sampling between sampler and learner; 'truncate' or 'mask' for short."""
     dpo: DPOConfig = DPOConfig()
     """dpo, online-dpo: how pairs are compared."""
+    kto: KTOConfig = KTOConfig()
+    """kto: how good and bad replies are weighed."""
     ppo: PPOConfig = PPOConfig()
     """ppo: the value head and its advantages."""
     lr: float = Field(1e-6, gt=0)

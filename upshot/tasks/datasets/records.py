@@ -44,6 +44,7 @@ ANSWER = (
 """What a verifier compares with."""
 NAME = ("id", "row_id", "task_id", "unique_id")
 PAIR = ("prompt", "chosen", "rejected")
+MARKED = ("prompt", "completion", "label")
 PAIR_SCORES = ("score_chosen", "score_rejected")
 TRUTH = ("actual_ground_truth", "ground_truth")
 """What is right, in `reward_model`; where both are there, the second is what was rewarded: a wrong letter hinted at."""
@@ -248,7 +249,7 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
     A `prompt` that ends with the assistant is a whole conversation, too: so the verl recipe writes them.
     """
     dialogues = []
-    for number, record in enumerate(_examples(path, "sft", key), start=1):
+    for number, record in enumerate(_examples(path, "data prepare --for sft", key), start=1):
         where = f"{key} '{path}', row {number}"
         whole, prompt = record.get("messages"), record.get("prompt")
         if whole is None and "prompt" in record and "completion" in record:
@@ -265,7 +266,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
     needed = (*PAIR, *(PAIR_SCORES if min_gap else ()))
     found = []
-    for number, record in enumerate(_examples(path, "dpo", key), start=1):
+    for number, record in enumerate(_examples(path, "data prepare --for dpo", key), start=1):
         where = f"{key} '{path}', row {number}"
         record = _split_pair(record)
         absent = [name for name in needed if record.get(name) is None]
@@ -276,6 +277,30 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
             chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
             found.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
     return found
+
+
+@dataclass(frozen=True)
+class MarkedReply:
+    """A reply that somebody found good or bad."""
+
+    prompt: tuple[Message, ...]
+    reply: str
+    good: bool
+
+
+def read_marked_replies(path: str, key: str = "train.data") -> list[MarkedReply]:
+    """The rows of a parquet or JSONL file with `prompt`, `completion` and `label` (true or false, 1 or 0), as TRL's."""
+    replies = []
+    for number, record in enumerate(_examples(path, "logs prepare", key), start=1):
+        where = f"{key} '{path}', row {number}"
+        for name in MARKED:
+            if record.get(name) is None:
+                raise UserError(f"{where} has no '{name}'; it has {', '.join(record)}")
+        if record["label"] not in (True, False):
+            raise UserError(f"{where}: label is {record['label']!r}; it must be true (good) or false (bad)")
+        reply = _one_reply(record["completion"], f"{where}, 'completion'")
+        replies.append(MarkedReply(messages_of(record["prompt"], where=where), reply, bool(record["label"])))
+    return replies
 
 
 def _split_pair(record: dict[str, Any]) -> dict[str, Any]:
@@ -297,9 +322,9 @@ def _one_reply(value: Any, where: str) -> str:
     return messages[0].content
 
 
-def _examples(path: str, purpose: str, key: str) -> list[dict[str, Any]]:
+def _examples(path: str, verb: str, key: str) -> list[dict[str, Any]]:
     if not Path(path).is_file():
-        how = how_to_prepare(path) or f"make it with `upshot data prepare --for {purpose}`"
+        how = how_to_prepare(path) or f"make it with `upshot {verb}`"
         raise UserError(f"{key}: there is no file '{path}'; {how}")
     records = read_table(Path(path))
     if not records:

@@ -51,11 +51,13 @@ def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_cont
     pairs = []
     for preference in preferences:
         prompt = renderer.prompt_ids(preference.prompt)
-        chosen, rejected = (_datum(prompt, renderer.render_reply(t)) for t in (preference.chosen, preference.rejected))
+        texts = (preference.chosen, preference.rejected)
+        chosen, rejected = (reply_datum(prompt, renderer.render_reply(text)) for text in texts)
         if not max_context or max(len(chosen.ids), len(rejected.ids)) <= max_context:
             pairs.append((chosen, rejected))
     return pairs
 
 
-def _datum(prompt: list[int], reply: list[int]) -> Datum:
+def reply_datum(prompt: list[int], reply: list[int]) -> Datum:
+    """A prompt and a reply as one sequence, trained on the reply."""
     return Datum([*prompt, *reply], [*[0] * len(prompt), *[1] * len(reply)])

@@ -90,7 +90,7 @@ def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
     spoken = [datum for datum in data if any(datum.mask)]
     found = learner.logprobs(spoken)
     tokens = sum(sum(datum.mask) for datum in spoken)
-    total = math.fsum(_sum(own, datum) for own, datum in zip(found, spoken, strict=True))
+    total = math.fsum(sum_trained(own, datum) for own, datum in zip(found, spoken, strict=True))
     return {"loss/nll": -total / max(tokens, 1)}
 
 
@@ -98,7 +98,7 @@ def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
     config, data = learner.config, [datum for pair in pairs for datum in pair]
     own, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
-    gained = [_sum(a, datum) - _sum(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
+    gained = [sum_trained(a, datum) - sum_trained(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
     if config.dpo.loss == "ipo":
         gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
     margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
@@ -109,5 +109,6 @@ def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     }
 
 
-def _sum(logprobs: Sequence[float], datum: Datum) -> float:
+def sum_trained(logprobs: Sequence[float], datum: Datum) -> float:
+    """The log-probability of a sequence's trained tokens together."""
     return math.fsum(p for p, bit in zip(logprobs, datum.mask, strict=True) if bit)

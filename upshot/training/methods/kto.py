@@ -1,0 +1,50 @@
+"""Single replies marked good or bad; its loop is `training/loops/kto.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upshot.config.method import TrainingMethod, methods
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.errors import UserError
+from upshot.tasks.base import Task
+from upshot.tasks.datasets.records import MarkedReply, read_marked_replies
+
+
+@methods.register("kto")
+class KTOMethod(TrainingMethod):
+    """Single replies marked good or bad."""
+
+    best_metric = "eval/loss/kto"
+    evaluates = ("loss/kto", "kto/good", "kto/bad")
+
+    async def train(self, run: Any, config: TrainConfig) -> None:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.kto import train
+
+        await train(run, config, self)
+
+    def examples(self, config: TrainConfig, task: Task) -> list[MarkedReply]:
+        """The replies of `train.data`."""
+        if not config.data:
+            raise UserError(
+                "train.method 'kto' needs train.data: rows with prompt, completion and label (true or false)"
+            )
+        return read_marked_replies(config.data)
+
+    def needs_reference(self, config: TrainConfig) -> bool:
+        """Gains are measured over it."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a step of one reply, which has no neighbour, and evaluation without held-out replies."""
+        if recipe.train.prompts_per_step < 2:
+            raise UserError("train.method 'kto' swaps the replies of a step; set train.prompts_per_step to 2 or more")
+        if recipe.eval.every and not recipe.eval.data:
+            raise UserError(
+                "eval.every with train.method 'kto' needs held-out replies; set eval.data=FILE, or eval.every=0"
+            )
+
+    def explain_empty(self, config: TrainConfig, task: Task) -> str:
+        """See `TrainingMethod`."""
+        return f"train.data '{config.data}': no reply fits the context (model.max_context)"
