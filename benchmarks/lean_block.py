@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.driver import causal_lm
 from upshot.training.learner.forward.lean import LeanForward
 
@@ -93,7 +94,8 @@ def attend_over(ids: Tensor) -> Any:
     """Causal attention within the sequences."""
     ends = torch.arange(0, len(ids) + 1, LENGTH, dtype=torch.int32, device=ids.device)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        scale = options.scale
         if q.is_cuda:
             return Flash.apply(q, k, v, ends, scale)
         rows = [x.view(-1, LENGTH, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels.long import lay_out, long_attention, long_attention_backward, run_forward
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.layout import end_to_end
@@ -65,7 +66,7 @@ def test_the_learner_takes_long_segments_one_by_one(monkeypatch: pytest.MonkeyPa
     lengths = [9, 17, 4]
     spans = PackedAttention(end_to_end(lengths), torch.device("cpu"))
     q, k, v = draw(sum(lengths), sum(lengths))
-    out = spans.attend(0, q, k, v, SCALE)
+    out = spans.attend(0, q, k, v, AttentionOptions(SCALE))
     assert type(out.grad_fn).__name__ == "LongSegmentsBackward"
     pieces = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
     wanted = torch.cat([masked_attention(*piece) for piece in pieces])
@@ -80,7 +81,7 @@ def test_a_backward_pass_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(attention, "SHORTEST", 4)
     spans = PackedAttention(end_to_end([9, 7]), torch.device("cpu"))
     q, k, v = draw(16, 16)
-    out = spans.attend(0, q, k, v, SCALE)
+    out = spans.attend(0, q, k, v, AttentionOptions(SCALE))
     result = weakref.ref(out)
     gc.collect()
     gc.disable()
@@ -98,4 +99,4 @@ def test_windows_caps_and_dropout_keep_their_kernels(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "SHORTEST", 4)
     spans = PackedAttention(end_to_end([16]), torch.device("cpu"))
     q, k, v = draw(16, 16)
-    assert "Long" not in type(spans.attend(0, q, k, v, SCALE, **how).grad_fn).__name__
+    assert "Long" not in type(spans.attend(0, q, k, v, AttentionOptions(SCALE, **how)).grad_fn).__name__

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.layout import Layout, end_to_end, tree
 
@@ -45,7 +46,7 @@ def test_flat_attention_is_that_of_every_sequence_alone(
     sequences = [np.array([*range(begun), *[40 + i] * own], dtype=np.int32) for i, (begun, own) in enumerate(shapes)]
     layout = tree(sequences, 4) if share else end_to_end([len(ids) for ids in sequences])
     q, k, v = (torch.randn(layout.tokens, heads, 8, requires_grad=True) for heads in (4, 2, 2))
-    found = PackedAttention(layout, torch.device("cpu")).attend(0, q, k, v, SCALE, window, softcap)
+    found = PackedAttention(layout, torch.device("cpu")).attend(0, q, k, v, AttentionOptions(SCALE, window, softcap))
     expected = alone(layout, q, k, v, window, softcap)
     assert torch.allclose(found, expected, atol=1e-5)
     weights = torch.randn_like(found)
@@ -67,7 +68,7 @@ def test_flash_attention_agrees_on_the_device(heads: tuple[int, int], dim: int, 
     rough = [torch.randn(layout.tokens, n, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in sizes]
     exact = [x.detach().float().requires_grad_() for x in rough]
     attention = PackedAttention(layout, torch.device("cuda"))
-    found = [attention.attend(0, *inputs, SCALE, window) for inputs in (rough, exact)]
+    found = [attention.attend(0, *inputs, AttentionOptions(SCALE, window)) for inputs in (rough, exact)]
     assert (found[0].float() - found[1]).abs().max() < 0.05
     weights = torch.randn_like(found[1])
     loose = torch.autograd.grad((found[0].float() * weights).sum(), rough)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels import plain
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.linear import side_by_side
 from upshot.training.learner.forward.lean import LeanForward
 
@@ -77,7 +78,8 @@ def stirred(model: Any) -> Any:
 def attention(lengths: list[int]) -> Callable[..., Tensor]:
     """Causal attention within each of the sequences that lie one after the other."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        scale, window, softcap, *_ = options
         at = torch.arange(len(q), device=q.device)
         which = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)], device=q.device)
         seen = (which[:, None] == which[None]) & (at[:, None] >= at[None])
@@ -101,7 +103,7 @@ class Direct(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, inner: Callable[..., Tensor], scale: float) -> Tensor:
         with torch.enable_grad():
             ctx.given = [x.detach().requires_grad_() for x in (q, k, v)]
-            ctx.out = inner(0, *ctx.given, scale, 0, 0.0)
+            ctx.out = inner(0, *ctx.given, AttentionOptions(scale))
         return ctx.out.detach()
 
     @staticmethod
@@ -171,11 +173,11 @@ def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(che
     ids, positions = flat(lengths)
     inner = attention(lengths)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0) -> Tensor:
-        return Direct.apply(q, k, v, inner, scale)  # type: ignore[no-any-return]
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        return Direct.apply(q, k, v, inner, options.scale)  # type: ignore[no-any-return]
 
-    def swapped(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0) -> Tensor:
-        return attend(layer, q * 1.0, k, v, scale, window)  # not the function's own arguments
+    def swapped(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        return attend(layer, q * 1.0, k, v, options)  # not the function's own arguments
 
     expected = gradients(model, own_hidden(model, ids, lengths))
     for way in (attend, swapped):

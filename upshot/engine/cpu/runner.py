@@ -19,6 +19,7 @@ from upshot.engine.cpu.window import Window, attend_with_prefixes
 from upshot.engine.exact.blocks import pick_logprobs
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, StepPlan
@@ -66,17 +67,7 @@ class DecodeStep:
             self._masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
         return self._masks[window]
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
         self.store.v[layer].index_copy_(0, self.cells, v)
@@ -90,10 +81,11 @@ class DecodeStep:
         heads, kv_heads = q.shape[1], k.shape[1]
         # The heads that share a key head are its queries: nothing is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
-        mask, sinks = self.mask(window), None if sinks is None else sinks.view(kv_heads, -1, 1)
+        mask = self.mask(options.window)
         if self.window is not None and self.window.stacks:
-            return attend_with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
-        return attention(grouped, keys, values, mask, scale, softcap, sinks=sinks).reshape(q.shape)
+            stacks = self.window.stacks
+            return attend_with_prefixes(layer, grouped, keys, values, mask, stacks, options.scale).reshape(q.shape)
+        return attention(grouped, keys, values, mask, options).reshape(q.shape)
 
 
 @dataclass(slots=True)
@@ -159,23 +151,13 @@ class PrefillStep:
         queries = torch.from_numpy(starts[:, None] + np.where(real, steps, 0))
         return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
         self.store.v[layer].index_copy_(0, self.cells, v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         per_key = q.shape[1] // k.shape[1]
-        sinks = None if sinks is None else sinks[:, None, None]
+        window = options.window
         for group in self.groups:
             queries = q[group.rows].transpose(1, 2)
             if group.table is None:
@@ -189,10 +171,10 @@ class PrefillStep:
             if per_key > 1:
                 keys, values = keys.repeat_interleave(per_key, 1), values.repeat_interleave(per_key, 1)
             if group.table is None and not window:
-                result = attention(queries, keys, values, None, scale, softcap, causal=True, sinks=sinks)
+                result = attention(queries, keys, values, None, options, causal=True)
             else:
                 seen = (back >= 0) & (back < window) if window else back >= 0
-                result = attention(queries, keys, values, seen, scale, softcap, sinks=sinks)
+                result = attention(queries, keys, values, seen, options)
             out[group.rows[group.real]] = result.transpose(1, 2)[group.real]
         return out
 

@@ -7,21 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.sequence import Sequence
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softcap: float,
-    causal: bool = False,
-    sinks: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions, causal: bool = False
 ) -> Tensor:
-    """Attention of q [batch, heads, queries, dim]; mask True where a query may look; sinks broadcast to its scores."""
+    """Attention of q [batch, heads, queries, dim]; mask True where a query may look."""
+    scale, _, softcap, sinks, _ = options
     if not softcap and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
     scores = q @ k.transpose(-1, -2) * scale
@@ -32,7 +27,9 @@ def attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
+        # A decode step puts the heads that share a key head into the place of queries: each has its own sink.
+        column = sinks.to(scores.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], -1)
     return scores.softmax(-1)[..., : k.shape[-2]] @ v
 
 

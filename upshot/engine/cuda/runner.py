@@ -38,6 +38,7 @@ from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
 from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
 from upshot.engine.llama.select import disagreement, select_driver
 from upshot.engine.sampling import apply_grammars
@@ -367,10 +368,10 @@ class CudaRunner:
         return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks, runs), last, out)
 
     def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor, runs: LongRuns | None = None) -> CudaStep:
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *how: Any) -> Tensor:
-            if runs is not None and runs.takes(*how):
-                return runs.attend(q, k, v, scale)
-            return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, *how)
+        def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+            if runs is not None and runs.takes(options):
+                return runs.attend(q, k, v, options.scale)
+            return prefill_attention(q, k, v, self.cache.table, blocks, options.scale, PREFILL_BLOCK, *options[1:4])
 
         return CudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
@@ -417,12 +418,15 @@ class CudaRunner:
         together = self.batch.shared(len(slots)) if shared else None
         splits = context_splits(len(slots) * self.shape.kv_heads, slots.device)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *how: Any) -> Tensor:
-            return decode_attention(q, k, v, table, slots, lengths, scale, splits, together, *how)
+        def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+            return decode_attention(q, k, v, table, slots, lengths, options.scale, splits, together, *options[1:4])
 
-        def fused(qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *how: Any) -> Tensor:
-            scale, *rest = how
-            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, scale, heads, *rest)
+        def fused(
+            qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions
+        ) -> Tensor:
+            scale, window, softcap, sinks, _ = options
+            how = (scale, heads, window, norms, softcap, sinks)
+            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, *how)
 
         plain = splits == 1 and together is None
         return CudaStep(self.cache, heads, positions, cells, attend, fused if plain else None)

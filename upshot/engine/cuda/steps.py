@@ -16,6 +16,7 @@ from upshot.engine.kernels.long import long_attention
 from upshot.engine.kernels.long_rows import gather_pages
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
@@ -55,40 +56,21 @@ class CudaStep:
         self._fused = fused
         """Attention straight from the qkv product, where a step allows it."""
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
         store(k, self.cells, self.cache.k[layer])
         store(v, self.cells, self.cache.v[layer])
-        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap, sinks)
+        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], options)
 
     def rotate_attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        scale: float,
-        window: int,
-        norms: Any,
-        softcap: float,
-        sinks: Tensor | None,
+        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions
     ) -> Tensor:
         """The same from an unrotated qkv product, in one kernel or two."""
         k, v = self.cache.k[layer], self.cache.v[layer]
         if self._fused is not None and can_fuse(k.shape[-1], cos, norms):
-            return self._fused(qkv, k, v, cos, sin, scale, window, norms, softcap, sinks)
+            return self._fused(qkv, k, v, cos, sin, norms, options)
         q = rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
-        return self._attend(q, k, v, scale, window, softcap, sinks)
+        return self._attend(q, k, v, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +94,10 @@ class LongRuns:
             offset += count
         return cls(places, short, table)
 
-    def takes(self, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None) -> bool:
+    def takes(self, options: AttentionOptions) -> bool:
         """Whether a layer's attention is plain: a window as wide as the sequences hides nothing."""
-        wide = not window or all(stop <= window for _, _, stop, _ in self.places)
-        return wide and not softcap and sinks is None
+        wide = not options.window or all(stop <= options.window for _, _, stop, _ in self.places)
+        return wide and not options.softcap and options.sinks is None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention of a step's queries [tokens, heads, dim] to keys and values in pages."""

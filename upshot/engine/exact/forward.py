@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.kernels import plain
-from upshot.engine.llama.attention import attend_by
+from upshot.engine.llama.attention import AttentionOptions, attend_by
 from upshot.engine.llama.driver import causal_lm, configs_of
 
 
@@ -113,12 +113,10 @@ class ExactForward:
         """Inside: the model attends as the engine does. Keep it on for the backward pass, which may compute again."""
         return attend_by(self._attend, configs_of(causal_lm(model)))
 
-    def _attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
-    ) -> Tensor:
-        if dropout:
-            raise NotImplementedError(f"attention dropout ({dropout}) has no exact form")
-        return ExactAttention.apply(q, k, v, self.kernels, scale, window, softcap)  # type: ignore[no-any-return]
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        if options.dropout:
+            raise NotImplementedError(f"attention dropout ({options.dropout}) has no exact form")
+        return ExactAttention.apply(q, k, v, self.kernels, *options[:3])  # type: ignore[no-any-return]
 
     def operations(self) -> AbstractContextManager[Any]:
         """Inside: operations in their exact forms. For the forward pass only."""

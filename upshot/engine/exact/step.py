@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
-from upshot.engine.llama.attention import AttentionStep
+from upshot.engine.llama.attention import AttentionOptions, AttentionStep
 from upshot.engine.llama.driver import ModuleDriver, Shape
 from upshot.engine.sequence import Sequence
 
@@ -47,21 +47,11 @@ class ExactStep:
         starts, stops = (torch.tensor(x) for x in zip(*((start, stop) for _, start, stop in spans), strict=True))
         self.tiles = blocks.tiles_of(starts, stops - starts, torch.from_numpy(table))
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`. Sinks have no exact form: the learner's side says so before."""
-        assert sinks is None
+        assert options.sinks is None
         keys, values = self.store.k[layer], self.store.v[layer]
         with _disable_current_modes():
             keys.index_copy_(0, self.cells, k)
             values.index_copy_(0, self.cells, v)
-            return blocks.attend(q, keys, values, self.tiles, scale, window, softcap)
+            return blocks.attend(q, keys, values, self.tiles, *options[:3])

@@ -44,7 +44,7 @@ def other_mixing(model: torch.nn.Module) -> str | None:
     rows = torch.tensor([[(7 * i + 3) % vocab for i in range(8)], [(11 * i + 5) % vocab for i in range(8)]])
     rows[:, -1] = 3 % vocab
 
-    def attend_to_itself(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+    def attend_to_itself(layer: int, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
 
     with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm), sinks=True):

@@ -11,31 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 NAME = "upshot"
-Attend = Callable[..., Tensor]
-"""(layer, q, k, v, scale, window, softcap, dropout), in transformers' layout [rows, heads, length, dim] →
-[rows, length, heads, dim]; no window and no soft cap are 0. And where it takes them (`attend_by`) a layer's sinks
-[heads]: scores of a key that every query sees and that has no value (GPT-OSS)."""
+
+
+class AttentionOptions(NamedTuple):
+    """How one layer attends."""
+
+    scale: float
+    """Factor on the scores."""
+    window: int = 0
+    """How many tokens a query looks back; 0: to the first one."""
+    softcap: float = 0.0
+    """Bound of the scores (Gemma 2); 0: none."""
+    sinks: Tensor | None = None
+    """[heads] scores of a key that every query sees and that has no value (GPT-OSS)."""
+    dropout: float = 0.0
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
+"""(layer, q, k, v, options), in transformers' layout [rows, heads, length, dim] → [rows, length, heads, dim]."""
 
 
 class AttentionStep(Protocol):
     """The batch of one step of the engine: knows the pages, lengths and positions of its tokens."""
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store k, v [tokens, kv_heads, dim]; attention output for q [tokens, heads, dim] in the same shape."""
         ...
 
@@ -64,8 +68,8 @@ def _attention(
         raise NotImplementedError("attention sinks (s_aux) have no form here")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer: Any = module.layer_idx
-    how = (scale, sliding_window or 0, softcap or 0.0, dropout, *([] if sinks is None else [sinks]))
-    return attend(layer, query, key, value, *how), None
+    options = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks, dropout)
+    return attend(layer, query, key, value, options), None
 
 
 @cache
@@ -91,11 +95,11 @@ def attend_by(attend: Attend, configs: list[Any], sinks: bool = False) -> Iterat
             config._attn_implementation = implementation
 
 
-def over_tokens(attend: Callable[..., Tensor]) -> Attend:
+def over_tokens(attend: Attend) -> Attend:
     """The attention of flat tokens [tokens, heads, dim] for a model that sees them as one row."""
 
-    def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+    def call(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-        return attend(layer, q, k, v, *how)[None]
+        return attend(layer, q, k, v, options)[None]
 
     return call

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, Rotation
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.driver import causal_lm
 from upshot.engine.llama.merged import Weights, unmerged_weights
 
@@ -176,6 +177,10 @@ class Layer:
         self.sinks: Tensor | None = getattr(attention, "sinks", None)
         """[heads] scores of a key without a value (GPT-OSS)."""
         self.window = sliding_window(attention)
+
+    def attention_options(self, softcap: float) -> AttentionOptions:
+        """How its attention is called."""
+        return AttentionOptions(self.scale, self.window, softcap, self.sinks)
 
     @property
     def head_norms(self) -> HeadNorms | None:

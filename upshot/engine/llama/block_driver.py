@@ -134,7 +134,7 @@ class BlockDriver(Driver):
         if layer.rotates:
             qk = plain.rotate(qk, *rotation)
         q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
-        return step.attend(index, q, k, v, layer.scale, layer.window, self.options.softcap, layer.sinks)
+        return step.attend(index, q, k, v, layer.attention_options(self.options.softcap))
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The second half: up, gated, and down; or experts."""

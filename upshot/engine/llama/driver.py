@@ -165,11 +165,7 @@ class ModuleDriver(Driver):
         self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
-            return step.attend(layer, q, k, v, *how[:3], *how[4:])  # the engine drops nothing out
-
-        with attend_by(over_tokens(attend), self.configs, sinks=True), out_of_training(self.quiet):
+        with attend_by(over_tokens(step.attend), self.configs, sinks=True), out_of_training(self.quiet):
             done = self.lm(
                 input_ids=ids[None],
                 position_ids=positions[None],

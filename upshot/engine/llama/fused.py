@@ -77,8 +77,8 @@ class FusedDriver(BlockDriver):
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         cos, sin = rotation if layer.rotates else self._still[layer.rotation]
-        how = (layer.scale, layer.window, layer.head_norms, self.options.softcap, layer.sinks)
-        return step.rotate_attend(index, qkv, cos, sin, *how)  # type: ignore[attr-defined,no-any-return]
+        options = layer.attention_options(self.options.softcap)
+        return step.rotate_attend(index, qkv, cos, sin, layer.head_norms, options)  # type: ignore[attr-defined,no-any-return]
 
     def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
         # The head reads what the model's dtype holds.

@@ -26,12 +26,12 @@ from upshot.engine.kernels.long import (
     long_attention_backward,
     run_forward,
 )
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.training.learner.batch import on_device
 from upshot.training.learner.layout import Layout
 
-Attend = Callable[..., Tensor]
-"""(layer, q [N, heads, dim], k, v [N, kv_heads, dim], scale, window, softcap, dropout) → [N, heads, dim],
-differentiable; the lean block gives neither of the last two."""
+Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
+"""(layer, q [N, heads, dim], k, v [N, kv_heads, dim], options) → [N, heads, dim], differentiable; without sinks."""
 LIKE = 0.75
 """Segments are padded together when the shortest has this share of the longest one's keys."""
 
@@ -77,18 +77,9 @@ class PackedAttention:
         ends = np.cumsum([[0, 0], *zip(lengths, widths, strict=True)], axis=0).T
         self.query_ends, self.key_ends = on_device(ends.astype(np.int32), device)
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]; `window` 0: to all that came before."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]."""
+        scale, window, softcap, _, dropout = options
         bare = not softcap and not dropout and not (window and window < self.max_keys)
         if bare and self.long and cudnn_takes(q):
             return LongSegments.apply(q, k, v, self, scale)  # type: ignore[no-any-return]

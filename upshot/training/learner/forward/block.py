@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from upshot.engine.kernels.plain import Rotation
+from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.block import BlockOptions, Layer
 from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.lora_linear import CalledProjections, Gradients, Product
@@ -63,7 +64,8 @@ class Block:
     def __init__(
         self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...], options: BlockOptions
     ) -> None:
-        self.index, self.scale, self.window, self.rotates = index, layer.scale, layer.window, layer.rotates
+        self.index, self.rotates = index, layer.rotates
+        self.attention = AttentionOptions(layer.scale, layer.window, options.softcap)
         self.rotation, self.options = layer.rotation, options
         self.eps, self.form = options.eps, options.form
         self.products = products
@@ -103,7 +105,7 @@ class Block:
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.set_grad_enabled(keep):
-            out = batch.attend(self.index, q, k, v, self.scale, self.window, self.options.softcap)
+            out = batch.attend(self.index, q, k, v, self.attention)
         delta, of_o = self.o.outputs(out.detach().reshape(x.shape[0], -1), keep)
         delta, end1 = self._end(batch, delta, self.after1)
         x, second = kernels.add_norm(first, delta, self.norm2, self.eps, self.form)
