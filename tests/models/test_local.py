@@ -16,7 +16,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect, connect_all
-from upshot.models.local import load_local, load_whole, local_path, shared_kv
+from upshot.models.local import adapter_config, load_local, load_whole, local_path, shared_kv
 from upshot.models.smollm2 import smollm2_folder
 from upshot.models.structured import ask_json
 
@@ -212,7 +212,7 @@ def test_models_connected_together_without_a_plan_have_one_budget_for_keys_and_v
 
 IMPORTING = """
 import gc
-from upshot.models.local import import_frameworks
+from upshot.models.local import adapter_config, import_frameworks
 runs = []
 gc.callbacks.append(lambda phase, info: runs.append(phase))
 import_frameworks()
@@ -244,3 +244,9 @@ def test_a_damaged_adapter_configuration_is_named(folder, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"adapter_config.json is not valid JSON"):
         load_whole(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["-1", "http://"])
+def test_what_cannot_be_a_name_of_the_hub_is_one_line(name):
+    with pytest.raises(UserError, match="neither a folder nor a model of the Hugging Face hub"):
+        adapter_config(name, offline=True)

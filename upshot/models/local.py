@@ -235,9 +235,12 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
     """What a folder (or hub name) says of the adapter it holds; None for a whole model. `offline`: ask no hub."""
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    file = find_adapter_config_file(local_path(name), local_files_only=offline)
+    file = None
     try:
+        file = find_adapter_config_file(local_path(name), local_files_only=offline)
         return None if file is None else json.loads(Path(file).read_text())
+    except OSError as error:  # also for what cannot be a hub's name: '-1', 'http://'
+        raise UserError(f"model '{name}' is neither a folder nor a model of the Hugging Face hub: {error}") from error
     except ValueError as error:
         raise UserError(f"the adapter '{name}': {Path(str(file)).name} is not valid JSON ({error})") from error
 
