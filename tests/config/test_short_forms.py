@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from upshot.config.layers import COMMAND_LINE, put
+from upshot.config.layers import COMMAND_LINE, put, untag
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.config.reference import models_in
@@ -66,9 +66,9 @@ NAMES = {"schedule": "cosine", "optimizer": "adamw-8bit", "engine": "vllm", "fut
 def test_no_section_loses_its_short_form_to_an_override_inside_it(path: str, section: type[ShortForm]) -> None:
     value = ALONE.get(section.short_key, NAMES.get(path.rpartition(".")[2], "some-name"))
     data: dict[str, Any] = {}
-    put(data, {}, path, value, COMMAND_LINE)
-    put(data, {}, f"{path}.more", 1, COMMAND_LINE)
-    below: Any = data
+    put(data, path, value, COMMAND_LINE)
+    put(data, f"{path}.more", 1, COMMAND_LINE)
+    below: Any = untag(data)
     for part in path.split("."):
         below = below[part]
     assert below == section.expand(value) | {"more": 1}

@@ -1,13 +1,15 @@
 """Values laid over each other: a file over those it extends, then the command line or a call over the file.
 
-Everything here is plain data, as YAML gives it; what it means is checked afterwards. A section may be given in its
-short form (`kl: 0.1`), so both sides are brought to their long form before they are merged:
+While layers are merged, every value is a `Sourced`: it carries the name of the layer that gave it, so a value that is
+replaced takes its origin with it. What the values mean is checked afterwards. A section may be given in its short form
+(`kl: 0.1`), so both sides are brought to their long form before they are merged:
 `train.kl=0.1 train.kl.estimator=k2` keeps the weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,7 +23,45 @@ COMMAND_LINE = "command line"
 CALL = "call"
 DEFAULT = "default"
 ADD = "+"
-"""As the last part of an override's key: put the value behind those that the list has (reward.metrics.+=rm_score)."""
+"""As the last part of an override's key: append the value to the list (reward.metrics.+=rm_score)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A value and the layer that gave it."""
+
+    value: Any
+    origin: str
+
+
+def tag(value: Any, origin: str) -> Any:
+    """A nested value whose leaves know their origin."""
+    if isinstance(value, Mapping):
+        return {str(key): tag(item, origin) for key, item in value.items()}
+    if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        return [tag(item, origin) for item in value]
+    return Sourced(value, origin)
+
+
+def untag(value: Any) -> Any:
+    """The plain value again."""
+    if isinstance(value, dict):
+        return {key: untag(item) for key, item in value.items()}
+    return [untag(item) for item in value] if isinstance(value, list) else bare(value)
+
+
+def bare(value: Any) -> Any:
+    """The value of a leaf."""
+    return value.value if isinstance(value, Sourced) else value
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Sourced]]:
+    """Dotted keys and leaves of a tagged value."""
+    if isinstance(tree, Sourced):
+        yield prefix, tree
+        return
+    for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,23 +105,26 @@ def lay_over(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def expand(value: Any, section: type[BaseModel] | None) -> Any:
-    """The long form of a section's value; a text among a named thing's own options can only be a name."""
+    """The long form of a section's value; a plain text among a named thing's options can only be a name."""
+    if isinstance(value, Sourced):
+        long = expand(value.value, section)
+        return value if long is value.value else tag(long, value.origin)
     if section is not None and issubclass(section, ShortForm):
         return section.expand(value)
     return {"name": value} if section is None and isinstance(value, str) else value
 
 
 def _another(old: Mapping[str, Any], new: Mapping[str, Any], section: type[BaseModel] | None) -> bool:
-    """Whether the new one names another thing, so that options of the old one mean nothing to it."""
+    """Whether the new mapping names a different thing, so that the options of the old one do not apply."""
     key = "name"
     if section is not None and issubclass(section, ShortForm):
         key = section.short_key if section.own_options else ""
-    return key in new and new[key] != old.get(key)
+    return key in new and bare(new[key]) != bare(old.get(key))
 
 
-def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: str) -> None:
+def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
     """Set a value by its dotted key; a mapping from a call is laid over what is there, one from a text replaces it."""
-    node: Any = data
+    node: Any = tree
     parts = key.split(".")
     for position, part in enumerate(parts[:-1]):
         path = tuple(parts[: position + 1])
@@ -90,84 +133,53 @@ def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, ori
             parts[position] = str(index)
             node = node[index]
             continue
-        node[part] = expand(node.get(part), model_at(Recipe, path))
-        if not isinstance(node[part], (dict, list)):
-            if node[part] is not None:
-                raise UserError(
-                    f"{origin}: '{key}' is inside '{'.'.join(path)}', which is {node[part]!r} and no section"
-                )
-            node[part] = _default_list(path) if parts[position + 1] == ADD else {}
-        node = node[part]
-    if isinstance(node, dict):
-        _drop_foreign_options(node, parts, value, origins)
-    merged = _put_last(node, parts, value, origin)
-    key = ".".join(parts)
-    keys = [f"{key}.{inner}" if inner else key for inner, _ in flatten(value)] if origin == CALL else [key]
-    forget(origins, keys, value if merged else None)
-    origins.update(dict.fromkeys(keys, origin))
+        inner = expand(node.get(part), model_at(Recipe, path))
+        if bare(inner) is None:
+            inner = _default_list(path) if parts[position + 1] == ADD else {}
+        elif isinstance(inner, Sourced) and isinstance(inner.value, list):
+            inner = [Sourced(item, inner.origin) for item in inner.value]
+        elif isinstance(inner, Sourced):
+            raise UserError(f"{origin}: '{key}' is inside '{'.'.join(path)}', which is {inner.value!r}, not a section")
+        node[part] = node = inner
+    last, new = parts[-1], tag(value, origin)
+    if isinstance(node, list) and last == ADD:
+        node.append(new)
+    elif isinstance(node, list):
+        node[_index(node, last, ".".join(parts[:-1]), origin)] = new
+    else:
+        _drop_foreign_options(node, parts, value)
+        whole = origin == COMMAND_LINE and isinstance(value, Mapping)
+        node[last] = new if whole else lay_over(node.get(last), new, tuple(parts))
 
 
-def _drop_foreign_options(node: dict[str, Any], parts: Sequence[str], value: Any, origins: dict[str, str]) -> None:
-    """Where a key names another thing (futures.user.name=scripted), options that files gave the old one go."""
+def _drop_foreign_options(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Where a key names a different thing (futures.user.name=scripted), options that files gave the old one go."""
     section = model_at(Recipe, parts[:-1])
     if section is None or not issubclass(section, ShortForm) or not section.own_options:
         return
-    if section.short_key != parts[-1] or node.get(parts[-1]) in (None, value):
+    if section.short_key != parts[-1] or bare(node.get(parts[-1])) in (None, value):
         return
-    above = ".".join(parts[:-1])
     for option in [name for name in node if name not in section.model_fields]:
-        key = f"{above}.{option}"
-        if find_origin(key, origins) not in (COMMAND_LINE, CALL):
+        if not any(leaf.origin in (COMMAND_LINE, CALL) for _, leaf in leaves(node[option])):
             del node[option]
-            for old in [k for k in origins if k == key or k.startswith(f"{key}.")]:
-                del origins[old]
-
-
-def _put_last(node: Any, parts: list[str], value: Any, origin: str) -> bool:
-    """Set the value in its mapping or list, and its position among the parts; whether it was laid over another."""
-    where, last = ".".join(parts[:-1]), parts[-1]
-    if isinstance(node, list) and last == ADD:
-        parts[-1] = str(len(node))
-        node.append(value)
-    elif isinstance(node, list):
-        index = _index(node, last, where, origin)
-        parts[-1] = str(index)
-        node[index] = value
-    elif origin == COMMAND_LINE and isinstance(value, Mapping):
-        node[last] = value
-    else:
-        node[last] = lay_over(node.get(last), value, tuple(parts))
-        return node[last] is not value
-    return False
-
-
-def forget(origins: dict[str, str], said: Sequence[str], merged: Any = None) -> None:
-    """Take away the origins of what is said anew; of a section's short form that is merged, only those of its keys."""
-    for key in said:
-        section = model_at(Recipe, key.split("."))
-        long = expand(merged, section)
-        inner = {f"{key}.{name}" for name in long} if isinstance(long, Mapping) else None
-        for old in [k for k in origins if k.startswith(f"{key}.")]:
-            if inner is None or old in inner:
-                del origins[old]
 
 
 def _default_list(path: Sequence[str]) -> list[Any]:
-    """The list that a key has when the recipe does not set it, to be added to."""
+    """The list that a key has when the recipe does not set it, to be appended to."""
     section = model_at(Recipe, path[:-1])
     info = section.model_fields.get(path[-1]) if section is not None else None
     default = info.get_default(call_default_factory=True) if info is not None else None
     if not isinstance(default, list):
-        raise UserError(f"override '{'.'.join(path)}.+=…' adds to a list, and '{'.'.join(path)}' is none")
-    return [item.model_dump() if isinstance(item, BaseModel) else item for item in default]
+        raise UserError(f"override '{'.'.join(path)}.+=…' appends to a list, but '{'.'.join(path)}' is not a list")
+    return [tag(item.model_dump() if isinstance(item, BaseModel) else item, DEFAULT) for item in default]
 
 
 def _index(items: list[Any], part: str, where: str, origin: str) -> int:
     """A list position: a number, or the name of a named item (reward.metrics.accuracy.weight=2)."""
-    known = [str(item.get("name", "")) if isinstance(item, Mapping) else str(item) for item in items]
+    known = [str(bare(item.get("name", ""))) if isinstance(item, Mapping) else str(bare(item)) for item in items]
     index = int(part) if part.isdigit() and int(part) < len(items) else known.index(part) if part in known else None
-    if index is not None:
-        if isinstance(items[index], str):
-            items[index] = {"name": items[index]}
-        return index
-    raise UserError(f"{origin}: '{where}' has no item '{part}'; {did_you_mean(part, known)}")
+    if index is None:
+        raise UserError(f"{origin}: '{where}' has no item '{part}'; {did_you_mean(part, known)}")
+    if isinstance(bare(items[index]), str):
+        items[index] = {"name": items[index]}
+    return index

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
+from upshot.config.layers import (
+    CALL,
+    COMMAND_LINE,
+    DEFAULT,
+    Sourced,
+    find_origin,
+    flatten,
+    leaves,
+    merge,
+    put,
+    tag,
+    untag,
+)
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
@@ -37,7 +48,8 @@ class ResolvedRecipe:
     def origin(self, key: str) -> str:
         """Where a value came from: the command line, a call's arguments, a file, or the default.
 
-        Of something given in its short form (`models.judge: URL#name`), what the form does not say is the default.
+        Where a section is given in its short form (`models.judge: URL#name`), keys that the form does not set are
+        defaults.
         """
         if key not in self.origins and _is_default(self.recipe, key):
             return DEFAULT
@@ -48,52 +60,51 @@ def load_recipe(
     recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> ResolvedRecipe:
     """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key."""
-    origins: dict[str, str] = {}
     if isinstance(recipe, Mapping):
-        source, data = "recipe", _plain(recipe)
+        source, tree = "recipe", tag(_plain(recipe), "recipe")
     else:
         path = find_recipe(str(recipe))
-        source, (data, origins) = str(path), _read_recipe(path, ())
-        _find_files(data, origins, path)
+        source, tree = str(path), _read_recipe(path, ())
+        _find_files(tree, path)
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            put(data, origins, key, _plain(value), CALL)
+            put(tree, key, _plain(value), CALL)
     else:
         for override in overrides:
             key, equals, raw = override.partition("=")
             if not equals or not key:
                 raise UserError(f"override '{override}' should read key=value, such as train.lr=1e-5")
-            put(data, origins, key, read_value(key, raw), COMMAND_LINE)
-    _replace_length(data, origins)
-    loaded = ResolvedRecipe(validate_recipe(data, source, origins), origins)
+            put(tree, key, read_value(key, raw), COMMAND_LINE)
+    _replace_length(tree.get("train"))
+    origins = {key: leaf.origin for key, leaf in leaves(tree)}
+    loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
     for folder in loaded.recipe.code:
         look_in(Path(folder))
     return loaded
 
 
-def _replace_length(data: dict[str, Any], origins: dict[str, str]) -> None:
+def _replace_length(train: Any) -> None:
     """`train.steps` of the command line or a call replaces `train.epochs` of a file, and the other way round."""
-    keys = {"train.steps": ("epochs", None), "train.epochs": ("steps", 0)}
-    given = [key for key in keys if origins.get(key) in (COMMAND_LINE, CALL)]
-    if len(given) == 1:
-        other, unset = keys[given[0]]
-        if data["train"].get(other) is not None:
-            data["train"][other], origins[f"train.{other}"] = unset, origins[given[0]]
+    other = {"steps": ("epochs", None), "epochs": ("steps", 0)}
+    lengths = {key: train[key] for key in other if isinstance(train, dict) and isinstance(train.get(key), Sourced)}
+    asked = [key for key, length in lengths.items() if length.origin in (COMMAND_LINE, CALL)]
+    if len(asked) == 1 and len(lengths) == 2:
+        replaced, unset = other[asked[0]]
+        train[replaced] = Sourced(unset, lengths[asked[0]].origin)
 
 
-def _find_files(data: dict[str, Any], origins: dict[str, str], path: Path) -> None:
-    """What the recipe names beside itself (its serve file, code of the user's own) is found by a resumed run too."""
+def _find_files(tree: dict[str, Any], path: Path) -> None:
+    """Make paths beside the recipe (its serve file, your own code) absolute, so that a resumed run finds them too."""
     folder = path.resolve().parent
-    if isinstance(data.get("serve"), str):
-        data["serve"] = str(folder / Path(data["serve"]).expanduser())
-    if "code" in data:
-        data["code"] = (
-            [str(folder / place) for place in data["code"]] if isinstance(data["code"], list) else data["code"]
-        )
-    elif folder != RECIPES:
-        words = (word for _, value in flatten(data) for word in (value if isinstance(value, list) else [value]))
+    serve, code = tree.get("serve"), tree.get("code")
+    if isinstance(serve, Sourced) and isinstance(serve.value, str):
+        tree["serve"] = replace(serve, value=str(folder / Path(serve.value).expanduser()))
+    if isinstance(code, Sourced) and isinstance(code.value, list):
+        tree["code"] = replace(code, value=[str(folder / place) for place in code.value])
+    elif code is None and folder != RECIPES:
+        words = (w for _, leaf in leaves(tree) for w in (leaf.value if isinstance(leaf.value, list) else [leaf.value]))
         if any(OWN_CODE.fullmatch(str(word)) for word in words):
-            data["code"], origins["code"] = [str(folder)], path.name
+            tree["code"] = Sourced([str(folder)], path.name)
 
 
 def _plain(value: Any) -> Any:
@@ -174,8 +185,8 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_recipe(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file merged over those it extends."""
+def _read_recipe(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A file merged over those it extends; its values know their files."""
     path = path.resolve()
     if path in seen:
         raise UserError(f"{path.name}: 'extends' goes in a circle: {' → '.join(p.name for p in (*seen, path))}")
@@ -187,25 +198,12 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], di
     if isinstance(data.get("reward"), dict) and "metrics" in data["reward"]:
         data["reward"]["metrics"] = list_metrics(data["reward"]["metrics"])  # whose items overrides can name
     base: dict[str, Any] = {}
-    origins: dict[str, str] = {}
     parents = data.pop("extends", [])
     for parent in [parents] if isinstance(parents, str) else parents:
         other = path.parent / parent
-        more, more_origins = _read_recipe(other if other.is_file() else find_recipe(parent), (*seen, path))
-        merge(base, more)
-        _say(origins, more, more_origins)
-    merge(base, data)
-    _say(origins, data, {key: path.name for key, _ in flatten(data)})
-    there = {key for key, _ in flatten(base)}  # what this file replaced is nobody's any more
-    sections = {key[: dot.start()] for key in there for dot in re.finditer(r"\.", key)}
-    return base, {key: origin for key, origin in origins.items() if key in there | sections}
-
-
-def _say(origins: dict[str, str], data: Mapping[str, Any], more: Mapping[str, str]) -> None:
-    """Put the origins of a file over those of what it extends."""
-    for key, value in flatten(data):
-        forget(origins, [key], value)
-    origins.update(more)
+        merge(base, _read_recipe(other if other.is_file() else find_recipe(parent), (*seen, path)))
+    merge(base, tag(data, path.name))
+    return base
 
 
 def read_yaml(path: Path, what: str) -> Any:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from upshot.config.layers import CALL, put
+from upshot.config.layers import CALL, put, untag
 from upshot.config.load import read_yaml
 from upshot.config.recipe import Recipe
 from upshot.config.validation import model_at
@@ -233,8 +233,8 @@ class ImportedRecipe(NamedTuple):
         """The keys as nested mappings."""
         out: Keys = {}
         for key in sorted(self.keys, key=lambda key: key.count(".")):  # a model before what more is said of it
-            put(out, {}, key, self.keys[key], CALL)
-        return out
+            put(out, key, self.keys[key], CALL)
+        return untag(out)  # type: ignore[no-any-return]
 
 
 def carry(theirs: OriginalSettings) -> ImportedRecipe:
