@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from upshot.cli import make_parser
 from upshot.cli.eval import add_judge
-from upshot.cli.files.score import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError, Request
@@ -35,8 +35,7 @@ MODEL = "scripted:tests.offline.test_score_file:say"
 
 def score(*arguments: str) -> int:
     """Run `upshot score`."""
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser(["score"])
     args = parser.parse_args(["score", *arguments])
     return args.run(args)
 

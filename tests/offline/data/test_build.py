@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from upshot.cli.files.data import add_parser
+from upshot.cli import make_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.offline.job import Journal
@@ -41,8 +40,7 @@ def command(out: Path, file: Path, *more: str, policy: str = "policy", judge: st
 
 
 def build(words: list[str]) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser(["data"])
     args = parser.parse_args(words)
     return int(args.run(args))
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from upshot.cli.files.data import add_parser
+from upshot.cli import make_parser
 
 HERE = Path(__file__).parent
 
 
 def test_the_candidate_whose_code_passes_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser(["data"])
     words = ["data", "build", "--task", "bigcodebench", "--file", str(HERE / "samples" / "bigcodebench.jsonl")]
     words += ["--split", "all", "--out", str(tmp_path), "--policy", "scripted:collab_actors:coder", "--user", "script"]
     words += ["--metrics", "{code->pass_rate: {weight: 1, extract: fence}}", "--candidates", "4", "--rounds", "0"]

@@ -317,12 +317,9 @@ def test_a_hub_name_without_a_network_is_one_clear_line(tmp_path: Path, monkeypa
 def test_the_command_prints_its_summary_as_json_and_as_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import argparse
+    from upshot.cli import make_parser
 
-    from upshot.cli.files.data import add_parser
-
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser(["data"])
     command = ["data", "prepare", "--dataset", MULTITURN, "--for", "rl", "--out", str(tmp_path)]
     assert run_prepare(parser.parse_args([*command, "--json"])) == 0
     printed = json.loads(capsys.readouterr().out)
