@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet
@@ -15,7 +16,8 @@ HERE = Path(__file__).parent
 def test_the_candidate_whose_code_passes_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     parser = make_parser(["data"])
-    words = ["data", "build", "--task", "bigcodebench", "--file", str(HERE / "samples" / "bigcodebench.jsonl")]
+    goals = shutil.copy(HERE / "samples" / "bigcodebench.jsonl", tmp_path)  # profiles are kept beside the file
+    words = ["data", "build", "--task", "bigcodebench", "--file", goals]
     words += ["--split", "all", "--out", str(tmp_path), "--policy", "scripted:collab_actors:coder", "--user", "script"]
     words += ["--metrics", "{code->pass_rate: {weight: 1, extract: fence}}", "--candidates", "4", "--rounds", "0"]
     args = parser.parse_args([*words, "--max-messages", "2", "--json"])
