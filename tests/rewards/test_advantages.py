@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.coverage import check
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.advantages.base import Advantages, Step, estimator, estimators
 from upshot.rewards.advantages.grouped import EPSILON, centred, left_out, normalised
-from upshot.rewards.credit import MAIN, Credit, Span, check, credit_sampled, relabel, sampled_spans
+from upshot.rewards.credit import MAIN, Credit, Span, credit_sampled, relabel, sampled_spans
 
 rewards = st.lists(st.none() | st.floats(-10, 10), min_size=1, max_size=12)
 masks = st.lists(st.integers(0, 1), max_size=40)

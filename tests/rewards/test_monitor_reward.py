@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.coverage import check
 from tests.tasks.participants.speakers import speaker
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.rewards.credit import MAIN, Credit, Span, check
+from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.metrics.monitor import MonitorMetric
 from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rewards.workers.base import managers

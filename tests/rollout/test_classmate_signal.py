@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rollout.test_classmates import ROWS, Recites, context, play, thinks
+from tests.support.coverage import check
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
 from upshot.rewards.advantages.base import Advantages, estimator, estimators
-from upshot.rewards.credit import check, credit_sampled
+from upshot.rewards.credit import credit_sampled
 from upshot.rollout.futures.classmates.futures import Classmates, asked_row
 from upshot.rollout.futures.classmates.parts import weighted_mean
 from upshot.rollout.rollout import Rollout

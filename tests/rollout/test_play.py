@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.coverage import check
 from tests.tiny import tiny_parts, tiny_policy
 from upshot.config.recipe import Named
 from upshot.core.conversation import Conversation, Message, Row
@@ -78,7 +79,7 @@ def test_the_ids_trained_are_the_ids_sampled_through_three_turns() -> None:
     assert len(seen) == 3
     for prompt, ids in seen:  # every prompt starts with all that was seen and said before
         assert talk.ids[: len(prompt) + len(ids)] == [*prompt, *ids]
-    from upshot.rewards.credit import check, credit_sampled
+    from upshot.rewards.credit import credit_sampled
 
     reply = Rollout(talk, credit=credit_sampled(Score(1.0), talk.mask), advantages=[1.0, 1.0, 1.0])
     assert reply.credit is not None

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rollout.test_play import By, Chatty
+from tests.support.coverage import check
 from tests.tiny import tiny_policy
 from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
-from upshot.rewards.credit import check, credit_turns
+from upshot.rewards.credit import credit_turns
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk

@@ -33,11 +33,16 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     Two options work for every metric: `judge` names one of the helper models to judge with, and on
     `artefact->metric` names `extract` says how the artefact is found.
     """
-    given = dict(options or {})
-    if isinstance(given.get("judge"), str):
-        context["judge"] = _find_judge(given.pop("judge"), context.get("models") or {}, name, where)
-    artefact, name, how = _split(name, given, where)
-    metric = metrics.create(name, given, where, **context)
+    options = dict(options or {})
+    if isinstance(options.get("judge"), str):
+        judge, models, place = options.pop("judge"), context.get("models") or {}, f" in {where}" if where else ""
+        if judge not in models:
+            raise UserError(
+                f"metric '{name}'{place} names the judge '{judge}', which is not a model; {did_you_mean(judge, models)}"
+            )
+        context["judge"] = models[judge]
+    artefact, name, how = _split(name, options, where)
+    metric = metrics.create(name, options, where, **context)
     if not isinstance(metric, Metric):
         raise UserError(
             f"metric '{name}' is a {type(metric).__name__}, not a Metric: derive it from upshot.Metric, "
@@ -48,13 +53,13 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
     """Raise what `build_metric` would raise for a wrong name or option, without building."""
-    given = dict(options or {})
-    if isinstance(given.get("judge"), str):
-        del given["judge"]
-    artefact, name, how = _split(name, given, where)
+    options = dict(options or {})
+    if isinstance(options.get("judge"), str):
+        del options["judge"]
+    artefact, name, how = _split(name, options, where)
     if artefact:
         check_extraction(artefact, how, where)
-    metrics.check(name, given, where, **context)
+    metrics.check(name, options, where, **context)
 
 
 def _split(name: str, options: dict[str, Any], where: str) -> tuple[str, str, Any]:
@@ -69,28 +74,18 @@ def _split(name: str, options: dict[str, Any], where: str) -> tuple[str, str, An
     return artefact, inner, options.pop("extract", "judge")
 
 
-def _find_judge(chosen: str, models: Mapping[str, Any], name: str, where: str) -> Any:
-    if chosen not in models:
-        place, known = f" in {where}" if where else "", did_you_mean(chosen, models)
-        raise UserError(f"metric '{name}'{place} names the judge '{chosen}', which is no model; {known}")
-    return models[chosen]
-
-
 def named_metrics(metrics: Any) -> dict[str, Any]:
     """Metrics by name, with weights or settings; functions and classes get the names by which they are found."""
     if not isinstance(metrics, Mapping):
         if isinstance(metrics, str) or not isinstance(metrics, Sequence):
             raise UserError(f"metrics is {metrics!r:.80}: give {{name or function: weight}}, or a list of them")
         metrics = dict.fromkeys(metrics, 1.0)
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, setting in metrics.items():
         name = key if isinstance(key, str) else path_of(key)
-        if not isinstance(setting, Mapping):
-            setting = check_value(
-                f"the weight of metric '{name}'", setting, Annotated[float, Field(allow_inf_nan=False)]
-            )
-        found[name] = setting
-    return found
+        kind = dict[str, Any] if isinstance(setting, Mapping) else Annotated[float, Field(allow_inf_nan=False)]
+        named[name] = check_value(f"the weight of metric '{name}'", setting, kind)
+    return named
 
 
 def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:

@@ -148,13 +148,3 @@ def turn_part(turn: int) -> str:
 def is_turn(part: str) -> bool:
     """Whether a part is what a turn earns."""
     return part.startswith("turn ")
-
-
-def check(credit: Credit, mask: Sequence[int]) -> None:
-    """Every sampled token in exactly one span, no other token in any."""
-    covered = [0] * len(mask)
-    for span in credit.spans:
-        for position in range(span.start, span.stop):
-            covered[position] += 1
-    if covered != [1 if bit else 0 for bit in mask]:
-        raise ValueError("credit spans must cover every sampled token once and no other token")

@@ -98,8 +98,15 @@ class Monitor:
             return MonitorPrediction(case, Score.missing(Reason.NO_THOUGHT))
         if case.verdict.is_missing:
             return MonitorPrediction(case, Score.missing(Reason.NOT_SCORED, "no verdict to compare with"))
+        verifier, opening = case.verifier, [message for message in case.question if message.role != "system"]
+        question = opening[0].content if len(opening) == 1 else as_lines(opening)
+        shown = VIEWS[case.view].replace("{thought}", case.thought.strip()).replace("{answer}", case.answer.strip())
+        schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
         try:
-            return MonitorPrediction(case, await self._predict(case))
+            messages = verifier.monitor_messages(question, shown)
+            answer = await ask_json(self.model, messages, schema, self.sampling, "monitor", self.repairs)
+            rating = verifier.read_rating(float(answer["score"]), answer["thought"])
+            return MonitorPrediction(case, Score.of(rating, "the verifier's read_rating"))
         except UserError:  # an empty budget, for one, ends the whole
             raise
         except Exception as error:
@@ -110,20 +117,6 @@ class Monitor:
         async with asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(self.look(case)) for case in cases]
         return [look.result() for look in looks]
-
-    async def _predict(self, case: MonitorCase) -> Score:
-        verifier = case.verifier
-        shown = VIEWS[case.view].replace("{thought}", case.thought.strip()).replace("{answer}", case.answer.strip())
-        messages = verifier.monitor_messages(question_text(case.question), shown)
-        schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
-        answer = await ask_json(self.model, messages, schema, self.sampling, "monitor", self.repairs)
-        return Score.of(verifier.read_rating(float(answer["score"]), answer["thought"]), "the verifier's read_rating")
-
-
-def question_text(messages: Sequence[Message]) -> str:
-    """An opening as one text: a lone question as it is, a conversation as lines."""
-    said = [message for message in messages if message.role != "system"]
-    return said[0].content if len(said) == 1 else as_lines(said)
 
 
 def thoughts(turns: Iterable[Turn]) -> str:

@@ -6,6 +6,7 @@ value makes the reply's reward missing: adding up the rest would compare sums of
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,23 +57,17 @@ class Reward:
 def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, MetricWeight]) -> Reward:
     """The reward of a reply from the metric scores of its futures."""
     means = {name: mean_score((f[name] for f in futures if name in f), f"{name}: no future") for name in weights}
-    terms: dict[str, Score] = {}
+    terms, total = dict(means), Score(0.0)
+    sums = {False: 0.0, True: 0.0}
     for name, how in weights.items():
         mean = means[name]
-        terms[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
-    counted = {name: term for name, term in terms.items() if weights[name].weight != 0}
-    absent = {name: term for name, term in counted.items() if term.value is None}
-    sums = {False: 0.0, True: 0.0}
-    for name, term in counted.items():
-        sums[weights[name].intrinsic] += term.value or 0.0
-    total = _missing_total(*next(iter(absent.items()))) if absent else Score(sums[False] + sums[True])
+        if mean.value is not None:
+            low, high = how.clamp or (-math.inf, math.inf)
+            terms[name] = Score(min(max(mean.value * how.weight, low), high))
+        if how.weight:
+            sums[how.intrinsic] += terms[name].value or 0.0
+            if mean.value is None and total.value is not None:
+                total = Score(None, mean.reason, {**mean.detail, "metric": name})
+    if total.value is not None:
+        total = Score(sums[False] + sums[True])
     return Reward(total, terms, means, extrinsic=sums[False], intrinsic=sums[True])
-
-
-def _missing_total(name: str, term: Score) -> Score:
-    """The total that is missing because one of its terms is."""
-    return Score(None, term.reason, {**term.detail, "metric": name})
-
-
-def _clamp(value: float, bounds: tuple[float, float] | None) -> float:
-    return value if bounds is None else min(max(value, bounds[0]), bounds[1])

@@ -14,13 +14,9 @@ def reinforce_plus_plus(step: Step, baseline: Literal["step", "group"] = "step")
     """Rewards shifted and scaled over the step; `baseline: group` takes the mean of each group off before."""
     grouped = baseline == "group"
     compare = centred if grouped else list
-    groups = [comparable(group) for group in step] if grouped else _comparable_in_step(step)
-    own = [
+    replies = iter(comparable([credit for group in step for credit in group]))
+    groups = [comparable(group) if grouped else [next(replies) for _ in group] for group in step]
+    rewards = [
         {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)} for group in groups
     ]
-    return over_the_step(groups, own)
-
-
-def _comparable_in_step(step: Step) -> Step:
-    replies = iter(comparable([credit for group in step for credit in group]))
-    return [[next(replies) for _ in group] for group in step]
+    return over_the_step(groups, rewards)

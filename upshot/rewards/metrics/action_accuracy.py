@@ -38,16 +38,11 @@ class ActionAccuracy(Metric):
         if last is None or not last.content.strip():
             return Score.missing(Reason.NOTHING_SAID)
         if self.asks is None:
-            asks = Score(float(ends_asking(last.content)))
+            last_line = last.content.strip().splitlines()[-1]
+            asks = Score(float(last_line.rstrip("*_\"')”’ ").endswith("?")))
         else:
             asks = await self.asks.score(conversation)
         if asks.value is None:
             return asks
         right = (asks.value == 1.0) == ambiguous
         return Score(float(right), detail={**asks.detail, "asks": asks.value == 1.0, "ambiguous": ambiguous})
-
-
-def ends_asking(text: str) -> bool:
-    """Whether the last line of a text is a question."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return bool(lines) and lines[-1].rstrip("*_\"')”’ ").endswith("?")

@@ -20,7 +20,9 @@ class Bleu(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The score; missing without a reference or without any assistant message."""
-        references = _references(conversation.row.reference)
+        reference = conversation.row.reference
+        given = list(reference) if isinstance(reference, list | tuple) else [reference]
+        references = [text for item in given if (text := as_text(item).strip())]
         last = conversation.last("assistant")
         if not references:
             return Score.missing(Reason.BAD_ROW, "bleu: no reference")
@@ -39,8 +41,3 @@ def word_bleu(text: str, references: Sequence[str]) -> float:
 
     # sacrebleu takes strings and cuts them into words itself; n-grams of characters come from feeding NLTK strings.
     return float(BLEU(effective_order=True).sentence_score(text, list(references)).score) / 100.0
-
-
-def _references(reference: object) -> list[str]:
-    many = list(reference) if isinstance(reference, list | tuple) else [reference]
-    return [text for item in many if (text := as_text(item).strip())]

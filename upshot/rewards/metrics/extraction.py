@@ -53,23 +53,24 @@ class ExtractedMetric(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The inner metric's score of the artefact; missing when it could not be extracted."""
-        found = await self._extract(conversation)
-        if isinstance(found, Score):
-            return found
-        given = await limit_call(self.inner, self.inner.score, ending_with(conversation, found))
-        score = Score.of(given, f"metric '{type(self.inner).__name__}'")
-        detail = {self.artefact: found, **score.detail}
-        if not found.strip():
-            detail["absent"] = True
-        return Score(score.value, score.reason, detail)
+        artefact = await self._extract(conversation)
+        if isinstance(artefact, Score):
+            return artefact
+        shown = Conversation(conversation.row, conversation.seed, conversation.key)
+        shown.session = dict(conversation.session)
+        shown.say(Message("assistant", artefact))
+        score = await limit_call(self.inner, self.inner.score, shown)
+        score = Score.of(score, f"metric '{type(self.inner).__name__}'")
+        absent = {} if artefact.strip() else {"absent": True}
+        return Score(score.value, score.reason, {self.artefact: artefact, **score.detail, **absent})
 
     async def _extract(self, conversation: Conversation) -> str | Score:
         """The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
-        said = [message.content for message in reversed(conversation.messages) if message.role == "assistant"]
+        texts = [message.content for message in reversed(conversation.messages) if message.role == "assistant"]
         if self._how == "last":
-            return said[0] if said else ""
+            return texts[0] if texts else ""
         if self._how == "fence":
-            return next((block for text in said if (block := last_fence(text)) is not None), "")
+            return next((block for text in texts if (block := last_fence(text)) is not None), "")
         assert self._judge is not None  # refused above
         return await extract_artefact(self._judge, self.artefact, conversation)
 
@@ -106,26 +107,18 @@ async def extract_artefact(model: Model, artefact: str, conversation: Conversati
     return "" if answer.values.get("found") is False else str(answer.values[artefact])
 
 
-def ending_with(conversation: Conversation, artefact: str) -> Conversation:
-    """The row's opening followed by the artefact as the only thing the assistant said."""
-    only = Conversation(conversation.row, conversation.seed, conversation.key)
-    only.session = dict(conversation.session)
-    only.say(Message("assistant", artefact))
-    return only
-
-
 def last_fence(text: str) -> str | None:
     """The content of the last fenced block of a text."""
     lines = text.split("\n")  # by lines: one pattern for all of this is quadratic in fences that nobody closes
     fences = [(number, fence[1], fence[2]) for number, line in enumerate(lines) if (fence := _FENCE.fullmatch(line))]
     closed = {mark: number for number, mark, rest in fences if not rest.strip()}
-    found, opened, start = None, "", 0
+    block, opened, start = None, "", 0
     for number, mark, rest in fences:
         if opened == mark and not rest.strip():
-            found, opened = "\n".join(lines[start:number]), ""
+            block, opened = "\n".join(lines[start:number]).rstrip("\n"), ""
         elif not opened and closed.get(mark, -1) > number:
             opened, start = mark, number + 1
-    return found.rstrip("\n") if found is not None else None
+    return block
 
 
 def check_extraction(artefact: str, how: str, where: str = "") -> None:

@@ -57,7 +57,10 @@ class PassRate(Metric):
 
     def checks(self, row: Row) -> RowChecks:
         """The checks of a row, as profiles are made of them."""
-        tests, language = tests_of(row), language_of(None, row.meta)
+        source, language = row.meta.get("test"), language_of(None, row.meta)
+        tests = [str(test) for test in row.meta.get("tests") or ()]
+        if not tests and isinstance(source, str) and source.strip():
+            tests = each_method(source)
 
         async def look(program: str, limits: Limits) -> list[TestResult]:
             return await self.sandbox.test_program(program, tests, limits, language=language)
@@ -66,12 +69,3 @@ class PassRate(Metric):
         reference = known if defines(known, names_in(tests)) else None
         runner = type(self.sandbox).__name__
         return RowChecks(row.id, tests, look, self.limits, reference, language=language, runner=runner)
-
-
-def tests_of(row: Row) -> list[str]:
-    """The row's tests: asserts given as such, or the source of unittest classes, once for every method."""
-    asserts = row.meta.get("tests")
-    if asserts:
-        return [str(test) for test in asserts]
-    source = row.meta.get("test")
-    return each_method(source) if isinstance(source, str) and source.strip() else []

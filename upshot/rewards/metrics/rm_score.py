@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from upshot.config.bounds import Count, Words
 from upshot.core.conversation import Conversation, Message
 from upshot.core.score import Reason, Score
+from upshot.models.local import pick_device, pick_dtype
 from upshot.models.rendering import Renderer
 from upshot.models.special_tokens import SpecialTokens
 from upshot.rewards.metric import Metric, metrics
 
 
 @metrics.register("rm_score")
+@dataclass(eq=False)
 class RewardModelScore(Metric):
     """The reward model's logit for the whole conversation, squashed to 0…1 by default.
 
@@ -25,28 +28,17 @@ class RewardModelScore(Metric):
 
     loads_model = True
 
-    def __init__(
-        self,
-        model: Words,
-        batch_size: Count = 8,
-        max_length: Count = 4096,
-        squash: Literal["sigmoid", "none"] = "sigmoid",
-        device: str = "auto",
-    ) -> None:
-        """Make the metric.
-
-        model: Hugging Face name or folder of a sequence-classification model with one output.
-        max_length: tokens; a longer conversation loses its beginning.
-        squash: sigmoid maps the logit to 0…1, none leaves it.
-        """
-        self.name = model
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.squash = squash
-        self.device = device
-        self._loaded: tuple[Any, Any, Callable[[Sequence[Message]], list[int]]] | None = None
-        self._waiting: list[tuple[list[Message], asyncio.Future[float]]] = []
-        self._worker: asyncio.Task[None] | None = None
+    model: Words
+    """Hugging Face name or folder of a sequence-classification model with one output."""
+    batch_size: Count = 8
+    max_length: Count = 4096
+    """Tokens; a longer conversation loses its beginning."""
+    squash: Literal["sigmoid", "none"] = "sigmoid"
+    """sigmoid maps the logit to 0…1, none leaves it."""
+    device: str = "auto"
+    _loaded: tuple[Any, Any, Callable[[Sequence[Message]], list[int]]] | None = field(default=None, init=False)
+    _waiting: list[tuple[list[Message], asyncio.Future[float]]] = field(default_factory=list, init=False)
+    _worker: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def score(self, conversation: Conversation) -> Score:
         """The reward model's score of everything said."""
@@ -100,14 +92,12 @@ class RewardModelScore(Metric):
 
     def _load(self) -> tuple[Any, Any, Callable[[Sequence[Message]], list[int]]]:
         if self._loaded is None:
-            import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-            device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-            # bfloat16 is slow or broken on many CPUs.
-            dtype = torch.float32 if device == "cpu" else torch.bfloat16
-            tokenizer = AutoTokenizer.from_pretrained(self.name)
-            model = AutoModelForSequenceClassification.from_pretrained(self.name, dtype=dtype).to(device).eval()
+            device = pick_device(self.device)
+            kind = pick_dtype("auto", device)  # bfloat16 is slow or broken on many CPUs
+            tokenizer = AutoTokenizer.from_pretrained(self.model)
+            model = AutoModelForSequenceClassification.from_pretrained(self.model, dtype=kind).to(device).eval()
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             if model.config.pad_token_id is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from upshot.config.bounds import Address, Count, NonNegative, Positive, Whole
@@ -45,15 +46,8 @@ class RemoteManager(Manager):
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim, as the remote scorer gives it."""
         self._counts["items"] += 1
-        body = {
-            "source": claim.source,
-            "response": claim.response,
-            "reference": claim.reference,
-            "extra": dict(claim.extra),
-            "options": dict(claim.options),
-        }
         try:
-            data, _ = await self._client.request("POST", "/verify", body, on_retry=self._count_retry)
+            data, _ = await self._client.request("POST", "/verify", asdict(claim), on_retry=self._count_retry)
             return Score(data["value"], data.get("reason"), data.get("detail") or {})
         except AttemptError as error:
             where = f"the scorer at {self._client.url}"
