@@ -1,14 +1,21 @@
-"""Coroutines run to their end wherever we are: in a script, or in a notebook that has an event loop of its own."""
+"""Coroutines run to their end: several at once, and wherever we are, be it a notebook with an event loop of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def gather(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines that run at once; one that fails cancels the others."""
+    async with asyncio.TaskGroup() as tasks:
+        begun = [tasks.create_task(work) for work in works]
+    return [task.result() for task in begun]
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:

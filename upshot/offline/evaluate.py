@@ -32,7 +32,7 @@ from upshot.rewards.reward import combine
 from upshot.rollout.episode import play_whole
 from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import reward_to_dict, turn_to_dict
+from upshot.rollout.rollout import reward_to_dict, turns_to_list
 from upshot.rollout.services import Services, Spec
 from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, system_prompt
@@ -134,7 +134,7 @@ class Evaluation:
             "key": conversation.key,
             "model": name,
             "speaker": self.speakers[name],
-            "messages": [{"note": {}, **turn_to_dict(turn, trained=False)} for turn in conversation.turns],
+            "messages": [{"note": {}, **turn} for turn in turns_to_list(conversation.turns, trained=False)],
             "ended": conversation.ended,
             "missing": None if failure is None else str(failure.reason),
             "futures": [],

@@ -9,7 +9,6 @@ Covers the asking and the counting. Where replies come from: `training/loops/eva
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Turn
 from upshot.core.errors import UserError
+from upshot.core.event_loop import gather
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
 from upshot.models.base import Model
@@ -114,9 +114,7 @@ class Monitor:
 
     async def look_at_all(self, cases: Iterable[MonitorCase]) -> list[MonitorPrediction]:
         """All at once; the model's own limits bound what is under way."""
-        async with asyncio.TaskGroup() as tasks:
-            looks = [tasks.create_task(self.look(case)) for case in cases]
-        return [look.result() for look in looks]
+        return await gather(map(self.look, cases))
 
 
 def thoughts(turns: Iterable[Turn]) -> str:

@@ -6,7 +6,7 @@ begins with the user and ends with the policy, or with the user's parting words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 from upshot.core.conversation import Conversation, Turn
 from upshot.core.time_limit import limit_call
@@ -42,37 +42,27 @@ async def play_episode(
         return
     await limit_call(environment, environment.start, conversation)
     try:
-        snapshots = [] if turn_snapshots is None else turn_snapshots
-        await _alternate(conversation, policy, environment, max_turns, snapshots, hear_last)
+        for turn in range(max_turns):
+            last = turn == max_turns - 1
+            if turn == 0:
+                await first_reply(conversation, policy)
+            elif await policy.reply(conversation) is None:
+                return
+            if turn_snapshots is not None:
+                turn_snapshots.append(conversation.fork("turn", turn))
+            if last and not hear_last:
+                break
+            observation = await _observe(environment, conversation)
+            if observation.score is not None:
+                conversation.turn_scores = {**conversation.turn_scores, turn: observation.score}
+            if observation.done:
+                conversation.ended = observation.reason
+                return
+            if not last:
+                _append(conversation, observation)
+        conversation.ended = "turns"
     finally:
         await limit_call(environment, environment.end, conversation)
-
-
-async def _alternate(
-    conversation: Conversation,
-    policy: Policy,
-    environment: Participant,
-    max_turns: int,
-    turn_snapshots: list[Conversation],
-    hear_last: bool,
-) -> None:
-    for turn in range(max_turns):
-        if turn == 0:
-            await first_reply(conversation, policy)
-        elif await policy.reply(conversation) is None:
-            return
-        turn_snapshots.append(conversation.fork("turn", turn))
-        if turn == max_turns - 1 and not hear_last:
-            break
-        observation = await _observe(environment, conversation)
-        if observation.score is not None:
-            conversation.turn_scores = {**conversation.turn_scores, turn: observation.score}
-        if observation.done:
-            conversation.ended = observation.reason
-            return
-        if turn < max_turns - 1:
-            _append(conversation, observation)
-    conversation.ended = "turns"
 
 
 async def first_reply(conversation: Conversation, policy: Policy, role: str = "policy") -> Turn:
@@ -85,38 +75,30 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
 
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
     """Let policy and user talk until the user leaves or `max_messages` are said; the last word is the policy's."""
-
-    def has_room(_: int) -> bool:
-        return sum(message.role != "system" for message in conversation.messages) + 2 <= max_messages
-
     await first_reply(conversation, policy)
     if user is None:
         conversation.ended = "messages"
     else:
-        await take_turns(conversation, user, policy, has_room, "messages")
+        await play_future(conversation, user, policy, max_messages, "messages", "policy", max_messages)
 
 
 async def play_future(
-    conversation: Conversation, user: Participant, policy: Policy, rounds: int, ended: str | None = "rounds"
-) -> None:
-    """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy; then it has `ended`."""
-    await take_turns(conversation, user, policy, lambda played: played < rounds, ended, role="future")
-
-
-async def take_turns(
     conversation: Conversation,
     user: Participant,
     policy: Policy,
-    goes_on: Callable[[int], bool],
-    ended: str | None,
-    role: str = "policy",
+    rounds: int,
+    ended: str | None = "rounds",
+    role: str = "future",
+    max_messages: float = math.inf,
 ) -> None:
-    """Let user and policy alternate while `goes_on` says so of the rounds played, then it has `ended` (None: goes on).
+    """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy, within `max_messages`;
+    then it has `ended` (None: it goes on).
 
     It ends earlier when the user is done, whose parting words are said, or when the policy has no room to reply.
     """
-    played = 0
-    while goes_on(played):
+    for _ in range(rounds):
+        if sum(turn.message.role != "system" for turn in conversation.turns) + 2 > max_messages:
+            break
         observation = await _observe(user, conversation)
         _append(conversation, observation)
         if observation.done:
@@ -124,7 +106,6 @@ async def take_turns(
             return
         if await policy.reply(conversation, role) is None:
             return
-        played += 1
     conversation.ended = ended
 
 

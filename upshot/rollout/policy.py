@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Sample, Turn, derive_seed
 from upshot.core.thought import MARKERS, find_thought, split_thought
-from upshot.models.base import Completion, Model, Request
+from upshot.models.base import Model, Request
 from upshot.models.rendering import Renderer
 
 
+@dataclass(eq=False)
 class Policy:
     """Speaks as the assistant in any number of conversations at once."""
 
-    def __init__(
-        self,
-        model: Model,
-        renderer: Renderer | None = None,
-        sampling: Sampling | None = None,
-        max_context: int = 0,
-        system: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-        think: tuple[str, str] | None = MARKERS,
-    ) -> None:
-        self.model = model
-        self.renderer = renderer if model.abilities.ids_in and model.abilities.ids_out else None
-        """None: the model is asked with messages (an endpoint); its turns can be scored but not trained."""
-        self.sampling = sampling or Sampling()
-        self.max_context = max_context
-        """Most tokens of prompt and reply together; 0 for no limit."""
-        self.system = system
-        """A system prompt shown to this model only (the proactive prompt, for one)."""
-        self.tools = tools
-        self.think = think
-        """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
-        self.form: Mapping[str, Any] = {}
-        """What its text must follow: `schema` or `lark` of a `Request`."""
+    model: Model
+    renderer: Renderer | None = None
+    """None: the model is asked with messages (an endpoint); its turns can be scored but not trained."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_context: int = 0
+    """Most tokens of prompt and reply together; 0 for no limit."""
+    system: str = ""
+    """A system prompt shown to this model only (the proactive prompt, for one)."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    think: tuple[str, str] | None = MARKERS
+    """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """What its text must follow: `schema` or `lark` of a `Request`."""
+
+    def __post_init__(self) -> None:
+        if not (self.model.abilities.ids_in and self.model.abilities.ids_out):
+            self.renderer = None
 
     def at(self, temperature: float) -> Policy:
         """The same speaker at another temperature."""
-        twin = copy.copy(self)
-        twin.sampling = replace(self.sampling, temperature=temperature)
-        return twin
-
-    def for_call(self, max_tokens: int, stop: Sequence[str]) -> Policy:
-        """The same speaker for a call of somebody's own program: no tools but the call's, no longer than it asks."""
-        twin = copy.copy(self)
-        most = min(max_tokens, self.sampling.max_tokens)
-        twin.sampling = replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop))
-        twin.tools = ()
-        return twin
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
         """Sample the next turn and append it; None, with `ended = 'length'`, when there is no room left."""
@@ -70,7 +54,10 @@ class Policy:
                 return None
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         (completion,) = await self.model.generate(Request(prompt, sampling, role=role, **self.form))
-        sample = self._with_thought(_sample(completion, context))
+        if completion.ids is None or completion.logprobs is None:
+            raise ValueError("the policy's backend returned no token ids or log-probabilities; it cannot be trained")
+        sampled = completion.ids, completion.logprobs, completion.finish, completion.version
+        sample = self._with_thought(Sample(tuple(context), *sampled))
         text = completion.text
         note: dict[str, Any] = {}
         if sample.thought is not None:
@@ -89,11 +76,11 @@ class Policy:
         if not opened and not any(marker in text for marker in self.think):
             return sample
         ended = sample.finish == "stop" and sample.ids[-1:] and sample.ids[-1] in self.renderer.end_ids
-        said = sample.ids[:-1] if ended else sample.ids  # the end of the turn is nobody's thought
-        found = find_thought(self.renderer.pieces(said), self.think, opened)
-        if found is None:
+        spoken = sample.ids[:-1] if ended else sample.ids  # the end of the turn is nobody's thought
+        thought = find_thought(self.renderer.pieces(spoken), self.think, opened)
+        if thought is None:
             return sample
-        return replace(sample, thought=(found.start, found.stop), answer=found.answer)
+        return replace(sample, thought=(thought.start, thought.stop), answer=thought.answer)
 
     def context(self, conversation: Conversation) -> list[int]:
         """What the policy would be shown next, after the ids that it has seen and said."""
@@ -109,19 +96,14 @@ class Policy:
         messages = with_system_prompt(conversation, self.system).messages
         request = Request(messages, sampling, tools=self._tools(conversation), role=role)
         (completion,) = await self.model.generate(request)
-        text = completion.text
-        note: dict[str, Any] = {"finish": completion.finish}
-        thought, text = split_thought(text, self.think) if self.think is not None else ("", text)
-        note |= {"thought": thought} if thought else {}
-        message = Message("assistant", text, tool_calls=completion.tool_calls)
-        if completion.completion_tokens:
-            note["tokens"] = completion.completion_tokens
-        return conversation.say(message, note=note)
+        thought, text = ("", completion.text) if self.think is None else split_thought(completion.text, self.think)
+        note: dict[str, Any] = {"thought": thought, "tokens": completion.completion_tokens}
+        note = {"finish": completion.finish} | {name: value for name, value in note.items() if value}
+        return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), note=note)
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]]:
         """The tools of this conversation, where its environment brought some, else those of all."""
-        own: Sequence[Mapping[str, Any]] = conversation.session.get("tools", ())
-        return own or self.tools
+        return conversation.session.get("tools") or self.tools
 
 
 def with_system_prompt(conversation: Conversation, system: str) -> Conversation:
@@ -133,12 +115,6 @@ def with_system_prompt(conversation: Conversation, system: str) -> Conversation:
         system = f"{rest[0].message.content}\n\n{system}"
         rest = rest[1:]
     return Conversation(conversation.row, conversation.seed, conversation.key, (Turn(Message("system", system)), *rest))
-
-
-def _sample(completion: Completion, context: Sequence[int]) -> Sample:
-    if completion.ids is None or completion.logprobs is None:
-        raise ValueError("the policy's backend returned no token ids or log-probabilities; it cannot be trained")
-    return Sample(tuple(context), completion.ids, completion.logprobs, completion.finish, completion.version)
 
 
 def is_cut(turn: Turn) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -112,6 +112,11 @@ class Rollout:
         self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
     ) -> dict[str, Any]:
         """The line of `rollouts.jsonl`; `spell` makes text of the ids of each span, where there are several."""
+        # The other contexts of a program's episode: from `start` on nothing of them stands in "messages".
+        paths = [
+            {"key": path.conversation.key, "start": path.start, "messages": turns_to_list(path.conversation.turns)}
+            for path in self.other_paths
+        ]
         return (
             {
                 "step": step,
@@ -123,29 +128,17 @@ class Rollout:
                 "key": self.conversation.key,
                 "seed": self.conversation.seed,
                 "opening": len(self.conversation.row.messages),
-                "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
+                "messages": turns_to_list(self.conversation.turns),
                 "ended": self.conversation.ended,
                 "futures": [self._future_to_dict(future) for future in self.futures],
                 "reward": reward_to_dict(self.reward)
-                | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
+                | {"parts": _scores_to_dict(self.credit.parts if self.credit else {})},
                 "credit": self._credit_to_list(spell),
                 "groups": dict(groups or {}),
             }
             | _environment(self.conversation)
-            | self._paths_to_dict()
+            | ({"other_paths": paths} if paths else {})
         )
-
-    def _paths_to_dict(self) -> dict[str, Any]:
-        """The other contexts of a program's episode: from `start` on nothing of them stands above."""
-        told = [
-            {
-                "key": path.conversation.key,
-                "start": path.start,
-                "messages": [turn_to_dict(turn) for turn in path.conversation.turns],
-            }
-            for path in self.other_paths
-        ]
-        return {"other_paths": told} if told else {}
 
     def _repr_html_(self) -> str:
         """For notebooks: the conversation, the reward by metric, and each future at a click."""
@@ -158,9 +151,9 @@ class Rollout:
             )
             for number, one in enumerate(self.futures, 1)
         ]
-        said = html_turns((turn.message.role, turn.message.content) for turn in self.conversation.turns)
+        turns = html_turns((turn.message.role, turn.message.content) for turn in self.conversation.turns)
         table = html_table([("reward", total.value, str(total.reason or "")), *rows], ("", "value", "missing"))
-        return said + table + "".join(futures)
+        return turns + table + "".join(futures)
 
     def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
         spans = self.credit.spans if self.credit else ()
@@ -183,36 +176,30 @@ class Rollout:
             "turn": future.turn,
             "cut": future.cut,
             "span": list(future.span) if future.span else None,
-            "messages": [turn_to_dict(turn, trained=False) for turn in new],
+            "messages": turns_to_list(new, trained=False),
             "ended": future.conversation.ended,
             "missing": future.missing,
-            "scores": {name: score.to_dict() for name, score in future.scores.items()},
+            "scores": _scores_to_dict(future.scores),
             **({"acts": acts} if (acts := future.conversation.session.get(ACTS)) else {}),
         } | self._branches_to_dict(future)
 
     def _branches_to_dict(self, future: Future) -> dict[str, Any]:
         """Where a future branched off, and what its branches earned beside their siblings."""
         way = {"path": list(future.path), "forks": list(future.forks)} if len(future.path) > 1 else {}
-        own = [
-            {"start": branch.start, "reward": branch.reward.total.value, "advantage": _only(branch.advantages)}
-            | {"spans": _branch_spans(branch)}
-            for branches in self.siblings
-            for branch in branches
-            if future.path and future.path[: len(branch.path)] == branch.path
-        ]
-        return way | ({"branches": own} if own else {})
-
-
-def _branch_spans(branch: Branch) -> list[list[float | None]]:
-    """Start, stop and advantage of what is credited in a branch; a triple each, as a tree has many."""
-    beside = zip_longest(branch.credit.spans, branch.advantages)
-    return [[span.start, span.stop, advantage] for span, advantage in beside]
-
-
-def _only(advantages: Sequence[float | None]) -> float | None:
-    """The mean of a branch's advantages, which are one number but for ppo."""
-    present = [advantage for advantage in advantages if advantage is not None]
-    return math.fsum(present) / len(present) if present else None
+        branches: list[dict[str, Any]] = []
+        for branch in (branch for fork in self.siblings for branch in fork):
+            if future.path and future.path[: len(branch.path)] == branch.path:
+                present = [advantage for advantage in branch.advantages if advantage is not None]
+                spans = zip_longest(branch.credit.spans, branch.advantages)
+                branches.append(
+                    {
+                        "start": branch.start,
+                        "reward": branch.reward.total.value,
+                        "advantage": math.fsum(present) / len(present) if present else None,  # one number but for ppo
+                        "spans": [[span.start, span.stop, advantage] for span, advantage in spans],
+                    }
+                )
+        return way | ({"branches": branches} if branches else {})
 
 
 def _environment(conversation: Conversation) -> dict[str, Any]:
@@ -222,30 +209,32 @@ def _environment(conversation: Conversation) -> dict[str, Any]:
     if isinstance(session.get("score"), Score):
         out["score"] = session["score"].to_dict()
     if conversation.turn_scores:
-        out["turns"] = {str(turn): score.to_dict() for turn, score in conversation.turn_scores.items()}
+        out["turns"] = _scores_to_dict(conversation.turn_scores)
     if session.get(ACTS):
         out["acts"] = session[ACTS]
     return {"environment": out} if out else {}
 
 
-def turn_to_dict(turn: Turn, trained: bool = True) -> dict[str, Any]:
-    """A turn for the transcript."""
-    out: dict[str, Any] = turn.message.to_dict()
-    out["trained"] = trained and turn.sample is not None
-    if turn.sample is not None:
-        out["tokens"] = len(turn.sample.ids)
-        out["finish"] = turn.sample.finish
-    if turn.note:
-        out["note"] = dict(turn.note)
-    return out
+def _scores_to_dict(scores: Mapping[Any, Score]) -> dict[str, Any]:
+    return {str(name): score.to_dict() for name, score in scores.items()}
 
 
 def reward_to_dict(reward: Reward) -> dict[str, Any]:
     """A reward's breakdown for the transcript."""
     return {
         "total": reward.total.to_dict(),
-        "terms": {name: term.to_dict() for name, term in reward.terms.items()},
-        "means": {name: mean.to_dict() for name, mean in reward.means.items()},
+        "terms": _scores_to_dict(reward.terms),
+        "means": _scores_to_dict(reward.means),
         "extrinsic": reward.extrinsic,
         "intrinsic": reward.intrinsic,
     }
+
+
+def turns_to_list(turns: Iterable[Turn], trained: bool = True) -> list[dict[str, Any]]:
+    """Turns for the transcript."""
+    out = []
+    for turn in turns:
+        sample = {} if turn.sample is None else {"tokens": len(turn.sample.ids), "finish": turn.sample.finish}
+        note = {"note": dict(turn.note)} if turn.note else {}
+        out.append({**turn.message.to_dict(), "trained": trained and turn.sample is not None, **sample, **note})
+    return out

@@ -11,7 +11,6 @@ optimizer steps. That runs the same pieces from a recipe, with a run folder, che
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value, explain_error
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
+from upshot.core.event_loop import gather
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
@@ -143,20 +143,13 @@ class Trainer:
                 reply.reward = Reward(failure)
             return reply
 
-        async with asyncio.TaskGroup() as tasks:
-            played = [
-                [tasks.create_task(one(row, group, index)) for index in range(group_size)]
-                for group, row in enumerate(rows)
-            ]
-        return [[task.result() for task in group] for group in played]
+        groups = [gather(one(row, group, index) for index in range(group_size)) for group, row in enumerate(rows)]
+        return await gather(groups)
 
     async def score(self, groups: Groups, futures: Futures) -> list[list[float | None]]:
         """Continue all replies, score where that leads, and credit their tokens; the rewards, None where missing."""
         context = RolloutContext(self.policy, futures)
-        given = [reply for group in groups for reply in group if reply.conversation.mask]
-        async with asyncio.TaskGroup() as tasks:
-            for reply in given:
-                tasks.create_task(score_reply(context, reply))
+        await gather(score_reply(context, r) for group in groups for r in group if r.conversation.mask)
         blame(groups, futures)
         return [[reply.reward.total.value for reply in group] for group in groups]
 

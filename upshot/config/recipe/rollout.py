@@ -10,6 +10,9 @@ from pydantic import ConfigDict, Field, field_validator
 from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
 
+SAMPLES, ROUNDS = 1, 0
+"""How often, and for how many rounds, a reply is continued where nothing else is said."""
+
 
 class AgentConfig(Section):
     """Somebody else's program that plays the episodes; a text alone is `program`."""
@@ -64,10 +67,10 @@ class FuturesConfig(Named):
     name: str = "talk"
     """talk: a simulated user and the policy talk on. classmates: other models finish the thought. none: nobody does.
     Or 'my_pkg.module:Kind'."""
-    samples: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = 1
+    samples: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = SAMPLES
     """Futures per reply; classmates: per classmate. talk: of a list such as [3, 2] the first forks the reply, and each
     number after it every future once more at its next round."""
-    rounds: int = Field(0, ge=0)
+    rounds: int = Field(ROUNDS, ge=0)
     """talk: rounds (a user turn and a policy turn each) that a future may last; 0 scores the reply itself."""
     user: Named | None = None
     """talk: the simulated user; None: the task's own."""

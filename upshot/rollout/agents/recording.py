@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from upshot.core.conversation import Conversation, Message, Turn, derive_seed
@@ -110,7 +110,10 @@ class CallRecording:
 
     async def _reply(self, path: Conversation, request: Request, asked: ChatRequest, several: bool) -> ChatReply:
         """The policy's next turn on a path, as it is sent."""
-        policy = self.policy.for_call(request.sampling.max_tokens, request.sampling.stop)
+        recipe, call = self.policy.sampling, request.sampling
+        # No tools but the call's, and no longer than it asks for.
+        most, stop = min(call.max_tokens, recipe.max_tokens), (*recipe.stop, *call.stop)
+        policy = replace(self.policy, tools=(), sampling=replace(recipe, max_tokens=most, stop=stop))
         formed = request.schema is not None
         if formed or asked.must_call:
             if not policy.model.abilities.schema:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from upshot.rewards.credit import Credit
-from upshot.rewards.reward import MetricWeight, Reward
-from upshot.rollout.credit.base import rules
+from upshot.rewards.reward import Reward
+from upshot.rollout.credit.base import ScoredFutures, rules
 from upshot.rollout.credit.whole_reply import WholeReply
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.rollout import Rollout
 from upshot.rollout.tree import draw, grow
 
 
@@ -22,17 +20,10 @@ class AlongTree(WholeReply):
         super().__init__(tokens)
         self.forks = forks
 
-    def score(
-        self,
-        reply: Rollout,
-        futures: Sequence[Future],
-        shared: Mapping[str, MetricWeight],
-        weights: Mapping[str, MetricWeight],
-        every_turn: bool,
-    ) -> tuple[Reward, Credit]:
+    def score(self, reply: Rollout, scored: ScoredFutures) -> tuple[Reward, Credit]:
         """See `CreditRule`."""
         # Without forks (nobody went on) the reply itself is all that the policy said.
-        if all(future.path and future.by for future in futures):
-            forks = grow(futures, shared, self.tokens)
+        if all(future.path and future.by for future in scored.futures):
+            forks = grow(scored.futures, scored.main_weights, self.tokens)
             reply.siblings, reply.forks = draw(forks, self.forks), len(forks)
-        return super().score(reply, futures, shared, weights, every_turn)
+        return super().score(reply, scored)

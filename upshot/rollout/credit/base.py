@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from upshot.config.recipe import CreditConfig
 from upshot.config.registry import Registry, parameters_of
@@ -17,6 +18,19 @@ from upshot.rewards.credit import Credit
 from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.tree import mean_by_way
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredFutures:
+    """What a credit rule makes a reward of."""
+
+    futures: Sequence[Future]
+    weights: Mapping[str, MetricWeight]
+    """How each metric enters the reward …"""
+    main_weights: Mapping[str, MetricWeight]
+    """… and those metrics among them that make up its main part."""
+    every_turn: bool
+    """Whether each turn of the policy has futures of its own, not the last one alone."""
 
 
 class CreditRule(ABC):
@@ -31,21 +45,10 @@ class CreditRule(ABC):
     def credit(self, reply: Rollout, total: Score) -> Credit:
         """The tokens that earn the main reward of a reply."""
 
-    def score(
-        self,
-        reply: Rollout,
-        futures: Sequence[Future],
-        shared: Mapping[str, MetricWeight],
-        weights: Mapping[str, MetricWeight],
-        every_turn: bool,
-    ) -> tuple[Reward, Credit]:
-        """The reward of a reply by its futures, and the tokens that earn the main part of it.
-
-        shared: the metrics of the main part, among all of `weights`. every_turn: each turn of the policy has futures of
-        its own, not the last alone.
-        """
-        ways = mean_by_way(futures)
-        return combine(ways, weights), self.credit(reply, combine(ways, shared).total)
+    def score(self, reply: Rollout, scored: ScoredFutures) -> tuple[Reward, Credit]:
+        """The reward of a reply by its futures, and the tokens that earn the main part of it."""
+        ways = mean_by_way(scored.futures)
+        return combine(ways, scored.weights), self.credit(reply, combine(ways, scored.main_weights).total)
 
 
 rules: Registry[CreditRule] = Registry("credit rule", "upshot.rollout.credit")

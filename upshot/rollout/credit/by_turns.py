@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, credit_turns, only, plus
-from upshot.rewards.reward import MetricWeight, Reward, combine
-from upshot.rollout.credit.base import CreditRule, rules
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rewards.reward import Reward, combine
+from upshot.rollout.credit.base import CreditRule, ScoredFutures, rules
+from upshot.rollout.rollout import Rollout
 from upshot.rollout.tree import mean_by_way
 
 
@@ -28,21 +28,14 @@ class ByTurns(CreditRule):
         rewards = _environment_scores(reply)
         return self._credit(reply, [*rewards[:-1], *(plus(score, total) for score in rewards[-1:])])
 
-    def score(
-        self,
-        reply: Rollout,
-        futures: Sequence[Future],
-        shared: Mapping[str, MetricWeight],
-        weights: Mapping[str, MetricWeight],
-        every_turn: bool,
-    ) -> tuple[Reward, Credit]:
+    def score(self, reply: Rollout, scored: ScoredFutures) -> tuple[Reward, Credit]:
         """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
-        if not every_turn:
-            return super().score(reply, futures, shared, weights, every_turn)
+        if not scored.every_turn:
+            return super().score(reply, scored)
         turns = range(len(reply.turn_snapshots))
-        by_turn = [mean_by_way([future for future in futures if future.turn == turn]) for turn in turns]
-        ends = [combine(scores, shared).total for scores in by_turn]
-        reward = combine([scores for turn in by_turn for scores in turn], weights)
+        by_turn = [mean_by_way([future for future in scored.futures if future.turn == turn]) for turn in turns]
+        ends = [combine(scores, scored.main_weights).total for scores in by_turn]
+        reward = combine([scores for turn in by_turn for scores in turn], scored.weights)
         return reward, self._credit(reply, _environment_scores(reply), ends)
 
     def _credit(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from upshot.config.recipe import CreditConfig
+from upshot.config.recipe.rollout import ROUNDS, SAMPLES
 from upshot.core.conversation import Conversation
+from upshot.core.event_loop import gather
 from upshot.core.stopwatch import at_work
 from upshot.rewards.credit import Credit, relabel, token_ranges
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward
-from upshot.rollout.credit.base import credit_rule
+from upshot.rollout.credit.base import ScoredFutures, credit_rule
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
@@ -25,42 +27,36 @@ from upshot.tasks.participants.base import Participant
 
 
 @kinds.register("talk")
+@dataclass(eq=False)
 class Talk(Futures):
     """`samples` futures of up to `rounds` rounds, each a turn of the user and one of the policy."""
 
-    def __init__(
-        self,
-        metrics: Mapping[str, Metric],
-        weights: Mapping[str, MetricWeight],
-        user: Participant | None = None,
-        samples: int | Sequence[int] = 1,
-        rounds: int = 0,
-        credit: CreditConfig | None = None,
-        with_user: bool = False,
-    ) -> None:
-        self.metrics = metrics
-        self.weights = weights
-        self.shared = {name: how for name, how in weights.items() if how.tokens == "all"}
-        """Those of the main reward; the others are parts of their own."""
-        self.user = user if rounds else None
-        self.rounds = rounds
-        self.with_user = with_user
-        self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
+    metrics: Mapping[str, Metric]
+    weights: Mapping[str, MetricWeight]
+    user: Participant | None = None
+    samples: int | Sequence[int] = SAMPLES
+    rounds: int = ROUNDS
+    credit: CreditConfig | None = None
+    with_user: bool = False
+    """Whether the user has taken part in the episode: where it has left, nobody goes on."""
+
+    def __post_init__(self) -> None:
+        self.user = self.user if self.rounds else None
+        self.ways = (self.samples,) if isinstance(self.samples, int) else tuple(self.samples)
         """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
-        self.rule = credit_rule(credit or CreditConfig())
+        self.rule = credit_rule(self.credit or CreditConfig())
         self.every_turn = not self.rule.one_reward and self.user is not None
 
     async def play(self, reply: Rollout, policy: Policy) -> None:
         """Play and score all futures at once; one is scored as soon as it ends."""
         turn_snapshots = reply.turn_snapshots if self.every_turn else [reply.conversation]
-        async with asyncio.TaskGroup() as tasks:
-            played = [
-                tasks.create_task(self._follow(moment, policy, turn, (index,), (len(moment.turns),)))
-                for turn, moment in enumerate(turn_snapshots)
-                # Without a next turn all futures would be the same conversation: one is enough.
-                for index in range(self.samples[0] if self._goes_on(moment) else 1)
-            ]
-        reply.futures = [future for task in played for future in task.result()]
+        branches = [
+            self._follow(moment, policy, turn, (index,), (len(moment.turns),))
+            for turn, moment in enumerate(turn_snapshots)
+            # Without a next turn all futures would be the same conversation: one is enough.
+            for index in range(self.ways[0] if self._goes_on(moment) else 1)
+        ]
+        reply.futures = [future for futures in await gather(branches) for future in futures]
 
     async def _follow(
         self, moment: Conversation, policy: Policy, turn: int, path: tuple[int, ...], forks: tuple[int, ...]
@@ -71,12 +67,16 @@ class Talk(Futures):
         failure = None
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
-            played, last = len(path) - 1, len(path) == len(self.samples)
+            played, last = len(path) - 1, len(path) == len(self.ways)
             rounds, ended = (self.rounds - played, "rounds") if last else (1, None)
             with at_work("futures"):
                 failure = await catch_failure(play_future(fork, self.user, policy, rounds, ended), "future")
             if failure is None and fork.ended is None:
-                return await self._fork_again(fork, policy, turn, path, forks)
+                branches = [
+                    self._follow(fork, policy, turn, (*path, index), (*forks, len(fork.turns)))
+                    for index in range(self.ways[len(path)])
+                ]
+                return [future for futures in await gather(branches) for future in futures]
         else:
             fork.ended = moment.ended
         if failure is not None:
@@ -86,23 +86,12 @@ class Talk(Futures):
             future.scores = await score_conversation(self.metrics, fork)
         return [future]
 
-    async def _fork_again(
-        self, moment: Conversation, policy: Policy, turn: int, path: tuple[int, ...], forks: tuple[int, ...]
-    ) -> list[Future]:
-        further = (*forks, len(moment.turns))
-        async with asyncio.TaskGroup() as tasks:
-            played = [
-                tasks.create_task(self._follow(moment, policy, turn, (*path, index), further))
-                for index in range(self.samples[len(path)])
-            ]
-        return [future for task in played for future in task.result()]
-
     async def rescore(self, reply: Rollout) -> None:
         """All metrics of all futures that were played to their end."""
         played = [future for future in reply.futures if not future.cut and future.missing is None]
         scores = await asyncio.gather(*(score_conversation(self.metrics, future.conversation) for future in played))
-        for future, found in zip(played, scores, strict=True):
-            future.scores = found
+        for future, again in zip(played, scores, strict=True):
+            future.scores = again
 
     def worst(self, reply: Rollout, name: str, values: Sequence[float]) -> float:
         """The lowest; the highest of a metric that is weighed negatively."""
@@ -118,18 +107,16 @@ class Talk(Futures):
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures, credited by the recipe's rule."""
         talks = [future for future in reply.futures if not future.cut]
-        reward, credit = self.rule.score(reply, talks, self.shared, self.weights, self.every_turn)
-        return reward, self._with_parts(credit, reply, reward)
-
-    def _with_parts(self, credit: Credit, reply: Rollout, reward: Reward) -> Credit:
-        """The credit with the metrics that only thoughts or answers earn, each as a part of its own."""
+        main = {name: how for name, how in self.weights.items() if how.tokens == "all"}
+        reward, credit = self.rule.score(reply, ScoredFutures(talks, self.weights, main, self.every_turn))
+        # What only thoughts or answers earn is a part of its own.
         spans, parts = credit.spans, dict(credit.parts)
         for name, how in self.weights.items():
             if how.tokens != "all" and how.weight:
                 parts[name] = reward.terms[name]
                 for start, stop in token_ranges(reply.conversation, how.tokens):
                     spans = relabel(spans, start, stop, (name,))
-        return replace(credit, parts=parts, spans=spans)
+        return reward, replace(credit, parts=parts, spans=spans)
 
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """See `Futures`."""

@@ -17,12 +17,13 @@ parts of the reward), metrics.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.event_loop import gather
 from upshot.core.score import Score
 from upshot.rewards.build import build_metric
 from upshot.rewards.credit import Credit, relabel
@@ -80,11 +81,9 @@ class Classmates(Futures):
                 return
             reply.futures = [*reply.futures, *await self._ask_classmates(reply)]
             return
-        async with asyncio.TaskGroup() as tasks:
-            main = tasks.create_task(self.main.play(reply, policy))
-            answers = tasks.create_task(self._ask_classmates(reply))
-        main.result()
-        reply.futures = [*reply.futures, *answers.result()]
+        works: list[Coroutine[Any, Any, Any]] = [self.main.play(reply, policy), self._ask_classmates(reply)]
+        _, answers = await gather(works)
+        reply.futures = [*reply.futures, *answers]
 
     def _main_is_right(self, reply: Rollout) -> bool:
         return is_right(_verdict(self.main.score(reply)[0]), self.options.right_from)

@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
 from upshot.config.model_spec import check_copy
 from upshot.config.recipe import Section
+from upshot.config.recipe.rollout import ROUNDS, SAMPLES
 from upshot.core.thought import MARKERS
 from upshot.rollout.futures.classmates.thought_cut import WHOLE_THOUGHT, ThoughtCut
 
@@ -55,9 +56,9 @@ class ClassmatesOptions(Section):
 
     classmates: list[ClassmateConfig]
     """Names among the recipe's models, each alone or with weight, think, tokenizer, system."""
-    samples: Count = 1
+    samples: Count = SAMPLES
     """Answers of each classmate to each thought."""
-    rounds: Whole = 0
+    rounds: Whole = ROUNDS
     """Rounds of talk for the main reward; 0: none."""
     thought: Literal["marked", "reply"] = "marked"
     """marked: what stands between the markers of `episode.think`. reply: the whole reply is the thought."""
