@@ -93,6 +93,7 @@ def make_run(folder: Path, rollouts: int) -> None:
         if start <= rollouts // 2 < start + STEP:
             replies[0]["messages"][0]["content"] += " xylophone"
         RunFolder(folder).append_rollouts(replies)
+        RunFolder(folder).write_index()
 
 
 def memory_mb(pid: int) -> float:

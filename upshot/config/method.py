@@ -6,6 +6,7 @@ A method is a class with `@methods.register("name")`, or `my_pkg.module:MyMethod
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -36,9 +37,14 @@ class TrainingMethod(ABC):
     evaluates: tuple[str, ...] = ()
     """What its evaluations log, by how the names begin; (): what is logged of held-out replies."""
 
-    @abstractmethod
+    loop = ""
+    """The module of its loop, imported with PyTorch when it trains: `async def train(run, config, method)`."""
+    lessons = ""
+    """Where it samples: the module that says what a step's replies teach, by `def prepare(learner, groups)`."""
+
     async def train(self, run: Any, config: Any) -> None:
         """Learn in a run (`LoopRun`), from the run's step to the last one of `config` (a `TrainConfig`)."""
+        await importlib.import_module(self.loop).train(run, config, self)
 
     @abstractmethod
     def examples(self, config: Any, task: Any) -> Sequence[Any]:
@@ -46,7 +52,7 @@ class TrainingMethod(ABC):
 
     def prepare(self, learner: Any, groups: Any) -> Any:
         """What a step's replies teach, where it samples: a `Lesson`."""
-        raise NotImplementedError
+        return importlib.import_module(self.lessons).prepare(learner, groups)
 
     def needs_reference(self, config: Any) -> bool:
         """Whether it compares the policy with the model that the phase began with."""

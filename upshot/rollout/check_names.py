@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from upshot.config.method import method_of
-from upshot.config.recipe import Named, Recipe
-from upshot.config.registry import Registry
+from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
 from upshot.rewards.advantages.base import Estimator, estimator, estimators
@@ -28,14 +26,16 @@ from upshot.tasks.participants.base import users
 
 def check_names(recipe: Recipe) -> None:
     """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
-    _check_code(recipe)
-    given = dict.fromkeys(NAMES)
+    for folder in recipe.code:
+        if not Path(folder).is_dir():
+            raise UserError(f"code: there is no folder '{folder}'; name one that exists, or leave it out")
+    known = dict.fromkeys(NAMES)
     tasks.check(recipe.task.name, recipe.task.options, "task")
     for metric in recipe.reward.metrics:
-        check_metric(metric.name, metric.options, "reward.metrics", **given)
-    _check_named(managers, recipe.reward.manager, "reward.manager")
+        check_metric(metric.name, metric.options, "reward.metrics", **known)
+    managers.check(recipe.reward.manager.name, recipe.reward.manager.options, "reward.manager", **known)
     if recipe.futures.user is not None:
-        _check_named(users, recipe.futures.user, "futures.user")
+        users.check(recipe.futures.user.name, recipe.futures.user.options, "futures.user", **known)
     options = recipe.futures.options
     if recipe.futures.map_file is not None:
         options["classmates"] = read_map(recipe.futures.map_file)[1]
@@ -52,17 +52,6 @@ def check_names(recipe: Recipe) -> None:
     _check_credit(recipe)
     _check_evaluation(recipe)
     check_served(recipe.serve, recipe.models)
-
-
-def _check_code(recipe: Recipe) -> None:
-    """Refuse folders of the user's own code that are not there."""
-    for folder in recipe.code:
-        if not Path(folder).is_dir():
-            raise UserError(f"code: there is no folder '{folder}'; name one that is there, or leave it out")
-
-
-def _check_named(registry: Registry[Any], named: Named, where: str) -> None:
-    registry.check(named.name, named.options, where, **dict.fromkeys(NAMES))
 
 
 def _check_groups(recipe: Recipe) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,12 +62,7 @@ async def play_step(
 
 def count_earlier(ids: Sequence[str]) -> list[int]:
     """How often each id occurred before."""
-    seen: Counter[str] = Counter()
-    out = []
-    for name in ids:
-        out.append(seen[name])
-        seen[name] += 1
-    return out
+    return [ids[:place].count(name) for place, name in enumerate(ids)]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.config.recipe import AgentConfig, CreditConfig, FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.recipe import AgentConfig, MetricConfig, Named, Recipe
 from upshot.config.trust import check_trust
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.usage import UsageMeter, watch
+from upshot.models.client.usage import watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric
@@ -73,38 +73,12 @@ class Services:
             if services.futures is not None:
                 await services.futures.start()
         if self._watch is None:
-            self._watch = asyncio.create_task(watch(self._watched))
+            guarded = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
+            self._watch = asyncio.create_task(watch(lambda: [m.meter for m in guarded if m.may_be_silent]))
 
     @property
     def _sets(self) -> list[Services]:
         return [self] if self.held_out is None else [self, self.held_out]
-
-    def _watched(self) -> list[UsageMeter]:
-        """How the calls of each model stand."""
-        models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
-        return [model.meter for model in models if model.may_be_silent]
-
-    def build_futures(
-        self,
-        config: FuturesConfig,
-        renderer: Renderer | None = None,
-        credit: CreditConfig | None = None,
-        seed: int = 0,
-        with_user: bool = False,
-    ) -> Futures:
-        """How replies are continued and scored; `with_user`: their episodes were played with the user already."""
-        own = FutureDependencies(
-            **self.dependencies.by_name(),
-            metrics=self.metrics,
-            weights=self.weights,
-            user=self.user,
-            credit=credit,
-            renderer=renderer,
-            seed=seed,
-            with_user=with_user,
-        )
-        self.futures = kinds.create(config.name, config.options, "futures", **own.for_futures())
-        return self.futures
 
     def stats(self) -> dict[str, float]:
         """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
@@ -135,9 +109,9 @@ class Services:
                 thing.restore(counters[name])
 
     def _counting(self) -> list[tuple[str, Model | Participant | Manager | Futures]]:
-        own: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
+        others: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
         models = [(f"model/{name}", model) for name, model in self.models.items()]
-        return [*models, *((name, thing) for name, thing in own if thing is not None)]
+        return [*models, *((name, thing) for name, thing in others if thing is not None)]
 
     @property
     def manager(self) -> Manager:
@@ -150,8 +124,8 @@ class Services:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        built = [thing for own in self._sets for thing in (own.futures, *own.metrics.values())]
-        managers = [own.manager for own in self._sets]
+        built = [thing for one in self._sets for thing in (one.futures, *one.metrics.values())]
+        managers = [one.manager for one in self._sets]
         await close_all(dict.fromkeys([self.agent, *built, self.user, self.task, *self.closers, *managers]))
 
     async def __aenter__(self) -> Services:
@@ -195,30 +169,31 @@ def assemble(
         check_trust(sandbox, "a sandbox that isolates nothing", "sandbox")
     runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
     verdicts = Verdicts(verdict, profiles or profiles_of(task))
-    own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner, verdicts), manager, prefix)
-    built = _build_metrics(metrics, f"{prefix}metrics", own)
+    known = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner, verdicts), manager, prefix)
+    built = _build_metrics(metrics, f"{prefix}metrics", known)
     weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
-        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
+        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **known.by_name())
     if user is not None and task is not None:
         user = with_tools(user, task.environment())
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
-    return Services(task, named, user, built, weights, budget, own, closers)
+    return Services(task, named, user, built, weights, budget, known, closers)
 
 
-def _with_manager(own: Dependencies, manager: Named | None, prefix: str) -> Dependencies:
+def _with_manager(known: Dependencies, manager: Named | None, prefix: str) -> Dependencies:
     """The same, and where verifiers run; a manager is built without one: its verifiers may name everything else."""
     chosen = manager or Named(name="inline")
-    given = {name: value for name, value in own.by_name().items() if name != "manager"}
-    return replace(own, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **given))
+    others = {name: value for name, value in known.by_name().items() if name != "manager"}
+    return replace(known, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **others))
 
 
-def _build_metrics(configs: Sequence[MetricConfig], where: str, own: Dependencies) -> dict[str, Metric]:
-    names = [metric.name for metric in configs]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where} names '{name}' twice")
-    return {m.name: build_metric(m.name, m.options, where, **own.by_name()) for m in configs}
+def _build_metrics(configs: Sequence[MetricConfig], where: str, known: Dependencies) -> dict[str, Metric]:
+    built: dict[str, Metric] = {}
+    for config in configs:
+        if config.name in built:
+            raise UserError(f"{where} names '{config.name}' twice")
+        built[config.name] = build_metric(config.name, config.options, where, **known.by_name())
+    return built
 
 
 def build_services(
@@ -276,23 +251,28 @@ def build_services(
         pool=pool,
         where="reward",
     )
-    if recipe.eval.judge is not None:
-        services.held_out = _judged_by(recipe.eval.judge, services, recipe)
-    for own in services._sets:
-        own.build_futures(futures, renderer, recipe.credit, recipe.seed, recipe.episode.with_user)
+    if recipe.eval.judge is not None:  # everybody as they are, but metrics and verifiers ask another judge
+        judged = replace(services.dependencies, judge=services.models[recipe.eval.judge])
+        judged = _with_manager(judged, recipe.reward.manager, "reward.")
+        others = _build_metrics(recipe.reward.metrics, "reward.metrics", judged)
+        services.held_out = replace(services, metrics=others, dependencies=judged, closers=[])
+    for one in services._sets:
+        known = FutureDependencies(
+            **one.dependencies.by_name(),
+            metrics=one.metrics,
+            weights=one.weights,
+            user=one.user,
+            credit=recipe.credit,
+            renderer=renderer,
+            seed=recipe.seed,
+            with_user=recipe.episode.with_user,
+        )
+        one.futures = kinds.create(futures.name, futures.options, "futures", **known.for_futures())
     if recipe.episode.agent is not None:
         services.agent = AgentRunner(recipe.episode.agent, tokenizer)
     elif agent is not None:
         services.agent = AgentRunner(AgentConfig(program=f"task {task.name}"), tokenizer, agent)
     return services
-
-
-def _judged_by(judge: str, services: Services, recipe: Recipe) -> Services:
-    """Everybody as they are, but metrics and verifiers ask another judge."""
-    own = replace(services.dependencies, judge=services.models[judge])
-    own = _with_manager(own, recipe.reward.manager, "reward.")
-    built = _build_metrics(recipe.reward.metrics, "reward.metrics", own)
-    return replace(services, metrics=built, dependencies=own, closers=[])
 
 
 def build_context(recipe: Recipe, services: Services, policy: Policy) -> RolloutContext:

@@ -15,6 +15,8 @@ from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
 """Phase and step; the last file to be written."""
+TORCH_WRITERS = ("PytorchStreamWriter", "inline_container", "iostream")
+"""Parts of the messages of torch errors that say that a file could not be written."""
 BEST = "best.json"
 """Beside the checkpoints: which of them is the best, and by which metric."""
 
@@ -38,12 +40,9 @@ class Checkpoints:
 
     def saved(self) -> list[Checkpoint]:
         """Whole checkpoints, the newest (by phase and step, whatever the clock said) last."""
-        found = []
-        for folder in self.path.glob("[!.]*-*"):
-            if (folder / STATE).is_file():
-                state = json.loads((folder / STATE).read_text())
-                found.append(Checkpoint(folder, state["phase"], state["step"]))
-        return sorted(found, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
+        states = {file.parent: json.loads(file.read_text()) for file in self.path.glob(f"[!.]*-*/{STATE}")}
+        saved = [Checkpoint(folder, state["phase"], state["step"]) for folder, state in states.items()]
+        return sorted(saved, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
 
     def save(
         self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: BestMark | None = None
@@ -81,23 +80,12 @@ class Checkpoints:
         try:
             write_folder(final, write_all)
         except Exception as error:
-            if not _is_io(error):
+            # safetensors and torch report a full disk by errors of their own.
+            torn = any(name in str(error) for name in TORCH_WRITERS) or type(error).__name__ == "SafetensorError"
+            if not isinstance(error, OSError) and not torn:
                 raise
+            why = getattr(error, "strerror", None) or f"a file is incomplete: {str(error).splitlines()[0]}"
             raise UserError(
-                f"cannot write checkpoint '{final}': {_why(error)}; earlier checkpoints are intact, "
+                f"cannot write checkpoint '{final}': {why}; earlier checkpoints are intact, "
                 f"free some space and continue with --resume {self.run}"
             ) from error
-
-
-def _is_io(error: Exception) -> bool:
-    """Whether writing failed; safetensors and torch report a full disk by errors of their own."""
-    torch_writer = isinstance(error, RuntimeError) and any(
-        name in str(error) for name in ("PytorchStreamWriter", "inline_container", "iostream")
-    )
-    return isinstance(error, OSError) or torch_writer or type(error).__name__ == "SafetensorError"
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"a file could not be written in full ({str(error).splitlines()[0]})"

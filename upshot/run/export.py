@@ -144,14 +144,19 @@ def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merg
     origin = public_name(start) or (f"a local model ({Path(start).name})" if start else "a new model of random weights")
     lines = folder.lines(checkpoint.phase)
     adapter = base is not None and not merged
+    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    front |= {"base_model": public_name(start)} if public_name(start) else {}
+    note = "# loads the base model and puts the adapter on it (pip install peft)\n" if adapter else ""
     parts = [
-        _front_matter(public_name(start), adapter),
+        f"---\n{yaml.safe_dump({**front, 'tags': ['upshot']}, sort_keys=False)}---\n",
         f"# {recipe.name}\n",
         f"{'A LoRA adapter of' if adapter else 'Trained from'} {origin} with Upshot {_version(folder)}: "
         f"`{recipe.train.method}`, {checkpoint.step} steps"
         f"{' (warm start)' if checkpoint.phase == 'warm-start' else ''}, seed {recipe.seed}.\n",
         "## Use\n",
-        _use(adapter),
+        f"```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n{note}"
+        'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER", dtype="auto")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")\n```\n',
         "## Results\n",
         _results(lines, checkpoint.step),
         "## Data\n",
@@ -187,24 +192,9 @@ def _without_paths(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
-def _front_matter(base: str, adapter: bool) -> str:
-    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    front |= {"base_model": base} if base else {}
-    return f"---\n{yaml.safe_dump({**front, 'tags': ['upshot']}, sort_keys=False)}---\n"
-
-
 def _version(folder: RunFolder) -> str:
     file = folder.path / VERSIONS
     return str(json.loads(file.read_text()).get("upshot", "")) if file.is_file() else ""
-
-
-def _use(adapter: bool) -> str:
-    note = "# loads the base model and puts the adapter on it (pip install peft)\n" if adapter else ""
-    return (
-        f"```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n{note}"
-        'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER", dtype="auto")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")\n```\n'
-    )
 
 
 def _results(lines: Sequence[Mapping[str, Any]], step: int) -> str:
@@ -222,11 +212,11 @@ def _results(lines: Sequence[Mapping[str, Any]], step: int) -> str:
 
 def _data(recipe: Recipe) -> str:
     options = ", ".join(f"{key}: {value}" for key, value in _without_paths(recipe.task.options).items())
-    said = [f"- task: `{recipe.task.name}`" + (f" ({options})" if options else "")]
+    lines = [f"- task: `{recipe.task.name}`" + (f" ({options})" if options else "")]
     if recipe.train.data:
-        said.append(f"- examples: `{Path(recipe.train.data).name}`")
-    said.append(f"- {recipe.train.prompts_per_step} a step")
+        lines.append(f"- examples: `{Path(recipe.train.data).name}`")
+    lines.append(f"- {recipe.train.prompts_per_step} a step")
     if recipe.eval.every:
         held_out = Path(recipe.eval.data).name if recipe.eval.data else f"split `{recipe.eval.split}`"
-        said.append(f"- held out: {held_out}, {recipe.eval.rows} rows, {recipe.eval.samples} sample(s) each")
-    return "\n".join([*said, ""])
+        lines.append(f"- held out: {held_out}, {recipe.eval.rows} rows, {recipe.eval.samples} sample(s) each")
+    return "\n".join([*lines, ""])

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import itertools
-import json
 import os
 import platform
 import shutil
@@ -161,19 +160,14 @@ class RunFolder:
     @property
     def status(self) -> dict[str, Any]:
         """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
-        path = self.path / STATUS
-        return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
+        return self._read_object(STATUS)
 
     @property
     def notes(self) -> dict[str, Any]:
         """What people said about the run: {'note': a text, 'tags': […]}."""
-        path = self.path / NOTES
-        kept = (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
+        kept = self._read_object(NOTES)
         tags = kept.get("tags")
-        return {
-            "note": str(kept.get("note") or ""),
-            "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
-        }
+        return {"note": str(kept.get("note") or ""), "tags": list(map(str, tags)) if isinstance(tags, list) else []}
 
     def write_notes(self, note: str | None = None, tags: Sequence[str] | None = None) -> None:
         """Replace the note, the tags, or both."""
@@ -246,8 +240,11 @@ class RunFolder:
 
     def spent(self) -> dict[str, float]:
         """What the helper models have cost so far, steps that were lost and played again included."""
-        path = self.path / SPENT
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return self._read_object(SPENT)
+
+    def _read_object(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
 
     @property
     def started(self) -> float:
@@ -281,20 +278,23 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
-        if not self.read_only:
-            write_atomic(self.path / RECIPE, dump_recipe(with_whole_paths(recipe)).encode())
+        path = self.path / RECIPE
+        self._write(path, lambda: write_atomic(path, dump_recipe(with_whole_paths(recipe)).encode()))
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
         self._append(METRICS, [{"phase": phase, "step": step, **values}])
 
     def append_rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
-        """Append replies to rollouts.jsonl, and what a list of them shows to its index."""
+        """Append replies to rollouts.jsonl."""
         path = self.path / ROLLOUTS
         self._write(path, lambda: repair_jsonl(path))
         self._append(ROLLOUTS, replies)
-        if not self.read_only:
-            write_index(path)
+
+    def write_index(self) -> None:
+        """Bring the index of rollouts.jsonl up to date: what a list of the replies shows."""
+        if not self.read_only and (self.path / ROLLOUTS).is_file():
+            write_index(self.path / ROLLOUTS)
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
@@ -320,8 +320,7 @@ class RunFolder:
 
     def write_spent(self, spent: Mapping[str, float]) -> None:
         """Remember what the helper models have cost."""
-        if not self.read_only:
-            write_json(self.path / SPENT, spent)
+        self._write(self.path / SPENT, lambda: write_json(self.path / SPENT, spent))
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:
         """Drop lines that a killed run wrote after its last checkpoint, so that nothing is counted twice."""
@@ -367,8 +366,8 @@ def find(folder: str | Path = "runs") -> list[RunFolder]:
 def find_shown(root: Path, depth: int) -> list[RunFolder]:
     """Everything in and below a folder that can be looked at as a run: the folder itself, then the oldest first."""
     inner = [RunFolder(path) for path in _folders(root, depth) if is_shown(path)]
-    own = [RunFolder(root)] if is_shown(root) else []
-    return own + sorted(inner, key=lambda run: (run.started, run.path))
+    whole = [RunFolder(root)] if is_shown(root) else []
+    return whole + sorted(inner, key=lambda run: (run.started, run.path))
 
 
 def is_shown(path: Path) -> bool:
@@ -428,12 +427,12 @@ def cannot_write(path: Path, why: str) -> str:
 
 def versions() -> dict[str, str]:
     """What the run depends on."""
-    found = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
-    found["threads"] = str(thread_count())
+    versions = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    versions["threads"] = str(thread_count())
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _flat_reply(line: Mapping[str, Any]) -> dict[str, Any]:

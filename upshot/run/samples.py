@@ -9,7 +9,7 @@ policy said in it. What others said is in `rollouts.jsonl`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def unpack(packed: bytes) -> dict[str, list[Sample]]:
     """The samples of a step's replies and futures by key, in the order of their turns."""
     found, samples = _load(packed)
     out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
-    for owner, place in _turns(found):
+    for owner, place in zip(found["reply"], found["place"], strict=True):
         out[found["keys"][owner]].append(samples[place])
     return out
 
@@ -89,14 +89,14 @@ def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
     what the ids spell, and how likely they were. Nothing of a file that kept no text.
     """
     found, samples = _load(path.read_bytes())
-    if not found.get("widths"):
+    if not found["widths"]:
         return {}
     text, keys = bytes(found["text"]), found["keys"]
     pieces = [text[start:end].decode() for start, end in pairwise(accumulate(found["widths"], initial=0))]
     first = list(accumulate(found["sampled"], initial=0))
     out: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    ends = found.get("before", [0] * len(keys))
-    for owner, place in _turns(found):
+    ends = found["before"]
+    for owner, place in zip(found["reply"], found["place"], strict=True):
         sample, at = samples[place], ends[owner] + found["context"][place]
         likely = [round(value, 3) for value in sample.logprobs]
         spelt = pieces[first[place] : first[place + 1]]
@@ -128,8 +128,3 @@ def _load(packed: bytes) -> tuple[dict[str, Any], list[Sample]]:
         )
         at, seen = middle + sampled, seen + sampled
     return found, samples
-
-
-def _turns(found: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Of each turn whose it is, and which sample; in older files none is shared."""
-    return zip(found["reply"], found.get("place", range(len(found["reply"]))), strict=True)

@@ -120,6 +120,7 @@ class Writer:
         """Say in status.json how the run stands."""
         self._status_time = time.monotonic()
         self.folder.write_status(state, **self._now, **more)
+        self.folder.write_index()
 
     def close(self) -> None:
         """Nothing more is written."""

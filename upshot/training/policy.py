@@ -13,10 +13,10 @@ from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.rendering import policy_renderer
+from upshot.models.sampler import PolicySampler
 from upshot.rollout.policy import Policy
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.serving.swap.pool import ModelPool
-from upshot.serving.vllm.policy import VllmPolicy
 from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
@@ -74,10 +74,11 @@ class PolicyBundle:
         return Engine(self.module, self.renderer.end_ids, engine_settings(self.recipe, self.memory))
 
     @cached_property
-    def sampler(self) -> PolicyModel | VllmPolicy:
-        """The policy as a model; both kinds have the same methods (start, rest, renew, snapshot …)."""
+    def sampler(self) -> PolicySampler:
+        """The policy as a model that samples."""
         if self.recipe.model.engine.name == "vllm":
             from upshot.serving.vllm.launch import find, share_of
+            from upshot.serving.vllm.policy import VllmPolicy
 
             address = find(self.recipe, self.run)
             if address.same_gpu:

@@ -11,7 +11,7 @@ schedule and not on who is faster, and a checkpoint holds them all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from upshot.engine.engine import Engine
 from upshot.models.base import Completion, Model, Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
+from upshot.models.sampler import PolicySampler
 from upshot.training.learner.snapshot import on_host
 
 PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)
@@ -104,7 +105,7 @@ class RenewedPolicy(Model):
             await one.aclose()
 
 
-class PolicyModel(EngineModel):
+class PolicyModel(EngineModel, PolicySampler):
     """The model in training, which lends copies of itself."""
 
     def __init__(
@@ -124,7 +125,7 @@ class PolicyModel(EngineModel):
         """All that there are, as a checkpoint names them."""
         self.renewed: dict[int, RenewedPolicy] = {}
         """Those that are renewed every so many steps."""
-        self.ahead: list[FrozenPolicy] = []
+        self.ahead: Sequence[FrozenPolicy] = ()
         """Copies that play steps ahead of the learner (rollouts.py)."""
 
     async def generate(self, request: Request) -> list[Completion]:
@@ -158,13 +159,6 @@ class PolicyModel(EngineModel):
         """The learner works: the engine gives its memory back where it is to `park`."""
         if park:
             self.engine.park()
-
-    def sync_times(self) -> dict[str, float]:
-        """Seconds that went into handing weights over: none, they are shared."""
-        return {}
-
-    async def disconnect(self) -> None:
-        """Nothing is sampled for now; the engine stays."""
 
     def renew(self, step: int) -> None:
         """The policy has taken this many steps: copies whose time it is take over its weights."""

@@ -179,6 +179,7 @@ def long_run(tmp_path: Path) -> RunFolder:
     for step in range(1, 6):
         make = classmate_reply if step % 2 else talk_reply
         folder.append_rollouts([make(rng, step, group, n, 0.5) for group in range(2) for n in range(2 + step % 3)])
+    folder.write_index()
     return folder
 
 
@@ -217,6 +218,7 @@ def test_an_index_that_cannot_be_read_is_done_without_and_made_again(long_run: R
     assert everything(read_index(log)) == expected
     rows = [talk_reply(random.Random(4), 6, 0, n, 0.5) for n in range(2)]
     long_run.append_rollouts(rows)
+    long_run.write_index()
     again = ReplyIndex(log)
     again.follow(0.0)
     assert len(again) == (1 if harm == "a folder" else len(expected["replies"]) + 2), "a run never ends by it"
@@ -237,6 +239,7 @@ def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder
     long_run.rewind(["rl"], "rl", 2)
     rng = random.Random(2)
     long_run.append_rollouts([talk_reply(rng, 3, 0, n, 0.5) for n in range(3)])
+    long_run.write_index()
     assert watching.follow() and watching.generation == 1
     found = everything(watching)
     (long_run.path / INDEX).unlink()

@@ -20,6 +20,7 @@ from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.offline.replay import read_reply, score_again
 from upshot.rollout.context import RolloutContext
+from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
@@ -85,7 +86,10 @@ def context(choose: Choose, user: Any = None, **overrides: Any) -> RolloutContex
     services = build_services(recipe, TASK, model, TOKENIZER, renderer)
     if user is not None:
         services.user = DualControl(user, TASK.environment())
-        services.build_futures(recipe.futures, renderer, with_user=recipe.episode.with_user)
+        futures, with_user = recipe.futures, recipe.episode.with_user
+        services.futures = Talk(
+            services.metrics, services.weights, services.user, futures.samples, futures.rounds, with_user=with_user
+        )
     return build_context(recipe, services, Policy(model, renderer))
 
 

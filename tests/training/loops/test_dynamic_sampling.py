@@ -29,7 +29,7 @@ from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_replaceable, other_rows, replace_flat
 from upshot.training.metrics.step import summarise
 from upshot.training.objectives.kl import charge_credit
-from upshot.training.objectives.mismatch import importance, weigh
+from upshot.training.objectives.mismatch import weigh, weigh_tokens
 
 
 def group(name: str, *rewards: float | None) -> list[Rollout]:
@@ -110,8 +110,8 @@ def test_outside_the_bounds_a_weight_is_cut_or_the_token_masked() -> None:
     bounds = {"low": 0.5, "high": 2.0}
     truncate, mask = (ImportanceConfig(rule=rule, **bounds) for rule in ("truncate", "mask"))  # type: ignore[arg-type]
     ratios = torch.tensor([0.1, 1.0, 5.0]).log()
-    assert importance(ratios, truncate)[1].tolist() == [0.5, 1.0, 2.0]
-    assert importance(ratios, mask)[1].tolist() == [0.0, 1.0, 0.0]
+    assert weigh_tokens(ratios, ratios, truncate)[0].tolist() == [0.5, 1.0, 2.0]
+    assert weigh_tokens(ratios, ratios, mask)[0].tolist() == [0.0, 1.0, 0.0]
 
 
 def test_a_group_is_not_flat_whose_forks_still_teach() -> None:

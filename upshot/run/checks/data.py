@@ -10,11 +10,11 @@ from upshot.config.method import method_of
 from upshot.config.phases import WARM_START, phases_of
 from upshot.core.conversation import Row
 from upshot.run.checks.context import CheckContext, Finding
+from upshot.run.checks.profiles import code_verifier
 from upshot.run.plan import count_examples
 from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
-from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.code import CodeVerifier, language_of
+from upshot.tasks.verifiers.code import language_of
 
 MOST_ROWS = 1000
 """The first rows, which are looked through for languages that do not run here."""
@@ -40,16 +40,9 @@ def check(context: CheckContext) -> Iterator[Finding]:
 
 def tell_languages(rows: Sequence[Row], task: Task) -> str:
     """How many of the rows want their program in a language that this machine does not run; empty where none does."""
-    programs = [row for row in rows[:MOST_ROWS] if _verifier_of(row, task)]
+    programs = [row for row in rows[:MOST_ROWS] if code_verifier(row, task)]
     wanted = Counter(language_of(row.reference, row.meta) for row in programs)
     obstacles = {language: find_obstacle(language) for language in wanted}
     lost = sum(count for language, count in wanted.items() if obstacles[language])
     why = next(filter(None, obstacles.values()), "")
     return f"{lost} of {len(rows[:MOST_ROWS])} rows: {why}; their scores are missing" if lost else ""
-
-
-def _verifier_of(row: Row, task: Task) -> type[CodeVerifier] | None:
-    """The verifier of a row's program; None where it has none."""
-    name = row.source or getattr(task, "verifier", "")
-    verifier = verifiers.get(name) if name in verifiers else None
-    return verifier if isinstance(verifier, type) and issubclass(verifier, CodeVerifier) else None

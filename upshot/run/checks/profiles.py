@@ -64,13 +64,13 @@ def profile_rows(
             profiles = await Verdicts(file=file).measure_all(checks)
             return [(one.name, profile) for one, profile in zip(checks, profiles, strict=True)]
 
-    tested = any(_code_verifier(row, task) for row in rows) or pass_rate is not None
+    tested = any(code_verifier(row, task) for row in rows) or pass_rate is not None
     return run_anywhere(measure()) if tested else []
 
 
 def checks_of(row: Row, task: Task, runner: CodeRunner, pass_rate: Mapping[str, Any] | None) -> RowChecks | None:
     """The checks of a row's program, by its verifier or by the metric `pass_rate`; None where it has none."""
-    verifier = _code_verifier(row, task)
+    verifier = code_verifier(row, task)
     if verifier is not None:
         verifier.sandbox = runner
         return verifier.checks(row.reference, row.meta)
@@ -81,7 +81,7 @@ def checks_of(row: Row, task: Task, runner: CodeRunner, pass_rate: Mapping[str, 
     return metric.checks(row)
 
 
-def _code_verifier(row: Row, task: Task) -> CodeVerifier | None:
+def code_verifier(row: Row, task: Task) -> CodeVerifier | None:
     """The verifier of a row's program; None where it has none."""
     part = task.part(row)
     name, options = part.verifier_of(row) if isinstance(part, VerifiedTask) else (row.source, {})

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from upshot.config.layers import flatten
 from upshot.config.yaml_text import parse_yaml
 from upshot.run.report.curves import Curves
 
@@ -28,25 +29,21 @@ def settings_of(recipe: str | None) -> dict[str, str]:
         loaded = parse_yaml(recipe or "")
     except yaml.YAMLError:
         return {}
-    return dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
-
-
-def _flatten(value: Any, key: str) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [
-            pair for name, inner in value.items() for pair in _flatten(inner, f"{key}.{name}" if key else str(name))
-        ]
-    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))]
+    leaves = flatten(loaded) if isinstance(loaded, dict) else ()
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in leaves
+    }
 
 
 def differences(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """The keys in which recipes differ, with the value of each."""
-    told = [own for own in settings if own]
-    keys = dict.fromkeys(key for own in told for key in own)
+    readable = [recipe for recipe in settings if recipe]
+    keys = dict.fromkeys(key for recipe in readable for key in recipe)
     return {
-        key: [own.get(key, UNSET) if own else UNSET for own in settings]
+        key: [recipe.get(key, UNSET) for recipe in settings]
         for key in keys
-        if key not in NOT_SETTINGS and len({own.get(key, UNSET) for own in told}) > 1
+        if key not in NOT_SETTINGS and len({recipe.get(key, UNSET) for recipe in readable}) > 1
     }
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.base import Abilities, Completion, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
+from upshot.models.sampler import PolicySampler
 from upshot.serving.vllm.launch import Address, ServerDown, VllmClient
 from upshot.serving.vllm.weights import ROUTE_NAMES, Route, check_arrival, choose_route, folder_for, pack_weights
 
@@ -34,7 +35,7 @@ GONE = ("connection", "timeout", "http_409", "aborted")
 """Failures of a call, besides 5xx, after which the server is looked at and asked again."""
 
 
-class VllmPolicy(Model):
+class VllmPolicy(PolicySampler):
     """The model in training behind a vLLM server of its run."""
 
     def __init__(
@@ -95,9 +96,6 @@ class VllmPolicy(Model):
             await self._wait_for_server()
         raise AssertionError("the last attempt returns or raises")
 
-    ahead: Sequence[Any] = ()
-    """Copies that play steps ahead of the learner: none."""
-
     async def rest(self, park: bool) -> None:
         """The learner works: on a GPU that it shares, vLLM sleeps."""
         if self.address.same_gpu and self._loaded is not None:
@@ -109,24 +107,6 @@ class VllmPolicy(Model):
                     await self.client.sleep(self.address.level)
                 except ServerDown as error:  # it is gone and takes no memory; who wants replies waits for it
                     log.warning("vLLM: %s; it could not be put to sleep", error)
-
-    def play_ahead(self, steps: int) -> None:
-        """Refuse to: the server holds one version."""
-        if steps:
-            raise UserError("train.async_steps: a vLLM server holds one version of the weights; set it to 0")
-
-    def snapshot(self) -> Callable[[Path], None]:
-        """What writes the copies of the policy into a checkpoint: there are none."""
-        return lambda folder: None
-
-    def load_copies(self, folder: Path) -> None:
-        """The copies that a checkpoint kept: there are none."""
-
-    def renew(self, step: int) -> None:
-        """Copies whose time it is take over the weights: there are none."""
-
-    def resume_at(self, step: int) -> None:
-        """Copies of a checkpoint are those of this step: there are none."""
 
     def sync_times(self) -> dict[str, float]:
         """Seconds that handing weights over has taken since the last call."""

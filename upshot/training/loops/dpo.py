@@ -8,11 +8,11 @@ from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.records import Preference
+from upshot.tasks.datasets.records import Preference, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.evaluate import dpo_loss, read_held_out_pairs
+from upshot.training.loops.evaluate import dpo_loss
 from upshot.training.loops.minibatches import Lesson
 from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Dpo
@@ -28,7 +28,8 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         raise UserError(method.explain_empty(config, run.task))
 
     def evaluate(learner: Learner) -> Logs:
-        held_out = read_held_out_pairs(run.recipe)
+        recipe = run.recipe
+        held_out = read_preferences(str(recipe.eval.data), recipe.train.dpo.min_gap, "eval.data")[: recipe.eval.rows]
         return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
 
     def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:

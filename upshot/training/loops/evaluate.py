@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from upshot.config.recipe import Recipe
-from upshot.core.conversation import Message, derive_seed
+from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.context import RolloutContext
@@ -18,7 +17,6 @@ from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services, build_held_out
 from upshot.tasks.base import Task, groups_of
-from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
@@ -37,8 +35,8 @@ async def play_held_out(run: LoopRun, services: Services, context: RolloutContex
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
     seed = derive_seed(run.recipe.seed, "eval")
-    own = await play_step(context, rows, config.samples, seed, only=run.ranks.own(len(rows)))
-    groups = interleave(await run.ranks.all_gather_object_async("eval", own))
+    groups_of_rank = await play_step(context, rows, config.samples, seed, only=run.ranks.own(len(rows)))
+    groups = interleave(await run.ranks.all_gather_object_async("eval", groups_of_rank))
     replies = [reply for group in groups for reply in group]
     watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
     return summarise_held_out(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
@@ -47,10 +45,10 @@ async def play_held_out(run: LoopRun, services: Services, context: RolloutContex
 def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutContext, task: Task) -> Logs:
     """What is logged of replies to held-out rows."""
     replies = [reply for group in groups for reply in group]
-    found = summarise(groups) | context.futures.measure(replies)
+    numbers = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
-        found |= task_metrics(groups, task.groups)
-    logs = {key: value for key, value in found.items() if key.startswith(HELD_OUT)}
+        numbers |= task_metrics(groups, task.groups)
+    logs = {key: value for key, value in numbers.items() if key.startswith(HELD_OUT)}
     return logs | by_group(replies, lambda reply: groups_of(task, reply.conversation.row), every_score)
 
 
@@ -69,36 +67,21 @@ async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollo
     return measure([MonitorPrediction(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
 
 
-def read_held_out_dialogues(recipe: Recipe, task: Task) -> Sequence[tuple[Message, ...]]:
-    """The dialogues that a recipe evaluates sft on."""
-    config = recipe.eval
-    found = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
-    if not found:
-        raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
-    return found[: config.rows]
-
-
-def read_held_out_pairs(recipe: Recipe) -> list[Preference]:
-    """The pairs that a recipe evaluates dpo on."""
-    config = recipe.eval
-    assert config.data, "check_evaluations() comes first"
-    return read_preferences(config.data, recipe.train.dpo.min_gap, "eval.data")[: config.rows]
-
-
 def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
     """Mean negative log-likelihood of the assistant's tokens."""
     spoken = [datum for datum in data if any(datum.mask)]
-    found = learner.logprobs(spoken)
     tokens = sum(sum(datum.mask) for datum in spoken)
-    total = math.fsum(sum_trained(own, datum) for own, datum in zip(found, spoken, strict=True))
+    total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(spoken), spoken, strict=True))
     return {"loss/nll": -total / max(tokens, 1)}
 
 
 def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
     config, data = learner.config, [datum for pair in pairs for datum in pair]
-    own, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
-    gained = [sum_trained(a, datum) - sum_trained(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
+    policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
+    gained = [
+        sum_trained(a, datum) - sum_trained(b, datum) for a, b, datum in zip(policy, reference, data, strict=True)
+    ]
     if config.dpo.loss == "ipo":
         gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
     margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])

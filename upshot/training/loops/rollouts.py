@@ -12,13 +12,14 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
+from upshot.models.sampler import PolicySampler
 from upshot.rollout.rollout import Rollout
-from upshot.serving.vllm.policy import VllmPolicy
 from upshot.training.metrics.throughput import count_sampled
-from upshot.training.snapshots import PLAYING, PolicyModel
+from upshot.training.snapshots import PLAYING
 
 T = TypeVar("T")
 Groups = list[list[Rollout]]
@@ -26,21 +27,16 @@ TimedGroups = tuple[Groups, dict[str, float]]
 """A step's replies, grouped by row, and how long it took to play them."""
 
 
+@dataclass
 class RolloutSchedule:
     """Plays the steps of a phase."""
 
-    def __init__(
-        self,
-        play: Callable[[int], Coroutine[Any, Any, Groups]],
-        sampler: PolicyModel | VllmPolicy,
-        ahead: int,
-        steps: range,
-    ) -> None:
-        self.play = play
-        self.sampler = sampler
-        self.ahead = ahead
-        self.steps = steps
-        self._under_way: dict[int, asyncio.Task[TimedGroups]] = {}
+    play: Callable[[int], Coroutine[Any, Any, Groups]]
+    sampler: PolicySampler
+    ahead: int
+    """How many steps before it is learned a step is played; 0: when it is asked for."""
+    steps: range
+    _under_way: dict[int, asyncio.Task[TimedGroups]] = field(default_factory=dict)
 
     async def __aenter__(self) -> RolloutSchedule:
         self.sampler.resume_at(self.steps.start)

@@ -10,10 +10,11 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
+from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.evaluate import read_held_out_dialogues, sft_loss
+from upshot.training.loops.evaluate import sft_loss
 from upshot.training.loops.minibatches import Lesson
 from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Sft
@@ -59,8 +60,11 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         raise UserError("no dialogue has an assistant turn to imitate")
 
     def evaluate(learner: Learner) -> Logs:
-        held_out = read_held_out_dialogues(run.recipe, run.task)
-        return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
+        config, task = run.recipe.eval, run.task
+        held_out = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
+        if not held_out:
+            raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
+        return sft_loss(learner, list(Dialogues(held_out[: config.rows], policy.renderer, policy.max_context, tools)))
 
     def prepare(_: Learner, picked: Sequence[int]) -> Lesson:
         units = [[data[i]] for i in picked if any(data[i].mask)]

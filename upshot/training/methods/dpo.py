@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
@@ -17,12 +15,7 @@ class DPOMethod(TrainingMethod):
 
     best_metric = "eval/loss/dpo"
     evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
-
-    async def train(self, run: Any, config: TrainConfig) -> None:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.dpo import train
-
-        await train(run, config, self)
+    loop = "upshot.training.loops.dpo"
 
     def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
         """The pairs of `train.data` whose scores are far enough apart."""

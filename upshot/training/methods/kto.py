@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
@@ -18,11 +16,7 @@ class KTOMethod(TrainingMethod):
     best_metric = "eval/loss/kto"
     evaluates = ("loss/kto", "kto/good", "kto/bad")
 
-    async def train(self, run: Any, config: TrainConfig) -> None:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.kto import train
-
-        await train(run, config, self)
+    loop = "upshot.training.loops.kto"
 
     def examples(self, config: TrainConfig, task: Task) -> list[MarkedReply]:
         """The replies of `train.data`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from upshot.config.method import methods
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
@@ -15,12 +13,7 @@ class OnlineDPOMethod(RLMethod):
     """Pairs of the policy's own replies, ranked by reward."""
 
     credits_tokens = on_ray = False
-
-    def prepare(self, learner: Any, groups: Any) -> Any:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.online_dpo import prepare
-
-        return prepare(learner, groups)
+    lessons = "upshot.training.loops.online_dpo"
 
     def needs_reference(self, config: TrainConfig) -> bool:
         """Pairs are compared with it."""

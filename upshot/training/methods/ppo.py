@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from upshot.config.method import methods
 from upshot.training.methods.rl import RLMethod
 
@@ -14,9 +12,4 @@ class PPOMethod(RLMethod):
 
     credits_tokens = compares = False
     value_head = True
-
-    def prepare(self, learner: Any, groups: Any) -> Any:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.ppo import prepare
-
-        return prepare(learner, groups)
+    lessons = "upshot.training.loops.ppo"

@@ -16,17 +16,7 @@ class RLMethod(TrainingMethod):
 
     samples = credits_tokens = compares = on_ray = True
 
-    async def train(self, run: Any, config: TrainConfig) -> None:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.rl import train
-
-        await train(run, config, self)
-
-    def prepare(self, learner: Any, groups: Any) -> Any:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.rl import prepare
-
-        return prepare(learner, groups)
+    loop = lessons = "upshot.training.loops.rl"
 
     def examples(self, config: TrainConfig, task: Task) -> Sequence[Any]:
         """The task's rows."""

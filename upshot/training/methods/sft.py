@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import TrainConfig
@@ -19,12 +18,7 @@ class SFTMethod(TrainingMethod):
     imitates = dropout = True
     best_metric = "eval/loss/nll"
     evaluates = ("loss/nll",)
-
-    async def train(self, run: Any, config: TrainConfig) -> None:
-        """See `TrainingMethod`."""
-        from upshot.training.loops.sft import train
-
-        await train(run, config, self)
+    loop = "upshot.training.loops.sft"
 
     def examples(self, config: TrainConfig, task: Task) -> Sequence[tuple[Message, ...]]:
         """The dialogues of `train.data`, or the task's own."""

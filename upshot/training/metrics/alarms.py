@@ -182,22 +182,18 @@ class Alarms:
 
     def watch(self, logs: Mapping[str, Any], step: int = 0) -> list[str]:
         """Take note of the line of a step; what to say about it for the first time."""
-        said = []
-        if "rollout/reply_tokens" in logs:  # who thinks no more has no thoughts to count
+        texts = []
+        if "rollout/reply_tokens" in logs:  # a policy that stopped thinking has no thoughts to count
             logs = {THOUGHTS: 0.0, **logs} if THOUGHTS in self._seen else logs
         for alarm in ALARMS:
-            at = evaluated_step({**logs, "step": step}) if alarm.metric == HELD_OUT else step
-            text = self._judge(alarm, logs.get(alarm.metric), at)
-            if text is None:
-                self.ringing.pop(alarm.metric, None)
-            elif alarm.metric not in self.ringing:
-                said.append(text)
-                self.ringing[alarm.metric] = text
-        return said
-
-    def _judge(self, alarm: Alarm, value: float | None, step: int) -> str | None:
-        if value is None:
-            return self.ringing.get(alarm.metric)  # a line that says nothing of it
-        past = self._seen.setdefault(alarm.metric, Past())
-        rings = past.add(value, step, alarm.window) and alarm.rings(past)
-        return alarm.words.format(**vars(past), tree=self._tree) if rings else None
+            name, value = alarm.metric, logs.get(alarm.metric)
+            if value is None:
+                continue  # a line that says nothing of it: what rings goes on ringing
+            at = evaluated_step({**logs, "step": step}) if name == HELD_OUT else step
+            past = self._seen.setdefault(name, Past())
+            if not (past.add(value, at, alarm.window) and alarm.rings(past)):
+                self.ringing.pop(name, None)
+            elif name not in self.ringing:
+                self.ringing[name] = alarm.words.format(**vars(past), tree=self._tree)
+                texts.append(self.ringing[name])
+        return texts

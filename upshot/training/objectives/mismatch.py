@@ -59,9 +59,8 @@ class MismatchMeter:
         if self.importance is None:
             self._gaps.append(measure_gaps(differences))
             return batch
-        whole = batch.sums(differences)[batch.owner] if self.importance.level == "sequence" else differences
-        ratios, weights, outside = importance(whole, self.importance)
-        self._gaps.append(measure_gaps(differences, ratios, outside))
+        weights, gaps = weigh_tokens(differences, batch.sums(differences)[batch.owner], self.importance)
+        self._gaps.append(gaps)
         return replace(batch, columns={**batch.columns, "old": logprobs, "sampled": sampled, "weights": weights})
 
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
@@ -83,26 +82,26 @@ def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
     gaps: list[list[float]] = []
     for datum, logprobs in zip(data, learner.logprobs(data), strict=True):
         places = datum.places
-        differences = torch.tensor([logprobs[i] - datum.old[i] for i in places], dtype=torch.float64)
-        whole = differences.sum().expand(len(places)) if config.level == "sequence" else differences
-        ratios, weights, outside = importance(whole, config)
-        if places:
-            gaps.append(measure_gaps(differences, ratios, outside).tolist())
         datum.sampled, datum.old, datum.weights = datum.old, logprobs, [0.0] * len(datum.ids)
-        for place, weight in zip(places, weights.tolist(), strict=True):
-            datum.weights[place] = weight
+        if places:
+            differences = torch.tensor([logprobs[i] - datum.sampled[i] for i in places], dtype=torch.float64)
+            weights, measured = weigh_tokens(differences, differences.sum().expand(len(places)), config)
+            gaps.append(measured.tolist())
+            for place, weight in zip(places, weights.tolist(), strict=True):
+                datum.weights[place] = weight
     return join_gaps(gaps)
 
 
-def importance(differences: Tensor, config: ImportanceConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """learner / sampler of each token from the difference of log-probabilities (its own, or its sequence's sum).
+def weigh_tokens(differences: Tensor, of_sequence: Tensor, config: ImportanceConfig) -> tuple[Tensor, Tensor]:
+    """The weight of each token, learner / sampler within bounds, and what `measure_gaps` says of the ratios.
 
-    The ratios, the weights that the rule makes of them, and which are out of bounds.
+    differences: learner - sampler in log-probability, by token. of_sequence: the sum of those of the token's sequence.
     """
-    ratios = differences.clamp(max=80.0).exp()  # float32 ends there
+    ratios = (of_sequence if config.level == "sequence" else differences).clamp(max=80.0).exp()  # float32 ends there
     outside = (ratios < config.low) | (ratios > config.high)
     weights = ratios.clamp(config.low, config.high)
-    return ratios, weights.masked_fill(outside, 0.0) if config.rule == "mask" else weights, outside
+    weights = weights.masked_fill(outside, 0.0) if config.rule == "mask" else weights
+    return weights, measure_gaps(differences, ratios, outside)
 
 
 def measure_gaps(differences: Tensor, ratios: Tensor | None = None, outside: Tensor | None = None) -> Tensor:
