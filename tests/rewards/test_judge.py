@@ -16,7 +16,7 @@ from upshot.rewards.metrics.judged import JudgedMetric
 
 def rate(model, **options) -> Score:
     """The judge's rating of a small conversation."""
-    judge = JudgedMetric(options.pop("rubric", "interactivity"), model, "interactivity", **options)
+    judge = JudgedMetric(options.pop("rubric", "interactivity"), model, key="interactivity", **options)
     return asyncio.run(judge.score(chat("hi", "Hello.", goal="tea", reference="green")))
 
 

@@ -123,11 +123,11 @@ def credit_turns(
     parts: dict[str, Score] = {}
     running = Score(0.0)
     for turn in reversed(range(len(rewards))):
-        own = rewards[turn]
-        if own.value is None or gamma == 0:
-            running = own
+        reward = rewards[turn]
+        if reward.value is None or gamma == 0:
+            running = reward
         elif running.value is not None:
-            running = Score(own.value + gamma * running.value)
+            running = Score(reward.value + gamma * running.value)
         parts[turn_part(turn)] = plus(running, ends[turn]) if ends else running
     spans = tuple(Span(at, at + len(s.ids), (turn_part(turn),)) for turn, (at, s) in enumerate(places) if s.ids)
     return Credit(dict(reversed(parts.items())), spans, split, gamma)

@@ -64,10 +64,10 @@ class FunctionMetric(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """What the function says; None is missing."""
-        given: Any = await limit_call(self.function, self.function, conversation, **self.options)
-        if given is None:
+        score: Any = await limit_call(self.function, self.function, conversation, **self.options)
+        if score is None:
             return Score.missing(Reason.NOT_SCORED, f"{self.name} returned None")
-        return Score.of(given, f"metric '{self.name}'")
+        return Score.of(score, f"metric '{self.name}'")
 
 
 class MetricRegistry(Registry[Metric]):
@@ -75,8 +75,8 @@ class MetricRegistry(Registry[Metric]):
 
     def get(self, name: str, where: str = "") -> Callable[..., Metric]:
         """The class behind a name or path, or what makes a metric of a function."""
-        found: Any = super().get(name, where)
-        return _constructor(found, name) if not isinstance(found, type) else cast(type[Metric], found)
+        thing: Any = super().get(name, where)
+        return _constructor(thing, name) if not isinstance(thing, type) else cast(type[Metric], thing)
 
 
 def _constructor(function: Callable[..., Any], name: str) -> Callable[..., Metric]:

@@ -133,9 +133,9 @@ def case_of(
     if verdict is None:  # a rule decided the reward, or the episode failed
         total = reward.total
         verdict = total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
-    own, last = conversation.turns[len(row.messages) :], conversation.last("assistant")
+    turns, last = conversation.turns[len(row.messages) :], conversation.last("assistant")
     answer = last.content if last is not None else ""
-    return MonitorCase(row.messages, thoughts(own), verdict, find_verifier(claim, manager), label, answer)
+    return MonitorCase(row.messages, thoughts(turns), verdict, find_verifier(claim, manager), label, answer)
 
 
 def claim_of(task: Task, conversation: Conversation) -> Claim | None:
@@ -157,9 +157,9 @@ def find_verifier(claim: Claim | None, manager: Manager) -> Verifier:
 def measure(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """How well verdicts were predicted, over all looks and under 'TASK/' for each task."""
     out = agreement(looks)
-    for task, own in by_task(looks).items():
+    for task, of_task in by_task(looks).items():
         if task:
-            out |= {f"{task}/{name}": value for name, value in agreement(own).items()}
+            out |= {f"{task}/{name}": value for name, value in agreement(of_task).items()}
     return out
 
 
@@ -187,10 +187,10 @@ def _metrics(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     counts: Counter[str] = Counter(valid=0, missing=0)
     out: dict[str, float] = {}
     for graded in dict.fromkeys(look.case.verifier.graded for look in looks):
-        own = [look for look in looks if look.case.verifier.graded == graded]
-        found = (graded_metrics if graded else binary_metrics)(*_pairs(own))
-        counts.update({name: int(found.pop(name)) for name in ("valid", "missing")})
-        out |= found
+        alike = [look for look in looks if look.case.verifier.graded == graded]
+        numbers = (graded_metrics if graded else binary_metrics)(*_pairs(alike))
+        counts.update({name: int(numbers.pop(name)) for name in ("valid", "missing")})
+        out |= numbers
     return out | {name: float(count) for name, count in counts.items()}
 
 

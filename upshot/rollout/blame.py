@@ -60,7 +60,7 @@ def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, fl
                 reply.credit = _with_lowest(reply.credit, known)
             if by_policy(reply.outcome) and outcomes and suspected:
                 reply.counted = _counted_as(reply.outcome, outcomes[""])
-    changed = sum(own != _learned_from(reply) for own, reply in zip(before, replies, strict=True))
+    changed = sum(learned != _learned_from(reply) for learned, reply in zip(before, replies, strict=True))
     return {BLAMED: changed / len(replies)} if replies else {}
 
 
@@ -75,7 +75,7 @@ def _bounds(replies: Sequence[Rollout]) -> dict[Measure, tuple[float, float]]:
         for name, score in future.scores.items():
             if score.value is not None:
                 values.setdefault(_measure(future, name), []).append(score.value)
-    return {measure: (min(own), max(own)) for measure, own in values.items()}
+    return {measure: (min(scores), max(scores)) for measure, scores in values.items()}
 
 
 def _measure(future: Future, name: str) -> Measure:
@@ -97,8 +97,8 @@ def _score_again(reply: Rollout, bounds: Mapping[Measure, tuple[float, float]], 
     trial = replace(reply, futures=filled, siblings=[])
     reward, reply.credit = futures.score(trial)
     reply.counted = reward.total
-    for own, scored in zip(reply.siblings, trial.siblings, strict=True):
-        for branch, new in zip(own, scored, strict=True):  # in place: rows on verl refer to these
+    for branches, scored in zip(reply.siblings, trial.siblings, strict=True):
+        for branch, new in zip(branches, scored, strict=True):  # in place: rows on verl refer to these
             branch.reward, branch.credit, branch.share = new.reward, new.credit, new.share
 
 
@@ -121,7 +121,7 @@ def _parts(replies: Sequence[Rollout]) -> list[Mapping[str, Score]]:
 
 def _lowest(scores: Sequence[Mapping[str, Score]]) -> dict[str, float]:
     out: dict[str, float] = {}
-    for name, score in (item for own in scores for item in own.items()):
+    for name, score in (item for named in scores for item in named.items()):
         if score.value is not None:
             out[name] = min(score.value, out.get(name, score.value))
     return out

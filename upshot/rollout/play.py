@@ -42,10 +42,10 @@ async def play_step(
 
     async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Rollout:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
-        own = index + group_size * earlier[group]
+        place = index + group_size * earlier[group]
         opened = await opening
         async with gate:
-            conversation = opened.conversation(row, seed, group, index, own)
+            conversation = opened.conversation(row, seed, group, index, place)
             reply = await play_reply(context, conversation, group, opened.failure)
         if done is not None:
             done(reply)
@@ -76,9 +76,9 @@ class Opening:
 
     def conversation(self, row: Row, seed: int, group: int, index: int, number: int) -> Conversation:
         """The `index`-th conversation of a group that begins so; `number` counts all those with the row in a step."""
-        found = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{number}", self.turns)
-        found.session = copy.deepcopy(self.session)
-        return found
+        conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{number}", self.turns)
+        conversation.session = copy.deepcopy(self.session)
+        return conversation
 
 
 async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> Opening:

@@ -34,8 +34,8 @@ class PromptLengthFilter:
         """Whether a reply of at least one token fits behind the opening; one that nobody has spoken yet does."""
         if not self.context or not any(message.role == "user" for message in row.messages):
             return True
-        said = sum(len(message.content.encode("utf-8", "replace")) + SLACK for message in row.messages)
-        if said + self._around(row) < self.context:
+        most = sum(len(message.content.encode("utf-8", "replace")) + SLACK for message in row.messages)
+        if most + self._around(row) < self.context:
             return True  # a token spells a byte at least, so most rows need no tokenizer
         return self._length(row) < self.context
 

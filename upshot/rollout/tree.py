@@ -40,8 +40,8 @@ def mean_by_way(futures: Sequence[Future], depth: int = 0) -> list[Mapping[str, 
 
 
 def _means(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    names = dict.fromkeys(name for own in scores for name in own)
-    return {name: mean_score(own[name] for own in scores if name in own) for name in names}
+    names = dict.fromkeys(name for named in scores for name in named)
+    return {name: mean_score(named[name] for named in scores if name in named) for name in names}
 
 
 def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens: str = "all") -> list[list[Branch]]:
@@ -95,8 +95,8 @@ def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricW
 def branch_off(conversation: Conversation, start: int, reward: Reward, credit: Credit) -> Branch:
     """A path of the episode itself, which earns what the episode earns: what was said before its turn `start` is
     another path's, and not trained twice."""
-    own = _own_spans(conversation, start)
-    first = own[0].start if own else len(conversation.ids)
+    spoken = _own_spans(conversation, start)
+    first = spoken[0].start if spoken else len(conversation.ids)
     spans = tuple(span for span in credit.spans if span.start >= first)
     return Branch(conversation, (), start, reward, replace(credit, spans=spans))
 

@@ -90,8 +90,13 @@ class PlainReporter(Reporter):
             f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
             for key, value in shown_metrics(metrics)
         ]
-        said = [f"{phase} {step}/{self._total}", *kept[:8], step_line(metrics), f"ETA {duration(left)}" if left else ""]
-        print("  ".join(part for part in said if part), flush=True)
+        parts = [
+            f"{phase} {step}/{self._total}",
+            *kept[:8],
+            step_line(metrics),
+            f"ETA {duration(left)}" if left else "",
+        ]
+        print("  ".join(part for part in parts if part), flush=True)
 
     def show_progress(self, done: int, total: int) -> None:
         """How far a long step is, so that a log is never silent for long."""
@@ -99,9 +104,9 @@ class PlainReporter(Reporter):
             print(f"    {done} of {total} replies", flush=True)
             self._printed = time.monotonic()
 
-    def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
+    def show_reply(self, step: int, heard: str, reply: str, reward: str) -> None:
         """A reply in one line."""
-        print(f"    step {step}, {reward}: {one_line(heard, 60)!r} → {one_line(said, 160)!r}", flush=True)
+        print(f"    step {step}, {reward}: {one_line(heard, 60)!r} → {one_line(reply, 160)!r}", flush=True)
 
     def say(self, text: str) -> None:
         """Print the line."""
@@ -145,12 +150,12 @@ class RichReporter(Reporter):
         self._progress.update(self._task, completed=step, note="")
         self._live.update(Group(self._progress, metrics_table(shown_metrics(metrics)), Text(step_line(metrics), "dim")))
 
-    def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
+    def show_reply(self, step: int, heard: str, reply: str, reward: str) -> None:
         """A reply above the bar."""
         from rich.text import Text
 
         self._console.print(Text(f"step {step}, {reward}", "bold"))
-        for who, text in (("heard", heard), ("said", said)):
+        for who, text in (("heard", heard), ("said", reply)):
             self._console.print(Text.assemble((f"  {who}: ", "dim"), one_line(text, 300)))
 
     def show_progress(self, done: int, total: int) -> None:
@@ -207,14 +212,14 @@ def step_line(metrics: Mapping[str, float]) -> str:
     time = f"{step:.3g} s" + (f" ({', '.join(parts)})" if parts else "") if step is not None else ""
     missing = sum(value for name, value in metrics.items() if name.startswith("missing/"))
     dollars = metrics.get("time/dollars", 0.0)
-    said = (
+    sentences = (
         time,
         _speed(metrics),
         f"{metrics['time/memory_gib']:.1f} GiB" if "time/memory_gib" in metrics else "",
         f"{missing:.0f} missing" if missing else "",
         f"${dollars:.2f}" if dollars else "",
     )
-    return " · ".join(part for part in said if part)
+    return " · ".join(part for part in sentences if part)
 
 
 def _speed(metrics: Mapping[str, float]) -> str:

@@ -33,19 +33,19 @@ RESULTS = ("reward/mean", "reward/missing", "metric/", "part/", "task/pass@", "l
 
 def export(folder: RunFolder, checkpoint: str = "", merge: bool = False, out: Path | None = None) -> Path:
     """Write a checkpoint of a run as a Hugging Face folder; where it lies."""
-    found = find_checkpoint(folder, checkpoint)
-    out = out or folder.path / f"export-{found.path.name}{'-merged' if merge else ''}"
-    adapter = _adapter(found.path)
+    chosen = find_checkpoint(folder, checkpoint)
+    out = out or folder.path / f"export-{chosen.path.name}{'-merged' if merge else ''}"
+    adapter = _adapter(chosen.path)
 
     def write(to: Path) -> None:
         if merge and adapter is not None:
-            merge_adapter(found.path, to)
+            merge_adapter(chosen.path, to)
         else:
-            for file in sorted(found.path.iterdir()):
+            for file in sorted(chosen.path.iterdir()):
                 if file.suffix in COPIED and file.name not in OWN:
                     shutil.copy2(file, to / file.name)
         base = None if adapter is None else str(adapter["base_model_name_or_path"])
-        (to / CARD).write_text(model_card(folder, found, base, merged=merge), encoding="utf-8")
+        (to / CARD).write_text(model_card(folder, chosen, base, merged=merge), encoding="utf-8")
 
     write_new_folder(out, write)
     return out
@@ -79,10 +79,10 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
         wanted = best
     if wanted in ("", "last"):
         return saved[-1]
-    for found in reversed(saved):
-        if wanted in (found.path.name, str(found.step)):
-            return found
-    names = ", ".join(found.path.name for found in saved)
+    for one in reversed(saved):
+        if wanted in (one.path.name, str(one.step)):
+            return one
+    names = ", ".join(one.path.name for one in saved)
     raise UserError(f"'{folder.path}' has no checkpoint '{wanted}'; there are {names}")
 
 
@@ -127,8 +127,8 @@ def merge_adapter(checkpoint: Path, to: Path) -> None:
     from upshot.models.local import adapter_config, load_whole, local_path
 
     base = str(checkpoint)
-    while (found := adapter_config(base)) is not None:
-        base = found["base_model_name_or_path"]
+    while (adapter := adapter_config(base)) is not None:
+        base = adapter["base_model_name_or_path"]
     kind = getattr(AutoConfig.from_pretrained(local_path(base)), "dtype", None)
     module, tokenizer = load_whole(str(checkpoint), "float32", "cpu")
     if kind is not None:

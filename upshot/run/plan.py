@@ -69,12 +69,12 @@ def estimate(recipe: Recipe, steps: int) -> list[str]:
     sampled = sampled_tokens(recipe, steps)
     lines = [f"tokens     about {amount(sampled)} sampled in {steps} steps, at most {amount(2 * sampled)}"]
     for cost in helper_costs(recipe, steps):
-        told = f"about {amount(cost.calls)} calls, {amount(cost.tokens_in)} tokens in, {amount(cost.tokens_out)} out"
+        text = f"about {amount(cost.calls)} calls, {amount(cost.tokens_in)} tokens in, {amount(cost.tokens_out)} out"
         if cost.dollars is not None:
-            told += f", ${cost.dollars:,.2f}"
+            text += f", ${cost.dollars:,.2f}"
         elif not recipe.models[cost.role].on_this_machine:
-            told += f"; what they cost is known with models.{cost.role}.price_in and price_out ($ per million tokens)"
-        lines.append(f"cost       {cost.role}: {told}")
+            text += f"; what they cost is known with models.{cost.role}.price_in and price_out ($ per million tokens)"
+        lines.append(f"cost       {cost.role}: {text}")
     return lines
 
 
@@ -126,9 +126,9 @@ def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
     from upshot.training.learner.memory.fit import plan_recipe
     from upshot.training.learner.memory.table import table
 
-    found = plan_recipe(recipe, len(task.vocabulary() or ()), ranks)
+    planned = plan_recipe(recipe, len(task.vocabulary() or ()), ranks)
     unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
-    return unknown if found is None else table(found)
+    return unknown if planned is None else table(planned)
 
 
 def count_examples(recipe: Recipe, task: Task) -> int:

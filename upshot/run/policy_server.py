@@ -117,8 +117,8 @@ def model_of(recipe: Recipe, run: Path) -> str:
     """The model that the server begins with: a folder or name of the hub; a new tiny one is saved beside the file."""
     start = find_start(recipe.model, run, lambda _: None)
     if start.model:
-        found = adapter_config(start.model)
-        return local_path(found["base_model_name_or_path"] if found else start.model)
+        adapter = adapter_config(start.model)
+        return local_path(adapter["base_model_name_or_path"] if adapter else start.model)
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the run has its own

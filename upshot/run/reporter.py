@@ -14,7 +14,7 @@ class Reporter:
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished."""
 
-    def show_reply(self, step: int, heard: str, said: str, reward: str) -> None:
+    def show_reply(self, step: int, heard: str, reply: str, reward: str) -> None:
         """A reply of the step, now and then: what it answers, its words, its reward."""
 
     def show_progress(self, done: int, total: int) -> None:

@@ -37,8 +37,12 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     kept = list(_own_samples(replies))
     # Futures that forked late have turns in common: those are one sample, which each of them refers to.
     places: dict[int, int] = {}
-    turns = [(at, places.setdefault(id(sample), len(places))) for at, (_, _, own) in enumerate(kept) for sample in own]
-    samples = list({id(sample): sample for _, _, own in kept for sample in own}.values())
+    turns = [
+        (at, places.setdefault(id(sample), len(places)))
+        for at, (_, _, of_reply) in enumerate(kept)
+        for sample in of_reply
+    ]
+    samples = list({id(sample): sample for _, _, of_reply in kept for sample in of_reply}.values())
     spelt = [piece.encode("utf-8", "replace") for sample in samples for piece in pieces(sample.ids)] if pieces else []
     out = io.BytesIO()
     np.savez_compressed(
@@ -70,17 +74,17 @@ def _own_samples(replies: Sequence[Rollout]) -> Iterator[tuple[str, int, list[Sa
         for future in reply.futures:
             whole = future.conversation
             shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]
-            own = list(whole.samples())[len(shared) :]
-            if own:
-                yield whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), own
+            later = list(whole.samples())[len(shared) :]
+            if later:
+                yield whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), later
 
 
 def unpack(packed: bytes) -> dict[str, list[Sample]]:
     """The samples of a step's replies and futures by key, in the order of their turns."""
-    found, samples = _load(packed)
-    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
-    for owner, place in zip(found["reply"], found["place"], strict=True):
-        out[found["keys"][owner]].append(samples[place])
+    columns, samples = _load(packed)
+    out: dict[str, list[Sample]] = {key: [] for key in columns["keys"]}
+    for owner, place in zip(columns["reply"], columns["place"], strict=True):
+        out[columns["keys"][owner]].append(samples[place])
     return out
 
 
@@ -88,16 +92,16 @@ def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Of each reply and future of a step its policy turns: where the first sampled id stands among the conversation's,
     what the ids spell, and how likely they were. Nothing of a file that kept no text.
     """
-    found, samples = _load(path.read_bytes())
-    if not found["widths"]:
+    columns, samples = _load(path.read_bytes())
+    if not columns["widths"]:
         return {}
-    text, keys = bytes(found["text"]), found["keys"]
-    pieces = [text[start:end].decode() for start, end in pairwise(accumulate(found["widths"], initial=0))]
-    first = list(accumulate(found["sampled"], initial=0))
+    text, keys = bytes(columns["text"]), columns["keys"]
+    pieces = [text[start:end].decode() for start, end in pairwise(accumulate(columns["widths"], initial=0))]
+    first = list(accumulate(columns["sampled"], initial=0))
     out: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    ends = found["before"]
-    for owner, place in zip(found["reply"], found["place"], strict=True):
-        sample, at = samples[place], ends[owner] + found["context"][place]
+    ends = columns["before"]
+    for owner, place in zip(columns["reply"], columns["place"], strict=True):
+        sample, at = samples[place], ends[owner] + columns["context"][place]
         likely = [round(value, 3) for value in sample.logprobs]
         spelt = pieces[first[place] : first[place + 1]]
         out[keys[owner]].append({"at": at, "ids": [*sample.ids], "pieces": spelt, "logprobs": likely})
@@ -110,21 +114,21 @@ def _load(packed: bytes) -> tuple[dict[str, Any], list[Sample]]:
     import numpy as np
 
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
-        found = {name: file[name].tolist() for name in file.files}
+        columns = {name: file[name].tolist() for name in file.files}
     samples: list[Sample] = []
     at = seen = 0
-    for number, (context, sampled) in enumerate(zip(found["context"], found["sampled"], strict=True)):
-        middle, thought = at + context, found["thought"][number]
+    for number, (context, sampled) in enumerate(zip(columns["context"], columns["sampled"], strict=True)):
+        middle, thought = at + context, columns["thought"][number]
         samples.append(
             Sample(
-                context=tuple(found["ids"][at:middle]),
-                ids=tuple(found["ids"][middle : middle + sampled]),
-                logprobs=tuple(found["logprobs"][seen : seen + sampled]),
-                finish=found["finish"][number],
-                version=found["version"][number],
+                context=tuple(columns["ids"][at:middle]),
+                ids=tuple(columns["ids"][middle : middle + sampled]),
+                logprobs=tuple(columns["logprobs"][seen : seen + sampled]),
+                finish=columns["finish"][number],
+                version=columns["version"][number],
                 thought=None if thought[0] < 0 else (thought[0], thought[1]),
-                answer=found["answer"][number],
+                answer=columns["answer"][number],
             )
         )
         at, seen = middle + sampled, seen + sampled
-    return found, samples
+    return columns, samples

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from upshot.config.recipe import Recipe
@@ -29,39 +30,33 @@ STATUS_SECONDS = 1.0
 """Most often that status.json is written."""
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes steps to the run folder and announces what was written."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: RunFolder,
-        reporter: Reporter,
-        task: Task,
-        pieces: Pieces,
-        trackers: Sequence[Tracker] = (),
-    ) -> None:
-        self.keep_rollouts = recipe.keep_rollouts
-        self.folder = folder
-        self.reporter = reporter
-        self.task = task
-        self.pieces = pieces
-        self.trackers = trackers
-        self.credit_by = recipe.credit.by
-        self.alarms = Alarms(self.credit_by)
-        self._failing: set[str] = set()
-        """Trackers that have failed."""
-        self._now: dict[str, Any] = {}
-        """What status.json says besides the state …"""
-        self._status_time = 0.0
-        """… and when it last did."""
-        self._seconds: deque[float] = deque(maxlen=STEPS)
-        """That the last steps took."""
+    recipe: Recipe
+    folder: RunFolder
+    reporter: Reporter
+    task: Task
+    pieces: Pieces
+    """What each of a reply's token ids spells."""
+    trackers: Sequence[Tracker] = ()
+    _failing: set[str] = field(default_factory=set)
+    """Trackers that have failed."""
+    _now: dict[str, Any] = field(default_factory=dict)
+    """What status.json says besides the state …"""
+    _status_time: float = 0.0
+    """… and when it was last written."""
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS))
+    """That the last steps took."""
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.recipe.credit.by)
 
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of so many steps begins, or goes on after `done`."""
         self.set_phase(phase, steps, done)
-        self.alarms = Alarms(self.credit_by)
+        self.alarms = Alarms(self.recipe.credit.by)
         for line in self.folder.lines(phase):
             self.alarms.watch(line, line["step"])
         self.write_status("running")
@@ -78,7 +73,7 @@ class Writer:
         if not replies:
             return {}
         self._show_reply(step, replies)
-        kept = replies[: self.keep_rollouts or None]
+        kept = replies[: self.recipe.keep_rollouts or None]
         self.folder.write_samples(step, kept, self.pieces)
         self.folder.append_rollouts(self._transcripts(step, kept))
         return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
@@ -93,8 +88,8 @@ class Writer:
         place = next((n for n, turn in enumerate(turns) if turn.sample is not None), None)
         if place is not None:
             heard = turns[place - 1].message.content if place else ""
-            told = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
-            self.reporter.show_reply(step, heard, turns[place].message.content, told)
+            reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
+            self.reporter.show_reply(step, heard, turns[place].message.content, reward)
 
     def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
         """Write the line of a step, or of an evaluation after it."""

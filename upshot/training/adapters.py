@@ -34,15 +34,15 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
     """What `model.path` means for this recipe."""
     if config.path and (chosen := describe_choice(config.path)):
         say(f"model.path {chosen}")
-    found = adapter_config(config.path) if config.path else None
-    if found is None:
+    adapter = adapter_config(config.path) if config.path else None
+    if adapter is None:
         return StartingPoint(config.path)
-    base = found["base_model_name_or_path"]
+    base = adapter["base_model_name_or_path"]
     what = f"model.path '{config.path}' is an adapter of '{base}'"
     if config.lora is None:
         say(f"{what}: it is merged, and all weights are trained")
         return StartingPoint(config.path)
-    if same_shape(config.lora, found) and adapter_config(base) is None:
+    if same_shape(config.lora, adapter) and adapter_config(base) is None:
         say(f"{what}: it is trained on; the reference is the model with it")
         return StartingPoint(base, local_path(config.path))
     merged = run.resolve() / "start"
@@ -54,13 +54,13 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
     return StartingPoint(str(merged))
 
 
-def same_shape(lora: LoraConfig, found: Mapping[str, Any]) -> bool:
+def same_shape(lora: LoraConfig, adapter: Mapping[str, Any]) -> bool:
     """Whether an adapter is what the recipe asks for; where that names no targets, the adapter's own are meant."""
-    plain = found.get("peft_type") == "LORA" and not found.get("rank_pattern") and not found.get("alpha_pattern")
-    size = (found.get("r"), found.get("lora_alpha")) == (lora.r, lora.alpha)
-    plain &= bool(found.get("use_dora")) == (lora.kind == "dora")
-    plain &= bool(found.get("use_rslora")) == (lora.kind == "rslora")
-    targets = found.get("target_modules")
+    plain = adapter.get("peft_type") == "LORA" and not adapter.get("rank_pattern") and not adapter.get("alpha_pattern")
+    size = (adapter.get("r"), adapter.get("lora_alpha")) == (lora.r, lora.alpha)
+    plain &= bool(adapter.get("use_dora")) == (lora.kind == "dora")
+    plain &= bool(adapter.get("use_rslora")) == (lora.kind == "rslora")
+    targets = adapter.get("target_modules")
     return plain and size and (lora.targets is None or set(targets or ()) == set(lora.targets))
 
 

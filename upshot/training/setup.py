@@ -52,20 +52,20 @@ def find_tokenizer(config: PolicyConfig, task: Task) -> Any:
     """The policy's tokenizer alone, in a second or two."""
     if not config.path:
         return _set_template(_new_tokenizer(task), config)
-    found = adapter_config(config.path)
-    own = own_tokenizer(config.path) if found is not None else None
-    base = config.path if found is None else str(found["base_model_name_or_path"])
-    return _set_template(own or load_tokenizer(base), config)
+    adapter = adapter_config(config.path)
+    saved = own_tokenizer(config.path) if adapter is not None else None
+    base = config.path if adapter is None else str(adapter["base_model_name_or_path"])
+    return _set_template(saved or load_tokenizer(base), config)
 
 
 def find_context(config: PolicyConfig) -> int:
     """The context limit of a policy that is not loaded, as `context_limit` will find it."""
     if config.max_context or not config.path:
         return config.max_context or config.tiny.context
-    found = adapter_config(config.path)
     from transformers import AutoConfig
 
-    path = local_path(found["base_model_name_or_path"] if found else config.path)
+    adapter = adapter_config(config.path)
+    path = local_path(adapter["base_model_name_or_path"] if adapter else config.path)
     try:
         return context_limit(config, SimpleNamespace(config=AutoConfig.from_pretrained(path)))
     except (OSError, ValueError, KeyError) as error:
@@ -85,18 +85,15 @@ def _new_tokenizer(task: Task) -> Any:
 def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
     """The tokenizer with the chat template and end token that the recipe names, if any."""
     if config.chat_template:
-        is_text = "{" in config.chat_template  # a template without it would show no message
-        file = Path(config.chat_template).expanduser()
-        tokenizer.chat_template = config.chat_template if is_text else _read_template(file)
+        template, file = config.chat_template, Path(config.chat_template).expanduser()
+        if "{" not in template:  # without it a template would show no message
+            if not file.is_file():
+                raise UserError(f"model.chat_template '{file}': no such file; give its path, or the template as text")
+            template = read_text(file, "chat template")
+        tokenizer.chat_template = template
     if config.end_token:
         set_end_token(tokenizer, config.end_token)
     return tokenizer
-
-
-def _read_template(file: Path) -> str:
-    if not file.is_file():
-        raise UserError(f"model.chat_template '{file}': there is no such file; give its path, or the template as text")
-    return read_text(file, "chat template")
 
 
 def seed_torch(seed: int) -> None:

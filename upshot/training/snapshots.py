@@ -62,8 +62,8 @@ class FrozenPolicy(EngineModel):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over these weights."""
         with torch.no_grad():
-            for name, own in self.own.items():
-                own.copy_(weights[name])
+            for name, weight in self.own.items():
+                weight.copy_(weights[name])
         self.engine.weights_changed()
 
 

@@ -171,7 +171,7 @@ class Trainer:
 
     def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
         """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""
-        data = Dialogues([tuple(dialogue) for dialogue in dialogues], self.renderer, self.limit)
+        data = Dialogues(dialogues, self.renderer, self.limit)
         return self._add_gradient(Lesson([[data[index]] for index in range(len(data))], Sft))
 
     def _prepare(self, groups: Groups) -> Lesson:
@@ -183,13 +183,15 @@ class Trainer:
             lesson: Lesson = method.prepare(self.learner, groups)
             return lesson
         credited = [reply for group in groups for reply in group if reply.credit is not None]
-        own = [r for r in credited if r.advantages and not any(r.advantages is known for known in self._estimated)]
-        if own and len(own) < len(credited):
+        set_by_user = [
+            r for r in credited if r.advantages and not any(r.advantages is known for known in self._estimated)
+        ]
+        if set_by_user and len(set_by_user) < len(credited):
             raise UserError(
                 "some replies have advantages of your own and others none: give them to all that have credit"
             )
-        lesson = rl.prepare(self.learner, groups, estimate=not own)
-        self._estimated = [] if own else [reply.advantages for reply in credited]
+        lesson = rl.prepare(self.learner, groups, estimate=not set_by_user)
+        self._estimated = [] if set_by_user else [reply.advantages for reply in credited]
         return lesson
 
     def _add_gradient(self, lesson: Lesson) -> dict[str, float]:
@@ -216,10 +218,10 @@ class Trainer:
         await self.model.aclose()
 
 
-def _read_section(kind: type[S], given: Mapping[str, Any]) -> S:
+def _read_section(kind: type[S], keys: Mapping[str, Any]) -> S:
     """A section of a recipe from keyword arguments."""
     try:
-        return kind.model_validate(dict(given))
+        return kind.model_validate(dict(keys))
     except ValidationError as error:
         raise UserError(f"Trainer: {explain_error(error, kind)}") from None
 

@@ -32,13 +32,13 @@ def over_the_step(
     `from_parts`: combinations of fewer parts stay as they are; None: all of them do.
     """
     out: list[dict[tuple[str, ...], list[float | None]]] = [{} for _ in groups]
-    for parts in sorted({parts for own in groups for parts in own}):
-        values = [value for own in groups for value in own.get(parts, ())]
+    for parts in sorted({parts for of_group in groups for parts in of_group}):
+        values = [value for of_group in groups for value in of_group.get(parts, ())]
         scaled = iter(values if from_parts is None or len(parts) < from_parts else z_scores(values))
-        for own, new in zip(groups, out, strict=True):
-            if parts in own:
-                new[parts] = [next(scaled) for _ in own[parts]]
-    return [spread(group, own) for group, own in zip(step, out, strict=True)]
+        for of_group, new in zip(groups, out, strict=True):
+            if parts in of_group:
+                new[parts] = [next(scaled) for _ in of_group[parts]]
+    return [spread(group, of_group) for group, of_group in zip(step, out, strict=True)]
 
 
 def z_scores(values: Values) -> list[float | None]:

@@ -22,9 +22,9 @@ def added(
     wanted = combinations(group)
     single: dict[str, list[float | None]] = {}
     for name in sorted({name for parts in wanted for name in parts}):
-        own = compare([part(credit, (name,)) for credit in group])
-        floored = [None if a is None else max(a, 0.0) for a in own]
-        single[name] = floored if non_negative and name != MAIN else own
+        advantages = compare([part(credit, (name,)) for credit in group])
+        floored = [None if a is None else max(a, 0.0) for a in advantages]
+        single[name] = floored if non_negative and name != MAIN else advantages
     return {parts: [_sum([single[name][i] for name in parts]) for i in range(len(group))] for parts in wanted}
 
 

@@ -27,7 +27,7 @@ class ActionAccuracy(Metric):
         """Make the metric; `by`: a judge says whether the reply asks, or the rule that its last line is a question."""
         if by == "judge" and judge is None:
             raise UserError("the metric 'action_accuracy' needs a judge model; name one, or set by: rule")
-        self.asks = JudgedMetric("asks", judge, "asks", 0, 1, True, max_tokens, repairs) if by == "judge" else None
+        self.asks = JudgedMetric("asks", judge, max_tokens, repairs, key="asks", whole=True) if by == "judge" else None
 
     async def score(self, conversation: Conversation) -> Score:
         """Right or wrong; missing when nobody says whether the question is ambiguous, or nothing was replied."""

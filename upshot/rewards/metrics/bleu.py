@@ -21,8 +21,8 @@ class Bleu(Metric):
     async def score(self, conversation: Conversation) -> Score:
         """The score; missing without a reference or without any assistant message."""
         reference = conversation.row.reference
-        given = list(reference) if isinstance(reference, list | tuple) else [reference]
-        references = [text for item in given if (text := as_text(item).strip())]
+        several = list(reference) if isinstance(reference, list | tuple) else [reference]
+        references = [text for item in several if (text := as_text(item).strip())]
         last = conversation.last("assistant")
         if not references:
             return Score.missing(Reason.BAD_ROW, "bleu: no reference")

@@ -23,5 +23,5 @@ class FormatErrors(Metric):
         faults = limit_call_now(self.task, self.task.format_faults, conversation)
         if not faults:
             return Score.missing(Reason.NOTHING_SAID, "format_errors: no assistant turn")
-        found = [fault for fault in faults if fault]
-        return Score(len(found) / len(faults), detail={"faults": found})
+        bad = [fault for fault in faults if fault]
+        return Score(len(bad) / len(faults), detail={"faults": bad})

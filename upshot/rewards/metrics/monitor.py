@@ -51,8 +51,8 @@ class MonitorMetric(Metric):
             return Score.missing(Reason.NO_THOUGHT, "the reply has no thought to read")
         if verdict.value is None:
             return verdict
-        found = (await self.monitor.look(case)).prediction
-        if found.value is None:
-            return found
-        detail = {**found.detail, "prediction": found.value, "verdict": verdict.value}
-        return Score(1 - abs(found.value - verdict.value), detail=detail)
+        prediction = (await self.monitor.look(case)).prediction
+        if prediction.value is None:
+            return prediction
+        detail = {**prediction.detail, "prediction": prediction.value, "verdict": verdict.value}
+        return Score(1 - abs(prediction.value - verdict.value), detail=detail)

@@ -26,16 +26,16 @@ class TokenAmount(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The number of tokens; missing when a turn has no ids and there is no tokenizer to count with."""
-        own = conversation.turns[len(conversation.row.messages) :]
-        counts = [self._count(turn) for turn in own if turn.message.role == "assistant"]
+        turns = conversation.turns[len(conversation.row.messages) :]
+        counts = [self._count(turn) for turn in turns if turn.message.role == "assistant"]
         if None in counts:
             return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
         return Score(float(sum(count for count in counts if count is not None)))
 
     def _count(self, turn: Turn) -> int | None:
         if self.tokenizer:
-            said = (turn.message.content, str(turn.note.get("thought") or ""))
-            return sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in said if text)
+            texts = (turn.message.content, str(turn.note.get("thought") or ""))
+            return sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
         if turn.sample is not None:
             return len(turn.sample.ids)
         return int(turn.note["tokens"]) if "tokens" in turn.note else None

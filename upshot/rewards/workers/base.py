@@ -48,10 +48,10 @@ async def verify_here(verifier: Verifier, claim: Claim) -> Score:
     """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
     try:
         if verifier.waits:
-            given = await limit_call(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
+            verdict = await limit_call(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
         else:
-            given = limit_call_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
-        return Score.of(given, f"verifier '{claim.source}'")
+            verdict = limit_call_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
+        return Score.of(verdict, f"verifier '{claim.source}'")
     except UserError:
         raise
     except Exception as error:

@@ -78,29 +78,29 @@ class CallRecording:
         self.calls += 1
         call = self.calls
         request = asked.request(self.policy.sampling.max_tokens, self.dialect.thinks)
-        said = digests(asked.messages, request.tools)
-        before, turns = self._continue(said, request)
-        self._asked[said[-1]] += 1
-        again = self._asked[said[-1]]
+        history = digests(asked.messages, request.tools)
+        before, turns = self._continue(history, request)
+        self._asked[history[-1]] += 1
+        again = self._asked[history[-1]]
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
 
         async def one(index: int) -> ChatReply:
-            seed = derive_seed(self.conversation.seed, "call", said[-1].hex(), again, index)
+            seed = derive_seed(self.conversation.seed, "call", history[-1].hex(), again, index)
             path = Conversation(self.conversation.row, seed, f"{self.conversation.key}/call/{call}.{index}", turns)
             path.session["tools"] = request.tools
             reply = await self._reply(path, request, asked, several)
             recorded = RecordedReply(path, before, (call, index))
             self.replies.append(recorded)
-            self._known[_digest(said[-1], reply.message)] = recorded
+            self._known[_digest(history[-1], reply.message)] = recorded
             return reply
 
         return list(await asyncio.gather(*(one(index) for index in range(request.n))))
 
-    def _continue(self, said: Sequence[bytes], request: Request) -> tuple[RecordedReply | None, tuple[Turn, ...]]:
+    def _continue(self, history: Sequence[bytes], request: Request) -> tuple[RecordedReply | None, tuple[Turn, ...]]:
         """The reply that a call goes on from, if any, and the turns to speak after."""
         messages: list[Message] = list(request.prompt)  # type: ignore[arg-type]
         for count in range(len(messages) - 1, 0, -1):
-            before = self._known.get(said[count])
+            before = self._known.get(history[count])
             if before is not None:
                 new = messages[count:]
                 if any(message.role == "assistant" for message in new):
@@ -136,12 +136,12 @@ class CallRecording:
         ordered = sorted(self.replies, key=lambda reply: reply.order)
         inner = {reply.before for reply in ordered}
         ends = [reply for reply in ordered if reply not in inner]
-        told: set[RecordedReply] = set()
+        placed: set[RecordedReply] = set()
         out = []
         for end in [*ends[-1:], *ends[:-1]]:
             at: RecordedReply | None = end
-            while at is not None and at not in told:
-                told.add(at)
+            while at is not None and at not in placed:
+                placed.add(at)
                 at = at.before
             out.append(PlayedPath(end.conversation, len(at.conversation.turns) if at is not None else 0))
         return out
@@ -163,20 +163,20 @@ def _essence(message: Mapping[str, Any]) -> list[Any]:
     """What makes a message the same when a client sends it back: the form of its fields aside, and an assistant's
     blanks and thoughts, which clients drop."""
     content = text_of(message.get("content"), "messages")
-    own = message.get("role") == "assistant"
+    by_assistant = message.get("role") == "assistant"
     calls = [
         [call.get("id"), function.get("name"), _arguments(function.get("arguments"))]
         for call in message.get("tool_calls") or ()
         if isinstance(function := call.get("function") or {}, Mapping)
     ]
-    return [message.get("role"), content.strip() if own else content, calls, message.get("tool_call_id")]
+    return [message.get("role"), content.strip() if by_assistant else content, calls, message.get("tool_call_id")]
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        return given
+        return arguments
 
 
 def _plain(value: Any) -> bytes:

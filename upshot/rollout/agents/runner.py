@@ -96,8 +96,8 @@ class AgentRunner:
         async with self._gate:
             recording = CallRecording(conversation, policy, self._server.dialect, self.config.calls)
             served = self._server.open(recording)
-            told = dict(addresses(served, self._root))
-            episode = AgentEpisode(conversation.row, model=self._server.name, **told)
+            address = dict(addresses(served, self._root))
+            episode = AgentEpisode(conversation.row, model=self._server.name, **address)
             try:
                 async with asyncio.timeout(self.config.seconds):
                     worth = await self._run(episode)
@@ -123,26 +123,31 @@ class AgentRunner:
         """What the program's end is worth; None: nothing by itself."""
         if self.function is None:
             return await self._run_command(episode)
-        given = await call_function(self.function, episode)
-        return None if given is None else Score.of(given, "the agent")
+        worth = await call_function(self.function, episode)
+        return None if worth is None else Score.of(worth, "the agent")
 
     async def _run_command(self, episode: AgentEpisode) -> Score | None:
-        own = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_BASE": episode.base_url}
-        own |= {"OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
+        environment = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_BASE": episode.base_url}
+        environment |= {"OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
         # Files and no pipes: what a program starts and leaves behind may hold them open as long as it likes.
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-            given.write(json.dumps(episode.to_dict(), default=str).encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+            stdin.write(json.dumps(episode.to_dict(), default=str).encode())
+            stdin.seek(0)
             process = await asyncio.create_subprocess_exec(
-                *self.words, stdin=given, stdout=said, stderr=said, env={**os.environ, **own}, start_new_session=True
+                *self.words,
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                start_new_session=True,
             )
             try:
                 status = await process.wait()
             finally:
                 end_session(process.pid)
                 await process.wait()
-            said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
-            tail = said.read().decode(errors="replace").strip()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+            tail = output.read().decode(errors="replace").strip()
         if status < 0 or (status and self.config.outcome == "task"):
             how = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
             raise AgentFailure(Reason.CRASHED, f"{how}: {' '.join(tail.splitlines()[-1:])}".removesuffix(": "))
@@ -171,10 +176,10 @@ def find_function(program: str) -> AgentFunction | None:
     """The function that a program's name stands for; None for a command."""
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", program) is None:
         return None
-    found = import_thing(program, "agent", "episode.agent")
-    if not callable(found):
-        raise UserError(f"agent '{program}' in episode.agent is no function, but {type(found).__name__}")
-    function: AgentFunction = found
+    thing = import_thing(program, "agent", "episode.agent")
+    if not callable(thing):
+        raise UserError(f"agent '{program}' in episode.agent is no function, but {type(thing).__name__}")
+    function: AgentFunction = thing
     return function
 
 

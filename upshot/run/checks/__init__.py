@@ -32,7 +32,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
         return [Finding(str(error))]
     context = CheckContext(recipe, offline, resumed, ranks)
     cheap = {check: list(_run_check(check, context)) for check in CHEAP}
-    findings = [finding for own in cheap.values() for finding in own]
+    findings = [finding for of_check in cheap.values() for finding in of_check]
     if not any(finding.fatal for finding in cheap[data.check]):
         findings += [finding for check in _thorough() for finding in _run_check(check, context)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once

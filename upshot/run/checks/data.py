@@ -34,8 +34,8 @@ def check(context: CheckContext) -> Iterator[Finding]:
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
     here = context.sampled and recipe.sandbox.partition(":")[0] == "local"
-    if here and (told := tell_languages(task.rows("train"), task)):
-        yield Finding(told, fatal=False)
+    if here and (sentence := tell_languages(task.rows("train"), task)):
+        yield Finding(sentence, fatal=False)
 
 
 def tell_languages(rows: Sequence[Row], task: Task) -> str:

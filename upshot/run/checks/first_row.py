@@ -45,15 +45,15 @@ def show_first_row(recipe: Recipe, offline: bool = False) -> tuple[list[str], li
     verdicts = run_anywhere(_judge(context.task, rows))
     if all(verdict.is_missing for verdict in verdicts.values()):  # an environment decides, or a judge that is not up
         return lines, []
-    told = " · ".join(f"{what}: {_word(verdict)}" for what, verdict in verdicts.items())
-    return [*lines, f"verifier   {told}"], list(_findings(context.task.name, row, verdicts))
+    words = " · ".join(f"{what}: {_word(verdict)}" for what, verdict in verdicts.items())
+    return [*lines, f"verifier   {words}"], list(_findings(context.task.name, row, verdicts))
 
 
 async def _judge(task: Task, rows: Sequence[Row]) -> dict[str, Score]:
     """The verdicts on replies to the first row: its own reference, nothing, and the reference of another row."""
     row = rows[0]
-    own = [await _verdict(task, row, form.format(row.reference)) for form in FORMS]
-    verdicts = {"its reference": max(own, key=lambda score: -1.0 if score.value is None else score.value)}
+    of_forms = [await _verdict(task, row, form.format(row.reference)) for form in FORMS]
+    verdicts = {"its reference": max(of_forms, key=lambda score: -1.0 if score.value is None else score.value)}
     verdicts["an empty reply"] = await _verdict(task, row, "")
     other = next((r.reference for r in rows if isinstance(r.reference, str) and r.reference != row.reference), None)
     if other is not None:
@@ -86,8 +86,8 @@ def _findings(task: str, row: Row, verdicts: dict[str, Score]) -> Iterator[Findi
     for what, verdict in verdicts.items():
         wanted = what == "its reference"
         if verdict.value is not None and (verdict.value > 0) != wanted:
-            found, then = ("right", "rewards what is wrong") if not wanted else ("wrong", "can reward nothing")
-            yield Finding(f"the verifier calls {what} {found} for the first row: it {then}", fatal=False)
+            word, then = ("right", "rewards what is wrong") if not wanted else ("wrong", "can reward nothing")
+            yield Finding(f"the verifier calls {what} {word} for the first row: it {then}", fatal=False)
 
 
 def _prompt(context: CheckContext, row: Row) -> str:

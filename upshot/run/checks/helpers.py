@@ -72,7 +72,7 @@ def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:
     """The helper models by name, those of a map of classmates among them."""
     served = read_map(recipe.futures.map_file)[0] if recipe.futures.map_file is not None else {}
     specs = {**served, **recipe.needed_models}
-    return {name: ModelSpec.parse(given, f"models.{name}") for name, given in specs.items()}
+    return {name: ModelSpec.parse(spec, f"models.{name}") for name, spec in specs.items()}
 
 
 def _tokenizers(recipe: Recipe) -> dict[str, str]:
@@ -86,8 +86,8 @@ def _tokenizers(recipe: Recipe) -> dict[str, str]:
 
 def _servers(recipe: Recipe) -> dict[str, str]:
     """Servers of ours that the run needs, by the recipe's field."""
-    found = {"sandbox": recipe.sandbox, "reward.manager.url": str(recipe.reward.manager.options.get("url", ""))}
-    return {what: url for what, url in found.items() if url.startswith(("http://", "https://"))}
+    addresses = {"sandbox": recipe.sandbox, "reward.manager.url": str(recipe.reward.manager.options.get("url", ""))}
+    return {what: url for what, url in addresses.items() if url.startswith(("http://", "https://"))}
 
 
 async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | None:

@@ -59,8 +59,8 @@ def profile_rows(
 
     async def measure() -> Table:
         async with connect(sandbox) as runner:
-            found = [checks_of(row, task, runner, pass_rate) for row in rows]
-            checks = [one for one in found if one is not None and one.tests]
+            by_row = [checks_of(row, task, runner, pass_rate) for row in rows]
+            checks = [one for one in by_row if one is not None and one.tests]
             profiles = await Verdicts(file=file).measure_all(checks)
             return [(one.name, profile) for one, profile in zip(checks, profiles, strict=True)]
 

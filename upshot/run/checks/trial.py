@@ -40,7 +40,7 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
         )
         return
     try:
-        found = run_anywhere(_play(context))
+        scores = run_anywhere(_play(context))
     except UserError as error:
         if context.task.environment() is None:
             yield Finding(str(error))
@@ -49,7 +49,7 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
                 f"the metrics were not tried on a row: the environment of '{context.task.name}' was not asked", False
             )
         return
-    for name, score in found.items():
+    for name, score in scores.items():
         if score.reason in OWN_FAULTS:
             yield Finding(f"{name} fails on a trial row: {score.why or score.reason}")
         elif score.is_missing:
@@ -74,8 +74,8 @@ async def _play(context: CheckContext) -> dict[str, Score]:
         conversation.say(Message("assistant", words), note={"finish": "stop"})
         tried = {name: metric for name, metric in services.metrics.items() if not metric.loads_model}
         scores = await score_conversation(tried, conversation)
-        found = {f"metric '{name}'": score for name, score in scores.items()}
+        tried_scores = {f"metric '{name}'": score for name, score in scores.items()}
         if user is not None and context.recipe.futures.rounds:
-            said = await catch_failure(limit_call(user, user.observe, conversation), "user")
-            found |= {"the user": said} if said is not None else {}
-        return found
+            failure_of_user = await catch_failure(limit_call(user, user.observe, conversation), "user")
+            tried_scores |= {"the user": failure_of_user} if failure_of_user is not None else {}
+        return tried_scores

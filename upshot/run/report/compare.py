@@ -52,11 +52,11 @@ def experiments(settings: Sequence[Mapping[str, str]], names: Sequence[str]) -> 
     first: dict[str, str] = {}
     seeds: set[tuple[str, str]] = set()
     out = []
-    for own, name in zip(settings, names, strict=True):
-        rest = json.dumps({key: own[key] for key in sorted(own) if key not in NOT_SETTINGS and key != SEED})
-        again = (rest, own.get(SEED, UNSET)) in seeds  # the same once more is no further seed
-        seeds.add((rest, own.get(SEED, UNSET)))
-        out.append(name if again or SEED not in own else first.setdefault(rest, name))
+    for recipe, name in zip(settings, names, strict=True):
+        rest = json.dumps({key: recipe[key] for key in sorted(recipe) if key not in NOT_SETTINGS and key != SEED})
+        again = (rest, recipe.get(SEED, UNSET)) in seeds  # the same once more is no further seed
+        seeds.add((rest, recipe.get(SEED, UNSET)))
+        out.append(name if again or SEED not in recipe else first.setdefault(rest, name))
     return out
 
 

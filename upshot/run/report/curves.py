@@ -73,13 +73,13 @@ class Curves:
 
     def last(self, key: str) -> float | None:
         """The newest value of a metric that is not missing; None when there is none."""
-        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return found[-1] if found else None
+        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
+        return values[-1] if values else None
 
     def best(self, key: str) -> float | None:
         """The best value of a metric: of a loss the lowest, else the highest."""
-        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return (min if "loss/" in key else max)(found, default=None)
+        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
+        return (min if "loss/" in key else max)(values, default=None)
 
     def names(self) -> list[tuple[str, str]]:
         """Every curve as (phase, key)."""
@@ -87,8 +87,8 @@ class Curves:
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over all steps and phases; None when it was never logged."""
-        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return sum(found) if found else None
+        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
+        return sum(values) if values else None
 
     def sums(self, key: str) -> dict[tuple[str, float], float]:
         """(phase, step) → the sum of a metric up to there, phase after phase; of phases that log it."""

@@ -33,19 +33,19 @@ class LogTail:
 
     def sentence(self) -> str | None:
         """What was skipped, for the reader; None when nothing was."""
-        said = []
+        parts = []
         if self.skipped:
             where = ", ".join(map(str, self.skipped[:5])) + (", …" if len(self.skipped) > 5 else "")
-            said.append(f"{len(self.skipped)} unreadable line{'s' * (len(self.skipped) > 1)} skipped (line {where})")
+            parts.append(f"{len(self.skipped)} unreadable line{'s' * (len(self.skipped) > 1)} skipped (line {where})")
         if self.cut:
-            said.append("the last line is incomplete (the run was killed, or is still writing) and was skipped")
-        return f"{self.path.name}: {'; '.join(said)}." if said else None
+            parts.append("the last line is incomplete (the run was killed, or is still writing) and was skipped")
+        return f"{self.path.name}: {'; '.join(parts)}." if parts else None
 
     def is_rewritten(self) -> bool:
         """Whether what was read is no longer what the log says; from now on it is read from its beginning."""
-        found = self.path.stat() if self.path.is_file() else None
-        file = (found.st_dev, found.st_ino) if found else None
-        again = self.file is not None and (file != self.file or found is None or found.st_size < self.end)
+        stat = self.path.stat() if self.path.is_file() else None
+        file = (stat.st_dev, stat.st_ino) if stat else None
+        again = self.file is not None and (file != self.file or stat is None or stat.st_size < self.end)
         if again:
             self.end = self.number = 0
             self.skipped, self.cut = [], False
@@ -76,10 +76,10 @@ class LogTail:
 def number(value: Any) -> float | None:
     """A finite number, or None; JSON as Python writes it may hold NaN and Infinity, and integers beyond any float."""
     try:
-        found = float(value) if isinstance(value, int | float) else math.nan
+        converted = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def shorten(value: float) -> float | int:

@@ -131,8 +131,8 @@ class ReplyIndex:
 
     def _add(self, start: int, length: int, row: dict[str, Any]) -> None:
         # A hundred thousand of these are read while somebody waits: few calls, no list that is not kept.
-        found = row.get("reward")
-        reward: dict[str, Any] = found if isinstance(found, dict) else {}
+        logged = row.get("reward")
+        reward: dict[str, Any] = logged if isinstance(logged, dict) else {}
         missing = self._count_scores(row, reward)
         of_row = row.get("row")
         entry = [
@@ -212,8 +212,8 @@ class ReplyIndex:
         """What the list shows of some replies (`COLUMNS` and two mappings)."""
         chosen = json.dumps([at + 1 for at in wanted])
         rows = self._ask("select entry from json_each(?) wanted join replies on replies.id = wanted.value", chosen)
-        found: list[list[Any]] = json.loads(f"[{','.join(entry for (entry,) in rows)}]")
-        return found
+        entries: list[list[Any]] = json.loads(f"[{','.join(entry for (entry,) in rows)}]")
+        return entries
 
     def steps(self) -> int:
         """How many steps there are."""
@@ -242,17 +242,17 @@ class ReplyIndex:
         """The first replies in which something was said that holds these words, in whatever case."""
         # Letters of ASCII stand in a log as they are, others perhaps as escapes: those pick the lines worth reading.
         plain = [run.encode() for run in re.findall(r"[a-z0-9]+", words.lower())]
-        found: list[int] = []
+        places: list[int] = []
         with self.log.path.open("rb") as file:
             for at, (start, length) in enumerate(self._ask("select start, length from replies order by id")):
                 file.seek(start)
                 line = file.read(length)
                 lower = line.lower()
-                if all(run in lower for run in plain) and words.lower() in said(line):
-                    found.append(at)
-                    if len(found) == MAX_FOUND:
+                if all(run in lower for run in plain) and words.lower() in spoken_text(line):
+                    places.append(at)
+                    if len(places) == MAX_FOUND:
                         break
-        return found
+        return places
 
     def choose(self, budget: int) -> list[int]:
         """The replies for a page of `budget` bytes: of the first, the last and evenly spaced steps, as many as fit."""
@@ -327,12 +327,12 @@ def missing_reason(score: Any) -> str | None:
     return str((isinstance(score, dict) and score.get("missing")) or NO_REASON)
 
 
-def said(line: bytes) -> str:
+def spoken_text(line: bytes) -> str:
     """Everything that was said in a reply's line and its futures, in lower case."""
     row = parse_json_line(line) or {}
     turns = [message for part in (row, *dicts(row.get("futures"))) for message in dicts(part.get("messages"))]
-    told = [f"{turn.get('content')}\n{json.dumps(turn.get('note') or '', ensure_ascii=False)}" for turn in turns]
-    return "\n".join([str(row.get("row")), str(row.get("key")), *told]).lower()
+    texts = [f"{turn.get('content')}\n{json.dumps(turn.get('note') or '', ensure_ascii=False)}" for turn in turns]
+    return "\n".join([str(row.get("row")), str(row.get("key")), *texts]).lower()
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:

@@ -131,8 +131,8 @@ class ShownRun:
             self._step_samples = stamp, samples.spell(file) if file.is_file() else {}
         spelt = self._step_samples[1]
         for future in dicts(row.get("futures")):
-            if own := spelt.get(str(future.get("key"))):
-                future["tokens"] = own
+            if tokens := spelt.get(str(future.get("key"))):
+                future["tokens"] = tokens
         return row | {"tokens": spelt.get(str(row.get("key")), [])}
 
     def pack(self, limit: int, room: int) -> dict[str, Any]:
@@ -159,14 +159,14 @@ class ShownRun:
         log, series = self.curves, self.curves.series
         wanted = [(phase, key, points) for phase, keys in series.items() for key, points in keys.items()]
         longest = max((len(points) for _, _, points in wanted), default=0)
-        told = [
+        sentences = [
             log.log.sentence(),
             longest > limit and f"metrics.jsonl: curves of more than {limit} points are thinned (extremes are kept).",
             len(wanted) > room and f"metrics.jsonl: {len(wanted) - room:,} of {len(wanted):,} curves are left out.",
             log.rewritten and f"metrics.jsonl: {log.rewritten:,} values were logged twice (resumed); the later count.",
             log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
         ]
-        self.notes += [f"{self.name}/{sentence}" for sentence in told if isinstance(sentence, str)]
+        self.notes += [f"{self.name}/{sentence}" for sentence in sentences if isinstance(sentence, str)]
         axes = {"time": log.sums("time/step"), "tokens": log.sums("train/tokens")}
         return curves_of.pack(wanted[:room], limit, axes) | {"rows": log.rows, "steps_by_phase": log.last_steps}
 
@@ -209,10 +209,10 @@ class ShownRuns:
 
     def look(self) -> None:
         """Find runs that have begun since, and lose those that are gone."""
-        found = {run.path: run for root in self.roots for run in find_shown(root, DEPTH)}
-        paths = [path.resolve() for path in found]
+        runs = {run.path: run for root in self.roots for run in find_shown(root, DEPTH)}
+        paths = [path.resolve() for path in runs]
         base = self.roots[0] if len(self.roots) == 1 else Path(commonpath(paths)) if paths else Path()
-        names = {self._name(path, base): run for path, run in found.items()}
+        names = {self._name(path, base): run for path, run in runs.items()}
         self.runs = {name: self.runs.get(name) or ShownRun(run, name) for name, run in names.items()}
 
     def _name(self, path: Path, base: Path) -> str:
@@ -233,10 +233,10 @@ class ShownRuns:
         settings = [settings_of(run["recipe"]) for run in packed]
         for one, experiment in zip(packed, experiments(settings, list(self.runs)), strict=True):
             one["experiment"] = experiment
-        own = len(self.roots) == 1 and (is_shown(self.roots[0]) or len(packed) == 1)
+        single = len(self.roots) == 1 and (is_shown(self.roots[0]) or len(packed) == 1)
         return {
-            "title": packed[0]["title"] if own else title_of_many(packed),
-            "own": own,
+            "title": packed[0]["title"] if single else title_of_many(packed),
+            "own": single,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "upshot": __version__,
             "runs": packed,
@@ -308,5 +308,5 @@ def title_of_many(packed: Sequence[dict[str, Any]]) -> str:
 
 
 def _stamp(path: Path) -> object:
-    found = path.stat() if path.is_file() else None
-    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
+    stat = path.stat() if path.is_file() else None
+    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -79,14 +79,14 @@ class RunWatch:
 
     async def events(self) -> AsyncIterator[str]:
         """The state, told when it changes."""
-        last, told = None, 0.0
+        last, sent = None, 0.0
         while True:
             state = self.state()
             if state != last:
-                last, told = state, time.monotonic()
+                last, sent = state, time.monotonic()
                 yield f"data: {dump(state)}\n\n"
-            elif time.monotonic() - told > BEAT_S:
-                told = time.monotonic()
+            elif time.monotonic() - sent > BEAT_S:
+                sent = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(POLL_S)
 
@@ -100,9 +100,9 @@ class TokenCookie:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Turn an address with a token into a cookie, and a cookie into the header that the gate asks for."""
         if scope["type"] == "http":
-            given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-            if given and scope["path"] == "/" and TOKEN.fullmatch(given[0]):
-                cookie = f"{COOKIE}={given[0]}; HttpOnly; SameSite=Strict; Path=/"
+            tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+            if tokens and scope["path"] == "/" and TOKEN.fullmatch(tokens[0]):
+                cookie = f"{COOKIE}={tokens[0]}; HttpOnly; SameSite=Strict; Path=/"
                 headers = [(b"location", b"/"), (b"set-cookie", cookie.encode())]
                 await send({"type": "http.response.start", "status": 303, "headers": headers})
                 await send({"type": "http.response.body", "body": b""})

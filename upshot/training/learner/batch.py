@@ -106,9 +106,9 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
     layout = tree(ids) if share else end_to_end(lengths)
     flat, positions = np.empty((2, layout.tokens), dtype=np.int64)
     rows, trained = [], []
-    for own, path, datum in zip(ids, layout.paths, data, strict=True):
+    for sequence, path, datum in zip(ids, layout.paths, data, strict=True):
         at = layout.places(path)
-        flat[at], positions[at] = own, np.arange(len(own))
+        flat[at], positions[at] = sequence, np.arange(len(sequence))
         trained.append(np.array(datum.places, dtype=np.int64))
         rows.append(at[trained[-1] - 1])
 
@@ -116,7 +116,9 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         return on_device(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64), device)
 
     def column(name: str) -> Tensor:
-        parts = [np.array(getattr(d, name), dtype=np.float32)[own] for d, own in zip(data, trained, strict=True)]
+        parts = [
+            np.array(getattr(d, name), dtype=np.float32)[sequence] for d, sequence in zip(data, trained, strict=True)
+        ]
         return on_device(np.concatenate(parts), device)
 
     shares = [datum.share for datum in data]
@@ -126,7 +128,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         positions=on_device(positions, device),
         lengths=lengths,
         rows=whole(rows),
-        targets=whole([own[places] for own, places in zip(ids, trained, strict=True)]),
+        targets=whole([sequence[places] for sequence, places in zip(ids, trained, strict=True)]),
         owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
         layout=layout,
         columns={name: column(name) for name in present},
@@ -165,7 +167,7 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     """
     token_budget = token_budget or WITHOUT_PLAN
     ids = [_ids(unit) for unit in units]
-    sizes = [_added_tokens(own, []) if share else sum(map(len, own)) for own in ids]
+    sizes = [_added_tokens(sequences, []) if share else sum(map(len, sequences)) for sequences in ids]
     by: Callable[[int], Any] = (lambda i: (prefix_key(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
     bins: list[list[Datum]] = []
     room = 0
@@ -182,9 +184,9 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     return bins
 
 
-def _added_tokens(own: Sequence[Ids], last: Sequence[Ids]) -> int:
+def _added_tokens(added: Sequence[Ids], last: Sequence[Ids]) -> int:
     """How many tokens sequences add at most to a tree that holds `last`."""
-    return shared_tokens([*own, *last]) - shared_tokens(last)
+    return shared_tokens([*added, *last]) - shared_tokens(last)
 
 
 def shareable(units: Sequence[Sequence[Datum]]) -> bool:

@@ -123,8 +123,8 @@ class Learner:
                     logs[name] = logs[name] + value if name in logs else value
             for _ in range(most - len(chunks)):  # others still have gradients to sum
                 self.optimizer.gather()
-        own = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
-        return sum_by_name(self.ranks.all_gather_object("logs", own))
+        logs_of_rank = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
+        return sum_by_name(self.ranks.all_gather_object("logs", logs_of_rank))
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""
@@ -165,8 +165,8 @@ class Learner:
                 f"'{folder / 'learner.pt'}' is damaged or belongs to another model ({describe_damage(error)}); "
                 f"delete the folder {folder.name}, and --resume takes the checkpoint before it"
             ) from error
-        own = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
-        for random in own:  # none where the checkpoint is of fewer ranks
+        states_of_rank = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
+        for random in states_of_rank:  # none where the checkpoint is of fewer ranks
             torch.set_rng_state(random["torch_rng"])
             if random["cuda_rng"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(random["cuda_rng"])
@@ -186,28 +186,28 @@ class Learner:
                 values = column(self.forward.read(batch, self.temperature, value_head=head))
                 assert values is not None
                 rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, values), strict=True)}
-        own = [rows[id(datum)] for (datum,) in units]
-        return [row for part in self.ranks.all_gather_object("read", own) for row in part]
+        rows_of_rank = [rows[id(datum)] for (datum,) in units]
+        return [row for part in self.ranks.all_gather_object("read", rows_of_rank) for row in part]
 
     def _share(self, units: Sequence[Unit]) -> Sequence[Unit]:
         """This rank's part of what there is to learn or read."""
         sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
-        own = shares(sizes, self.ranks.size)[self.ranks.rank]
-        return units[own.start : own.stop]
+        share = shares(sizes, self.ranks.size)[self.ranks.rank]
+        return units[share.start : share.stop]
 
     @contextmanager
     def _as_reference(self) -> Iterator[None]:
         """The reference's weights in the model's place: tensors change hands, nothing is copied."""
         if not self.reference:
             raise RuntimeError("keep_reference() was not called")
-        own = {name: p.data for name, p in self.trained.items()}
+        trained = {name: p.data for name, p in self.trained.items()}
         try:
             for name, parameter in self.trained.items():
                 parameter.data = self.reference[name]
             yield
         finally:
             for name, parameter in self.trained.items():
-                parameter.data = own[name]
+                parameter.data = trained[name]
 
 
 def random_states() -> dict[str, Any]:

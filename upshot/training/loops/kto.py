@@ -52,9 +52,9 @@ class Kto(Objective):
         """All that is logged are means over replies."""
         return self.count.get(name, self.by.sequences)
 
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over replies; β times the gains of the good and of the bad ones, each where there are any."""
-        gained = batch.sums(found.logprobs) - batch.sums(batch.columns["reference"])
+        gained = batch.sums(output.logprobs) - batch.sums(batch.columns["reference"])
         good = batch.sums(batch.columns["advantages"]) > 0
         loss = kto_losses(gained, good, self.divergence, self.config).sum() / max(self.by.sequences, 1)
         rewards = self.config.beta * gained.detach()
@@ -110,8 +110,8 @@ def prepare(learner: Learner, data: Sequence[Datum], limit: int = 0) -> Lesson:
 def measure_divergence(learner: Learner, data: Sequence[Datum], limit: int) -> float:
     """The mean log ratio of policy to reference where each prompt has its neighbour's reply; at least 0."""
     swapped = []
-    for own, other in zip(data, [*data[-1:], *data[:-1]], strict=True):
-        prompt, reply = own.ids[: _start(own)], other.ids[_start(other) :]
+    for asked, other in zip(data, [*data[-1:], *data[:-1]], strict=True):
+        prompt, reply = asked.ids[: _start(asked)], other.ids[_start(other) :]
         swapped.append(reply_datum(prompt, reply[: max(limit - len(prompt), 1)] if limit else reply))
     policy, reference = learner.logprobs(swapped), learner.logprobs(swapped, reference=True)
     gained = [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, swapped, strict=True)]
@@ -121,9 +121,9 @@ def measure_divergence(learner: Learner, data: Sequence[Datum], limit: int) -> f
 def held_out_loss(learner: Learner, data: Sequence[Datum], limit: int) -> Logs:
     """The loss on held-out replies, and β times the mean gains of the good and of the bad ones."""
     lesson = prepare(learner, [replace(datum) for datum in data], limit)
-    own = learner.logprobs(data)
+    policy = learner.logprobs(data)
     gained = torch.tensor(
-        [sum_trained(a, d) - sum_trained(d.reference, d) for a, (d,) in zip(own, lesson.units, strict=True)]
+        [sum_trained(a, d) - sum_trained(d.reference, d) for a, (d,) in zip(policy, lesson.units, strict=True)]
     )
     good = torch.tensor([_is_good(datum) for datum in data])
     loss = kto_losses(gained, good, lesson.logs["kto/kl"], learner.config.kto).mean()

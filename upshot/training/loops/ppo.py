@@ -36,8 +36,8 @@ def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
     units: Units = []
     earned: list[list[tuple[Span, float]]] = []
     for reply in (reply for group in groups for reply in group):
-        said: list[Rollout | Branch] = [reply, *(branch for fork in reply.siblings for branch in fork)]
-        paid = [(part, spans) for part in said if (spans := earnings(part.credit))]
+        parts: list[Rollout | Branch] = [reply, *(branch for fork in reply.siblings for branch in fork)]
+        paid = [(part, spans) for part in parts if (spans := earnings(part.credit))]
         units += as_units([_datum(part, spans) for part, spans in paid])
         earned += [spans for _, spans in paid]
     data = [datum for unit in units for datum in unit]
@@ -48,7 +48,8 @@ def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
         part, trained = datum.source, {span for span, _ in spans}
         assert part is not None and part.credit is not None
         part.advantages = [
-            _mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in part.credit.spans
+            math.fsum(datum.advantages[s.start : s.stop]) / max(s.stop - s.start, 1) if s in trained else None
+            for s in part.credit.spans
         ]
     return units, logs | weigh(learner, data)
 
@@ -58,7 +59,7 @@ def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
     if credit is None:
         return []
     totals = [(span, credit.total(span.parts).value) for span in credit.spans if span.parts]
-    return sorted(((span, value) for span, value in totals if value is not None), key=lambda own: own[0].start)
+    return sorted(((span, value) for span, value in totals if value is not None), key=lambda earned: earned[0].start)
 
 
 def token_rewards(earned: Sequence[tuple[Span, float]]) -> list[float]:
@@ -89,7 +90,7 @@ def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Se
         places = [i for i, bit in enumerate(datum.mask) if bit]
         ratios = [datum.old[i] - reference[i] for i in places]
         divergence += sum(ratios)
-        paid = [own - config.kl.weight * ratio for own, ratio in zip(reward, ratios, strict=True)]
+        paid = [earned - config.kl.weight * ratio for earned, ratio in zip(reward, ratios, strict=True)]
         advantages, targets = gae(paid, [values[i] for i in places], config.ppo.gamma, config.ppo.gae_lambda)
         datum.values = values
         datum.advantages = _spread(advantages, places, len(datum.ids))
@@ -148,7 +149,3 @@ def _spread(values: Sequence[float], places: Sequence[int], length: int) -> list
     for place, value in zip(places, values, strict=True):
         out[place] = value
     return out
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

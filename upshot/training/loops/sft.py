@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from upshot.config.method import TrainingMethod
@@ -19,6 +20,8 @@ from upshot.training.loops.minibatches import Lesson
 from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Sft
 
+Tools = Sequence[Mapping[str, Any]]
+
 
 class Dialogues(Sequence[Datum]):
     """Dialogues as token sequences, each rendered when it is first used: the first step does not wait for all.
@@ -27,26 +30,22 @@ class Dialogues(Sequence[Datum]):
     """
 
     def __init__(
-        self,
-        dialogues: Sequence[tuple[Message, ...]],
-        renderer: Renderer,
-        max_context: int,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, dialogues: Iterable[Sequence[Message]], renderer: Renderer, max_context: int, tools: Tools = ()
     ) -> None:
-        self._dialogues = [talk for talk in dialogues if any(message.role == "assistant" for message in talk)]
-        self._rendered: dict[int, Datum] = {}
-        self._renderer = renderer
-        self._limit = max_context or None
-        self._tools = tools
+        self._dialogues = [tuple(talk) for talk in dialogues if any(message.role == "assistant" for message in talk)]
+
+        @cache
+        def render(index: int) -> Datum:
+            ids, mask = renderer.demonstration(self._dialogues[index], tools)
+            return Datum(ids[: max_context or None], mask[: max_context or None])
+
+        self._render = render
 
     def __len__(self) -> int:
         return len(self._dialogues)
 
     def __getitem__(self, index: Any) -> Any:
-        if index not in self._rendered:
-            ids, mask = self._renderer.demonstration(self._dialogues[index], self._tools)
-            self._rendered[index] = Datum(ids[: self._limit], mask[: self._limit])
-        return self._rendered[index]
+        return self._render(index)
 
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:

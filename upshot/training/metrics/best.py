@@ -111,11 +111,11 @@ def _check_kind(metric: str, recipe: Recipe) -> None:
             f"train.save.best is '{metric}', and no evaluation of {recipe.train.method} has it; the names begin with "
             f"{', '.join(f'eval/{kind}' for kind in kinds)}"
         )
-    own = list(metric_keys(one.name for one in recipe.reward.metrics).values())
-    if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in own:
+    keys = list(metric_keys(one.name for one in recipe.reward.metrics).values())
+    if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in keys:
         raise UserError(
             f"train.save.best is '{metric}', which is none of reward.metrics; "
-            f"{did_you_mean(metric, [f'eval/{one}' for one in own])}"
+            f"{did_you_mean(metric, [f'eval/{one}' for one in keys])}"
         )
 
 

@@ -21,8 +21,8 @@ def tell_pull(groups: Sequence[Sequence[Rollout]]) -> str:
     """One line about every part beside the main one and the outcome; '' where there is none."""
     credits = [reply.credit for group in groups for reply in group if reply.credit is not None]
     names = dict.fromkeys(name for credit in credits for name in credit.parts if name != MAIN and not is_turn(name))
-    told = [_tell(name, [pairs for group in groups if (pairs := _pairs(group, name))]) for name in names]
-    return f"the first batch: {'; '.join(told)}" if told else ""
+    sentences = [_tell(name, [pairs for group in groups if (pairs := _pairs(group, name))]) for name in names]
+    return f"the first batch: {'; '.join(sentences)}" if sentences else ""
 
 
 def _pairs(group: Sequence[Rollout], part: str) -> list[tuple[float, float]]:
@@ -30,20 +30,20 @@ def _pairs(group: Sequence[Rollout], part: str) -> list[tuple[float, float]]:
     out = []
     for reply in group:
         parts = reply.credit.parts if reply.credit is not None else {}
-        outcome, own = reply.reward.means.get(METRIC, parts.get(MAIN)), parts.get(part)
-        if outcome is not None and own is not None and outcome.value is not None and own.value is not None:
-            out.append((outcome.value, own.value))
+        outcome, score = reply.reward.means.get(METRIC, parts.get(MAIN)), parts.get(part)
+        if outcome is not None and score is not None and outcome.value is not None and score.value is not None:
+            out.append((outcome.value, score.value))
     return out
 
 
 def _tell(part: str, groups: Sequence[Sequence[tuple[float, float]]]) -> str:
-    found, count = correlate(groups)
-    if found is None:
+    correlation, count = correlate(groups)
+    if correlation is None:
         return f"'{part}' and the outcome do not vary within any prompt, so nothing is known of how they pull"
-    over = f"(correlation {found:+.2f} within prompts, {count} replies)"
-    if abs(found) * math.sqrt(count) < SURE:
+    over = f"(correlation {correlation:+.2f} within prompts, {count} replies)"
+    if abs(correlation) * math.sqrt(count) < SURE:
         return f"'{part}' pulls neither with nor against the outcome {over}"
-    if found > 0:
+    if correlation > 0:
         return f"'{part}' pulls with the outcome {over}"
     return f"'{part}' pulls the thought AGAINST the outcome {over}: lower its weight, or gate it by the verdict"
 

@@ -10,7 +10,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rewards.reward import metric_keys
 from upshot.rollout.policy import is_cut
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.rollout import Rollout
 from upshot.rollout.tree import is_flat
 
 
@@ -98,17 +98,17 @@ def present(scores: Iterable[Score]) -> list[float]:
 
 def put_mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
     """Note the mean of values under a name; nothing where there are none."""
-    if found := list(values):
-        out[name] = statistics.fmean(found)
+    if numbers := list(values):
+        out[name] = statistics.fmean(numbers)
 
 
 def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     samples = [list(reply.samples()) for reply in replies]
     spoken = [s for s in samples if s]
     out: dict[str, float] = {}
-    put_mean(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
-    put_mean(out, "rollout/turns", [float(len(own)) for own in spoken])
-    thoughts = [float(sum(s.thought[1] - s.thought[0] for s in own if s.thought)) for own in spoken]
+    put_mean(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in turns)) for turns in spoken])
+    put_mean(out, "rollout/turns", [float(len(turns)) for turns in spoken])
+    thoughts = [float(sum(s.thought[1] - s.thought[0] for s in turns if s.thought)) for turns in spoken]
     if any(thoughts):
         put_mean(out, "rollout/thought_tokens", thoughts)
     put_mean(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
@@ -117,12 +117,10 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     out["rollout/futures"] = float(len(futures))
     talked = [future for future in futures if future.by == "user" and future.missing is None]
     put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("rounds", "length")) for f in talked])
-    put_mean(out, "rollout/future_repeats", [float(again) for f in talked for again in _repeats(f)])
+    repeats = []  # of each turn that the policy took in a future: whether it had said the same before
+    for future in talked:
+        messages = [turn.message for turn in future.conversation.turns]
+        later = range(future.shared, len(messages))
+        repeats += [float(messages[at] in messages[:at]) for at in later if messages[at].role == "assistant"]
+    put_mean(out, "rollout/future_repeats", repeats)
     return out
-
-
-def _repeats(future: Future) -> list[bool]:
-    """Of each turn that the policy took in a future: whether it had said the same in that conversation before."""
-    turns = [turn.message for turn in future.conversation.turns]
-    own = [at for at in range(future.shared, len(turns)) if turns[at].role == "assistant"]
-    return [any(turns[at] == before for before in turns[:at]) for at in own]

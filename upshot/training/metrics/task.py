@@ -17,15 +17,21 @@ from upshot.rollout.rollout import Rollout
 from upshot.training.metrics.step import put_mean
 
 SOLVED = 1.0 - 1e-9
+BY_LABEL = ("pass@1", "maj@k", "turns", "format_errors", "missing")
+"""The numbers that also come by task and difficulty."""
 GroupsOf = Callable[[Row], Mapping[str, str]]
 
 
 def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, float]:
     """All the numbers, under 'task/'; and under 'by/KEY=VALUE/' for each of the rows' groups."""
     out = {f"task/{name}": value for name, value in measure(groups).items()}
-    for label, part in _by_label(groups, groups_of).items():
-        kept = ("pass@1", "maj@k", "turns", "format_errors", "missing")
-        out |= {f"by/{label}/{name}": value for name, value in measure(part).items() if name in kept}
+    labels: dict[str, list[Sequence[Rollout]]] = defaultdict(list)
+    for group in filter(None, groups):
+        for name, value in groups_of(group[0].conversation.row).items():
+            labels[f"{name}={value}"].append(group)
+    for label in sorted(labels):
+        numbers = measure(labels[label])
+        out |= {f"by/{label}/{name}": numbers[name] for name in numbers if name in BY_LABEL}
     return out
 
 
@@ -37,7 +43,7 @@ def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     for k in (2**n for n in range(12) if 2**n <= largest):
         put_mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
     put_mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
-    put_mean(out, "turns", (float(turns) for reply in replies if (turns := turns_of(reply))))
+    put_mean(out, "turns", (float(turns) for reply in replies if (turns := len(list(reply.samples())))))
     counts: Counter[str] = Counter()
     for reply in replies:
         counts.update(reply.conversation.session.get("metrics", {}))
@@ -80,7 +86,7 @@ def majority(group: Sequence[Rollout]) -> float | None:
     if not votes:
         return None
     most = max(map(len, votes.values()))
-    return statistics.fmean(float(own[0]) for own in votes.values() if len(own) == most)
+    return statistics.fmean(float(solved[0]) for solved in votes.values() if len(solved) == most)
 
 
 def answer_of(reply: Rollout) -> str | None:
@@ -90,17 +96,3 @@ def answer_of(reply: Rollout) -> str | None:
         if answer is not None:
             return str(answer)
     return None
-
-
-def turns_of(reply: Rollout) -> int:
-    """How often the policy spoke in the episode, in any of its contexts."""
-    return sum(1 for _ in reply.samples())
-
-
-def _by_label(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, list[Sequence[Rollout]]]:
-    out: dict[str, list[Sequence[Rollout]]] = defaultdict(list)
-    for group in groups:
-        if group:
-            for name, value in groups_of(group[0].conversation.row).items():
-                out[f"{name}={value}"].append(group)
-    return dict(sorted(out.items()))

@@ -29,7 +29,9 @@ class ThroughputMeter:
         multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
         # Two operations a weight forward, two for the gradient of what it reads, two for its own where it is trained.
         self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
-        self.peak = devices * _peak(self.device, module.dtype)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        tera = next((tera for part, tera in PEAK.items() if part in name), 0)
+        self.peak = devices * tera * 1e12 if module.dtype in (torch.bfloat16, torch.float16) else 0.0
 
     @contextmanager
     def step(self) -> Iterator[dict[str, float]]:
@@ -70,14 +72,7 @@ def count_sampled(replies: Iterable[Rollout]) -> int:
     """Tokens that the policy sampled for replies and their futures."""
     count = 0
     for reply in replies:
-        turns = [turn for future in reply.futures for turn in future.conversation.turns[future.shared :]]
-        count += sum(len(turn.sample.ids) for turn in turns if turn.sample is not None)
-        count += sum(len(sample.ids) for sample in reply.samples())
+        turns = (turn for future in reply.futures for turn in future.conversation.turns[future.shared :])
+        samples = [*reply.samples(), *(turn.sample for turn in turns if turn.sample is not None)]
+        count += sum(len(sample.ids) for sample in samples)
     return count
-
-
-def _peak(device: torch.device, dtype: torch.dtype) -> float:
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return 0.0
-    name = torch.cuda.get_device_name(device)
-    return next((tera * 1e12 for part, tera in PEAK.items() if part in name), 0.0)

@@ -40,7 +40,7 @@ class Objective(ABC):
         self.tokens = sum(len(datum.places) for datum in data)
 
     @abstractmethod
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """This micro-batch's share of the loss and of the logged values."""
 
     def weight(self, name: str) -> float:
@@ -63,9 +63,9 @@ class Sft(Objective):
 
     dropout = True
 
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean negative log-likelihood."""
-        loss = losses.normalise(-found.logprobs, batch, self.by)
+        loss = losses.normalise(-output.logprobs, batch, self.by)
         return loss, {"loss/nll": loss.detach()}
 
 
@@ -83,15 +83,15 @@ class PolicyGradient(Objective):
         """See `Objective`."""
         return self.mismatch.drift(ranks)
 
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Surrogate x importance + kl x divergence - entropy bonus."""
-        batch = self.mismatch.watch(batch, found.logprobs.detach())
-        config, columns, logprobs = self.config, batch.columns, found.logprobs
+        batch = self.mismatch.watch(batch, output.logprobs.detach())
+        config, columns, logprobs = self.config, batch.columns, output.logprobs
         pg = self.surrogate(batch, logprobs, config)
         check_shape(pg, logprobs, config.loss.name)
         # Where tokens are weighed, the surrogate's ratio is to the learner before the step, not to the sampler.
         ratio = (logprobs - columns["sampled"]).exp() if "sampled" in columns else pg.ratio_M
-        entropy = -logprobs if found.entropy is None else found.entropy
+        entropy = -logprobs if output.entropy is None else output.entropy
         per_token = pg.loss_M * columns["weights"] if "weights" in columns else pg.loss_M
         logs = {
             "policy/ratio": self.share(ratio),
@@ -117,13 +117,13 @@ class Ppo(PolicyGradient):
 
     needs_values = True
 
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Policy loss + value_weight × value loss."""
-        loss, logs = super().loss(batch, found)
-        if found.values is None:
+        loss, logs = super().loss(batch, output)
+        if output.values is None:
             raise ValueError("ppo needs the value head's output")
         columns = batch.columns
-        errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip.high)
+        errors = losses.clipped_value(output.values, columns["values"], columns["returns"], self.config.clip.high)
         value_loss = losses.normalise(errors, batch, self.by)
         logs["loss/value"] = value_loss.detach()
         return loss + self.config.ppo.value_weight * value_loss, logs
@@ -139,10 +139,10 @@ class Dpo(Objective):
         """All that is logged are means over pairs."""
         return max(self.by.sequences // 2, 1)
 
-    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean over pairs of the preference loss."""
-        own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
-        gained = own - reference
+        policy, reference = batch.sums(output.logprobs), batch.sums(batch.columns["reference"])
+        gained = policy - reference
         if self.config.dpo.loss == "ipo":
             gained = gained / batch.counts().clamp(min=1)
         margin = gained[::2] - gained[1::2]

@@ -57,8 +57,8 @@ class Baselines:
 
     def known(self, asked: Row) -> dict[str, list[Score]]:
         """The baselines of what was asked, as far as they are known."""
-        found = {c.name: self._scores.get(_key(c, asked)) for c in self.panel.classmates}
-        return {name: scores for name, scores in found.items() if scores is not None}
+        scores_of = {c.name: self._scores.get(_key(c, asked)) for c in self.panel.classmates}
+        return {name: scores for name, scores in scores_of.items() if scores is not None}
 
     def _forget(self, classmate: Classmate) -> None:
         """Let go of what the classmate said in states of long ago."""
@@ -86,5 +86,5 @@ class Baselines:
 
 def _key(classmate: Classmate, asked: Row) -> str:
     """Who was asked, in which state, and what."""
-    said = derive_seed(0, [(message.role, message.content) for message in asked.messages])
-    return f"{classmate.name}\n{classmate.model.state_now}\n{asked.id}\n{said:x}"
+    digest = derive_seed(0, [(message.role, message.content) for message in asked.messages])
+    return f"{classmate.name}\n{classmate.model.state_now}\n{asked.id}\n{digest:x}"

@@ -118,8 +118,8 @@ class Classmate:
         return [*before, replace(last, content=text)]
 
     def _messages(self, handed: ClassmatePrompt) -> list[Message]:
-        own = [Message("system", self.config.system)] if self.config.system else []
-        return [*own, *handed.messages]
+        system = [Message("system", self.config.system)] if self.config.system else []
+        return [*system, *handed.messages]
 
     def _parse_answer(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
         """The answer, apart from what the classmate thought on."""
@@ -128,10 +128,10 @@ class Classmate:
         pieces: Sequence[str] = completion.text
         if self._renderer is not None and completion.ids is not None:
             pieces = self._renderer.pieces(completion.ids)
-        found = find_thought(pieces, self.config.think, opened)
-        if found is not None:
-            thought = "".join(pieces[found.start : found.stop]).strip()
-            text = "".join(pieces[found.answer :])
+        further = find_thought(pieces, self.config.think, opened)
+        if further is not None:
+            thought = "".join(pieces[further.start : further.stop]).strip()
+            text = "".join(pieces[further.answer :])
             if self._renderer is not None and completion.ids is not None:
-                text = self._renderer.decode(completion.ids[found.answer :])
+                text = self._renderer.decode(completion.ids[further.answer :])
         return ClassmateAnswer(text.lstrip(), thought, completion.finish, completion.completion_tokens)

@@ -23,6 +23,7 @@ from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.errors import UserError, did_you_mean
 from upshot.core.event_loop import gather
 from upshot.core.score import Score
 from upshot.rewards.build import build_metric
@@ -34,7 +35,7 @@ from upshot.rollout.futures.classmates.baselines import Baselines
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.metrics import classmate_metrics
 from upshot.rollout.futures.classmates.options import CLASSMATE, UNMASKED, ClassmatesOptions
-from upshot.rollout.futures.classmates.panel import Panel, find_classmates
+from upshot.rollout.futures.classmates.panel import Panel
 from upshot.rollout.futures.classmates.parts import classmate_parts, is_right
 from upshot.rollout.futures.classmates.similar import OtherQuestions, before_another
 from upshot.rollout.futures.classmates.thought_cut import CutPoint, cut_thought, mask_answer
@@ -48,21 +49,27 @@ class Classmates(Futures):
     """M classmates x R samples, beside the reply's own reward."""
 
     def __init__(self, dependencies: FutureDependencies, options: ClassmatesOptions) -> None:
-        own, task = dependencies, dependencies.task
+        known, task = dependencies, dependencies.task
         assert task is not None, "classmates answer the rows of a task"
         self.options = options
-        self.main = Talk(own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit, own.with_user)
+        self.main = Talk(
+            known.metrics, known.weights, known.user, options.samples, options.rounds, known.credit, known.with_user
+        )
         self.every_turn = self.main.every_turn
-        self.renderer = own.renderer
+        self.renderer = known.renderer
         self.whole_reply = options.thought == "reply"
         sampling = Sampling(options.max_tokens, options.temperature)
-        classmates = find_classmates(options.classmates, own.models, sampling)
-        metric = own.metrics.get(options.metric)
+        for name in (config.name for config in options.classmates if config.name not in known.models):
+            raise UserError(f"futures.classmates names '{name}', which is no model; {did_you_mean(name, known.models)}")
+        classmates = [Classmate(config, known.models[config.name], sampling) for config in options.classmates]
+        metric = known.metrics.get(options.metric)
         if metric is None:
-            metric = build_metric(options.metric, {}, "futures.metric", **own.by_name())
+            metric = build_metric(options.metric, {}, "futures.metric", **known.by_name())
         self.panel = Panel(classmates, task, metric, options.samples, options.likelihood_share)
-        self.baselines = Baselines(self.panel, own.seed)
-        self.others = OtherQuestions(task, own.seed, options.similar_by if options.reward == "similar-question" else "")
+        self.baselines = Baselines(self.panel, known.seed)
+        self.others = OtherQuestions(
+            task, known.seed, options.similar_by if options.reward == "similar-question" else ""
+        )
 
     async def start(self) -> None:
         """Find the classmates' tokenizers."""
@@ -112,8 +119,8 @@ class Classmates(Futures):
 
     def _mask(self, reply: Rollout, cut: CutPoint) -> CutPoint:
         """What is handed on without what gives the answer away."""
-        said = reply.conversation.turns[-1].message.content
-        return replace(cut, text=mask_answer(cut.text, "" if self.whole_reply else said))
+        answer = reply.conversation.turns[-1].message.content
+        return replace(cut, text=mask_answer(cut.text, "" if self.whole_reply else answer))
 
     async def _ask(
         self, episode: Conversation, classmate: Classmate, cut: CutPoint, name: str = CLASSMATE

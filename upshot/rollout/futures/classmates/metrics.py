@@ -24,9 +24,9 @@ def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_re
     futures = [future for future in asked if CLASSMATE in future.scores]
     put(UNMASKED, [score.value for f in asked if (score := f.scores.get(UNMASKED)) and score.value is not None])
     for name in names:
-        own = [future.scores[CLASSMATE] for future in futures if future.by == name]
-        put(f"{name}/score", [score.value for score in own if score.value is not None])
-        out[f"{CLASSMATE}/{name}/missing"] = float(sum(score.is_missing for score in own))
+        scores = [future.scores[CLASSMATE] for future in futures if future.by == name]
+        put(f"{name}/score", [score.value for score in scores if score.value is not None])
+        out[f"{CLASSMATE}/{name}/missing"] = float(sum(score.is_missing for score in scores))
     put("score", [f.scores[CLASSMATE].value or 0.0 for f in futures if not f.scores[CLASSMATE].is_missing])
     notes = [turn.note for future in futures for turn in future.conversation.turns[-1:] if "finish" in turn.note]
     put("answer_tokens", [float(note["tokens"]) for note in notes])
@@ -37,15 +37,12 @@ def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_re
     put("thought_length", [float(thought) for thought, _ in lengths])
     put("reply_length", [float(answer) for _, answer in lengths])
     put("no_thought", [float(thought == 0) for thought, _ in lengths])
-    shares = [agreement(_verdicts(reply)) for reply in replies]
+    shares = []
+    for reply in replies:
+        verdicts: dict[str, list[Score]] = defaultdict(list)
+        for future in reply.futures:
+            if future.cut and CLASSMATE in future.scores:
+                verdicts[future.by].append(future.scores[CLASSMATE])
+        shares.append(agreement(verdicts))
     put("agreement", [share for share in shares if share is not None])
     return out
-
-
-def _verdicts(reply: Rollout) -> dict[str, list[Score]]:
-    """The classmates' verdicts on one reply."""
-    by: dict[str, list[Score]] = defaultdict(list)
-    for future in reply.futures:
-        if future.cut and CLASSMATE in future.scores:
-            by[future.by].append(future.scores[CLASSMATE])
-    return by

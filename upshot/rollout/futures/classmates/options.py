@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import PlainValidator, field_validator, model_validator
 
 from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
 from upshot.config.model_spec import check_copy
@@ -62,7 +62,7 @@ class ClassmatesOptions(Section):
     """Rounds of talk for the main reward; 0: none."""
     thought: Literal["marked", "reply"] = "marked"
     """marked: what stands between the markers of `episode.think`. reply: the whole reply is the thought."""
-    keep: ThoughtCut = WHOLE_THOUGHT
+    keep: Annotated[ThoughtCut, PlainValidator(ThoughtCut.parse)] = WHOLE_THOUGHT
     """How much of the thought is handed on: a share, [low, high] drawn by reply, first-K-tokens, last-K-tokens."""
     mask: Literal["none", "answer", "both"] = "none"
     """answer: the final number or letter is cut from what is handed on, so that no thought helps by giving it away.

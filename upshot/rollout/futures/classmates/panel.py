@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.models.base import Model
 from upshot.rewards.metric import Metric, score_by
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmatePrompt
-from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
+from upshot.rollout.futures.classmates.options import CLASSMATE
 from upshot.rollout.rollout import Future
 from upshot.tasks.base import Task
 
@@ -41,7 +39,8 @@ class Panel:
     async def ask(self, classmate: Classmate, prompt: ClassmatePrompt, conversation: Conversation) -> list[Future]:
         """Answers of one classmate as futures of one conversation, scored; a call that fails makes them missing."""
         sampled, weighed = self.likelihood_share < 1, self.likelihood_share > 0
-        reference = self._reference(conversation.row) if weighed else ""
+        row = conversation.row
+        reference = self.task.answer_text(row).strip() if weighed and row.reference is not None else ""
         if weighed and not reference:
             return self._all_missing(conversation, Score.missing(Reason.BAD_ROW, "no reference answer to weigh"))
         jobs: list[Any] = []
@@ -60,10 +59,6 @@ class Panel:
         likelihood = results[-1] if weighed else 0.0
         scored = (self._score(_fork(conversation, i), answer, likelihood) for i, answer in enumerate(answers))
         return list(await asyncio.gather(*scored))
-
-    def _reference(self, row: Row) -> str:
-        """The right answer, as a reply would say it; empty where the row has none."""
-        return self.task.answer_text(row).strip() if row.reference is not None else ""
 
     def _all_missing(self, conversation: Conversation, failed: Score) -> list[Future]:
         forks = [_fork(conversation, index) for index in range(self.samples if self.likelihood_share < 1 else 1)]
@@ -96,18 +91,6 @@ class Panel:
 
         if self.likelihood_share < 1:
             await asyncio.gather(*map(one, futures))
-
-
-def find_classmates(
-    configs: Sequence[ClassmateConfig], models: Mapping[str, Model], sampling: Sampling
-) -> list[Classmate]:
-    """The classmates that a recipe names, each with its model."""
-    for config in configs:
-        if config.name not in models:
-            raise UserError(
-                f"futures.classmates names '{config.name}', which is no model; {did_you_mean(config.name, models)}"
-            )
-    return [Classmate(config, models[config.name], sampling) for config in configs]
 
 
 def _fork(conversation: Conversation, index: int) -> Conversation:

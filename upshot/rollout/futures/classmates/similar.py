@@ -67,9 +67,9 @@ class OtherQuestions:
 
     def _nearest(self, row: Row) -> list[int]:
         """The rows whose questions share the most telling words: cosine of tf-idf vectors."""
-        own = self._vector(_words(row))
+        vector = self._vector(_words(row))
         closeness: Counter[int] = Counter()
-        for word, weight in own.items():
+        for word, weight in vector.items():
             for index, other in self._postings.get(word, ()):
                 closeness[index] += weight * other  # type: ignore[assignment]
         ranked = sorted(closeness, key=lambda index: (-closeness[index], index))

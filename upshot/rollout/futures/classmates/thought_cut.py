@@ -31,13 +31,6 @@ class ThoughtCut:
     """When set: so many tokens from the end."""
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """A recipe's spec is read where the options of futures are checked."""
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(cls.parse)
-
-    @classmethod
     def parse(cls, spec: Any) -> ThoughtCut:
         """A keep spec of a recipe; `ValueError` for anything else."""
         if isinstance(spec, ThoughtCut):
@@ -46,9 +39,9 @@ class ThoughtCut:
             return cls(float(spec), float(spec))
         if isinstance(spec, list | tuple) and len(spec) == 2 and all(map(_is_share, spec)) and spec[0] <= spec[1]:
             return cls(float(spec[0]), float(spec[1]))
-        found = _TOKENS.fullmatch(spec) if isinstance(spec, str) else None
-        if found and int(found[2]) > 0:
-            return cls(first=int(found[2])) if found[1] == "first" else cls(last=int(found[2]))
+        tokens = _TOKENS.fullmatch(spec) if isinstance(spec, str) else None
+        if tokens and int(tokens[2]) > 0:
+            return cls(first=int(tokens[2])) if tokens[1] == "first" else cls(last=int(tokens[2]))
         raise ValueError("give a share above 0 and up to 1, [low, high], 'first-K-tokens' or 'last-K-tokens'")
 
     def span(self, start: int, stop: int, rng: random.Random) -> tuple[int, int]:
@@ -126,7 +119,7 @@ def mask_answer(thought: str, answer: str) -> str:
     if not finals:
         return thought
     final = _plain(finals[-1])
-    return _FINAL.sub(lambda found: MASK if _plain(found[1]) == final else found[0], thought)
+    return _FINAL.sub(lambda match: MASK if _plain(match[1]) == final else match[0], thought)
 
 
 def _plain(final: str) -> str:

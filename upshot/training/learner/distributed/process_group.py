@@ -125,10 +125,15 @@ class ProcessGroup(Ranks):
         counts = [int(self.store.get(f"{key}/{rank}")) for rank in range(self.size)]
         names = [[f"{key}/{rank}/{i}" for i in range(count)] for rank, count in enumerate(counts)]
         out = [
-            mine if rank == self.rank else loads(b"".join(map(self.store.get, own))) for rank, own in enumerate(names)
+            mine if rank == self.rank else loads(b"".join(map(self.store.get, pieces)))
+            for rank, pieces in enumerate(names)
         ]
         if self.store.add(f"{key}/read", 1) == self.size:  # the last one to read clears up
-            done = [f"{key}/read", *(f"{key}/{rank}" for rank in range(self.size)), *(n for own in names for n in own)]
+            done = [
+                f"{key}/read",
+                *(f"{key}/{rank}" for rank in range(self.size)),
+                *(n for pieces in names for n in pieces),
+            ]
             for name in done:
                 self.store.delete_key(name)
         return out
@@ -139,9 +144,9 @@ class ProcessGroup(Ranks):
         """Raise `RankStopped` when the ranks have agreed to stop, `RankLost` when one is gone."""
         if not self.agreed:
             self._propose(self._wish)
-            said = None if self._updating else self._read_decision()
-            if said is not None:
-                raise RankStopped(said)
+            decision = None if self._updating else self._read_decision()
+            if decision is not None:
+                raise RankStopped(decision)
         elif self.store.check([APART]):
             raise RankLost("the ranks did not come to a stop together; what was done since the last checkpoint is lost")
         for rank, pid in enumerate(self._pids):
@@ -157,16 +162,16 @@ class ProcessGroup(Ranks):
     def _read_decision(self) -> dict[str, Any] | None:
         """Why all ranks stop before the next update; None: they do not, or do not yet."""
         key = f"update/{self._updates}"
-        said = self.store.get(key).decode() if self.store.check([key]) else GO
-        return None if said == GO else json.loads(said)
+        entry = self.store.get(key).decode() if self.store.check([key]) else GO
+        return None if entry == GO else json.loads(entry)
 
     @contextmanager
     def update(self) -> Iterator[None]:
         """See `Ranks`; raises `RankStopped` where the ranks have agreed on that instead."""
         self._propose(self._wish)
-        said = self.store.compare_set(f"update/{self._updates}", "", GO).decode()
-        if said != GO:
-            raise RankStopped(json.loads(said))
+        entry = self.store.compare_set(f"update/{self._updates}", "", GO).decode()
+        if entry != GO:
+            raise RankStopped(json.loads(entry))
         self._updates += 1
         self._updating = True
         yield
@@ -194,13 +199,13 @@ class ProcessGroup(Ranks):
         self._ended = True
         if not self._updating:
             self._propose(self._wish or {"rank": self.rank, "reason": reason[:2000]})
-        said = None if self._updating else self._read_decision()
-        if said is None:  # in an update, or another rank is in one that this one did not come to
+        decision = None if self._updating else self._read_decision()
+        if decision is None:  # in an update, or another rank is in one that this one did not come to
             self.lost = self._find_lost()
             self.reason = str(self.lost or "")
             return False
         self.agreed = True
-        self.reason = str(RankStopped(said)) if said["rank"] != self.rank or "signal" in said else reason
+        self.reason = str(RankStopped(decision)) if decision["rank"] != self.rank or "signal" in decision else reason
         try:
             arrived = self.all_gather_object("stop", whole, ARRIVE_SECONDS)
             self.look()
@@ -297,9 +302,9 @@ def open_ranks(device: str = "auto") -> Ranks:
     collectives.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=COLLECTIVE)
     store = collectives.PrefixStore("upshot", collectives.distributed_c10d._get_default_store())
     ranks = ProcessGroup(store, collectives.get_rank(), size, collectives)
-    found = ranks.all_gather_object("gpu", gpu)
-    if any(found) and not all(found):
-        raise UserError(f"{size} ranks, but {sum(found)} GPUs; start torchrun with --nproc-per-node {sum(found)}")
+    gpus = ranks.all_gather_object("gpu", gpu)
+    if any(gpus) and not all(gpus):
+        raise UserError(f"{size} ranks, but {sum(gpus)} GPUs; start torchrun with --nproc-per-node {sum(gpus)}")
     return ranks
 
 
@@ -313,8 +318,8 @@ def _take_gpu(device: str, rank: int) -> None:
     if seen is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     elif seen:
-        own = seen.split(",")[rank : rank + 1]
-        os.environ["CUDA_VISIBLE_DEVICES"] = own[0] if own else ""
+        gpu_of_rank = seen.split(",")[rank : rank + 1]
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of_rank[0] if gpu_of_rank else ""
 
 
 def _alive(pid: int) -> bool:

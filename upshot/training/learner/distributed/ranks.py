@@ -122,7 +122,7 @@ def add_counts(before: Counts, now: Sequence[Counts]) -> dict[str, Any]:
 def sum_by_name(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Values that add up, by name."""
     out: dict[str, float] = {}
-    for own in logs:
-        for name, value in own.items():
+    for logs_of_rank in logs:
+        for name, value in logs_of_rank.items():
             out[name] = out.get(name, 0.0) + value
     return out

@@ -80,22 +80,22 @@ class AdamW8bit:
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    own = next(moments)
+                    mean_and_root = next(moments)
                     if parameter.grad is not None:
-                        self._update(parameter, parameter.grad, own, group["lr"], group["weight_decay"])
+                        self._update(parameter, parameter.grad, mean_and_root, group["lr"], group["weight_decay"])
 
     def _update(
-        self, parameter: Tensor, grad: Tensor, own: tuple[EightBitTensor, EightBitTensor], lr: float, decay: float
+        self, parameter: Tensor, grad: Tensor, moments: tuple[EightBitTensor, EightBitTensor], lr: float, decay: float
     ) -> None:
         one, two = self.betas
         whole, slope = parameter.view(-1), grad.reshape(-1)
         for at in range(0, len(whole), CHUNK):
             end = min(at + CHUNK, len(whole))
             g = slope[at:end].float()
-            mean = own[0].read(at, end).lerp_(g, 1 - one)
-            root = own[1].read(at, end).square_().mul_(two).addcmul_(g, g, value=1 - two).sqrt_()
-            own[0].write(at, mean)
-            own[1].write(at, root)
+            mean = moments[0].read(at, end).lerp_(g, 1 - one)
+            root = moments[1].read(at, end).square_().mul_(two).addcmul_(g, g, value=1 - two).sqrt_()
+            moments[0].write(at, mean)
+            moments[1].write(at, root)
             size = lr / (1 - one**self.steps)
             whole[at:end].mul_(1 - lr * decay)
             whole[at:end].addcdiv_(mean, root.div_((1 - two**self.steps) ** 0.5).add_(self.eps), value=-size)
@@ -107,6 +107,6 @@ class AdamW8bit:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.steps = int(state["steps"])
-        for own, saved in zip(self.moments, state["moments"], strict=True):
-            for moment, values in zip(own, saved, strict=True):
+        for moments, saved in zip(self.moments, state["moments"], strict=True):
+            for moment, values in zip(moments, saved, strict=True):
                 moment.load(values)

@@ -60,8 +60,8 @@ class ShardedAdamW:
             parameter.grad = None
             self.ranks.collectives.reduce(grad, dst=owner)
             if i in masters:
-                own = grad.to(masters[i].device)
-                self._sums[i] = self._sums[i].add_(own) if i in self._sums else own
+                summed = grad.to(masters[i].device)
+                self._sums[i] = self._sums[i].add_(summed) if i in self._sums else summed
 
     def clip(self, most: float) -> float:
         """Scale the gradient of all ranks down to this norm, where it is larger; the norm it had."""
@@ -97,12 +97,12 @@ class ShardedAdamW:
 
         Tensor by tensor, so that the first rank's device and host never hold a share twice.
         """
-        own = self.inner.state_dict() if self.inner is not None else {}
-        outlines = self.ranks.all_gather_object("optimizer", pytree.tree_map_only(Tensor, _outline, own))
+        state = self.inner.state_dict() if self.inner is not None else {}
+        outlines = self.ranks.all_gather_object("optimizer", pytree.tree_map_only(Tensor, _outline, state))
         if not self.ranks.first:
-            pytree.tree_map_only(Tensor, lambda x: self.ranks.collectives.send(x.contiguous(), dst=0), own)
-            return own
-        parts = [on_host(own)]
+            pytree.tree_map_only(Tensor, lambda x: self.ranks.collectives.send(x.contiguous(), dst=0), state)
+            return state
+        parts = [on_host(state)]
         for rank in range(1, self.ranks.size):
             parts.append(pytree.tree_map_only(TensorOutline, lambda x, rank=rank: self._recv(x, rank), outlines[rank]))
         return merge_states(parts, self.owners, self._matrices())
@@ -142,13 +142,13 @@ def adam_order(places: Sequence[int], matrices: Sequence[bool]) -> list[int]:
 def part_of_state(state: State, places: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
     """What of a whole state belongs to the parameters at these places, numbered as an Adam of these alone does."""
     numbers = {place: n for n, place in enumerate(adam_order(range(len(matrices)), matrices))}
-    own = [numbers[place] for place in adam_order(places, matrices)]
+    chosen = [numbers[place] for place in adam_order(places, matrices)]
     adam = dict(state["adam"])
     if "moments" in adam:
-        adam["moments"] = [adam["moments"][n] for n in own]
+        adam["moments"] = [adam["moments"][n] for n in chosen]
     else:
-        adam["state"] = {new: adam["state"][n] for new, n in enumerate(own) if n in adam["state"]}
-        groups = [{**g, "params": [own.index(n) for n in g["params"] if n in own]} for g in adam["param_groups"]]
+        adam["state"] = {new: adam["state"][n] for new, n in enumerate(chosen) if n in adam["state"]}
+        groups = [{**g, "params": [chosen.index(n) for n in g["params"] if n in chosen]} for g in adam["param_groups"]]
         adam["param_groups"] = [group for group in groups if group["params"]]
     masters = state["masters"]
     return {"adam": adam, "masters": {i: masters[p] for i, p in enumerate(places) if p in masters}}
@@ -162,15 +162,15 @@ def merge_states(parts: Sequence[State], owners: Sequence[int], matrices: Sequen
     groups: dict[bool, dict[str, Any]] = {}
     for rank, state in enumerate(parts):
         places = [i for i, owner in enumerate(owners) if owner == rank]
-        own = adam_order(places, matrices)
-        if not own:
+        ordered_places = adam_order(places, matrices)
+        if not ordered_places:
             continue
         adam = state["adam"]
         mine = dict(enumerate(adam["moments"])) if "moments" in adam else adam["state"]
-        moments |= {numbers[own[n]]: value for n, value in mine.items()}
+        moments |= {numbers[ordered_places[n]]: value for n, value in mine.items()}
         masters |= {places[i]: value for i, value in state["masters"].items()}
         for group in adam.get("param_groups", ()):
-            groups.setdefault(matrices[own[group["params"][0]]], group)
+            groups.setdefault(matrices[ordered_places[group["params"][0]]], group)
     ordered, masters = dict(sorted(moments.items())), dict(sorted(masters.items()))
     if not groups:
         adam = next(state["adam"] for state in parts if state)

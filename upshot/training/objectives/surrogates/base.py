@@ -37,10 +37,10 @@ def check_shape(loss: PolicyLoss, logprobs_M: Tensor, name: str) -> None:
     for field in ("loss_M", "ratio_M", "clipped_M"):
         shape = getattr(getattr(loss, field, None), "shape", None)
         if shape != logprobs_M.shape:
-            found = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
+            returned = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
             raise UserError(
                 f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
-                f"{found} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
+                f"{returned} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
             )
 
 
@@ -53,6 +53,6 @@ surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.object
 def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = "train.loss") -> Surrogate:
     """The surrogate behind a name or path, with its options."""
     function = surrogates.get(name, where)
-    given = {"batch": None, "logprobs_M": None, "config": None}
-    checked = check_options(function, options or {}, given, f"surrogate '{name}'", where)
-    return partial(function, **{key: value for key, value in checked.items() if key not in given})
+    arguments = {"batch": None, "logprobs_M": None, "config": None}
+    checked = check_options(function, options or {}, arguments, f"surrogate '{name}'", where)
+    return partial(function, **{key: value for key, value in checked.items() if key not in arguments})

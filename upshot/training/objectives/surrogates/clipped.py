@@ -26,8 +26,8 @@ def gspo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLo
     """
     difference = logprobs_M - batch.columns["old"]
     means = batch.sums(difference.detach()) / batch.counts().clamp(min=1)
-    own = logprobs_M - logprobs_M.detach()  # 0, with the token's gradient
-    return pessimistic((means[batch.owner] + own).exp(), batch, config)
+    gradient_only = logprobs_M - logprobs_M.detach()  # 0, with the token's gradient
+    return pessimistic((means[batch.owner] + gradient_only).exp(), batch, config)
 
 
 def pessimistic(ratio_M: Tensor, batch: TrainBatch, config: TrainConfig) -> PolicyLoss:
