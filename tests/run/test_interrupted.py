@@ -13,8 +13,8 @@ import torch
 from tests.training.workshop import metrics, recipe
 from upshot.core.errors import UserError
 from upshot.run import run as runner
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl

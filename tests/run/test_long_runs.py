@@ -20,8 +20,8 @@ from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.run.checkpoints import Checkpoints
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.resume import resumed_recipe
 from upshot.run.run import train
 from upshot.run.saver import Saver

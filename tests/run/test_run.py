@@ -20,8 +20,8 @@ from tests.training.workshop import metrics, recipe
 from upshot.config.load import dump_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import TrainingRun, train
 
 LORA = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}}

@@ -15,8 +15,8 @@ from tests.tiny import tiny_parts
 from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import TrainingRun, train
 from upshot.training.adapters import add_lora, same_shape
 from upshot.training.learner.learner import Learner

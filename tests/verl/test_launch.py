@@ -15,8 +15,8 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import launch as launching
 from upshot.verl.config import compose

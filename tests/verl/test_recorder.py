@@ -21,9 +21,9 @@ from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Rollout
 from upshot.run import folder as runs
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
-from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.best import evaluated_step

@@ -24,7 +24,7 @@ from upshot.core.files import write_jsonl
 from upshot.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from upshot.run.reporter import Reporter
+    from upshot.run.console import Reporter
 
 Data = str | Path | Iterable[Mapping[str, Any]]
 """A file, a folder, a Hub name, or the records themselves: a list of mappings, a `datasets.Dataset`."""

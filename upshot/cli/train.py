@@ -70,10 +70,12 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     new = folder is None
     if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
-    from upshot.run.console import make_reporter  # after the checks: PyTorch takes seconds to import
+    from upshot.run.console import (
+        Reporter,
+        make_reporter,  # after the checks: PyTorch takes seconds to import
+    )
     from upshot.run.folder import RunFolder
     from upshot.run.report.report import write_report
-    from upshot.run.reporter import Reporter
     from upshot.run.run import train
 
     if not ranks.first:

@@ -26,9 +26,8 @@ from upshot.core.files import write_json
 from upshot.offline.statistics import Estimate, student
 from upshot.rollout.check_names import check_names
 from upshot.run import checks
-from upshot.run.console import make_reporter, whole_console
+from upshot.run.console import Reporter, make_reporter, whole_console
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.training.metrics.best import BestTracker
 
 TABLE = "sweep.json"

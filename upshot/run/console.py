@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.run.reporter import Reporter
-
 SHOWN = (
     "reward/mean",
     "reward/extrinsic",
@@ -33,6 +31,28 @@ SHOWN = (
 SILENCE_S = 20.0
 """How long a log may be silent within a step."""
 STEP_PARTS = ("sample", "futures", "judges", "eval", "learn", "save")
+
+
+class Reporter:
+    """Told of phases, steps and messages; says nothing."""
+
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        """A phase of `total` steps begins (or goes on after `done`)."""
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is finished."""
+
+    def show_reply(self, step: int, heard: str, reply: str, reward: str) -> None:
+        """A reply of the step, now and then: what it answers, its words, its reward."""
+
+    def show_progress(self, done: int, total: int) -> None:
+        """Replies played in the running step."""
+
+    def say(self, text: str) -> None:
+        """A line worth reading."""
+
+    def close(self) -> None:
+        """The run is over."""
 
 
 def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:

@@ -27,9 +27,9 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
 from upshot.run import checks
 from upshot.run.checkpoints import Checkpoint
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.policy_server import serve_policy
-from upshot.run.reporter import Reporter
 from upshot.run.saver import Saver
 from upshot.run.services import RunServices
 from upshot.run.signals import exit_as_signalled, run_until_terminated

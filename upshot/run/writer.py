@@ -12,8 +12,8 @@ from typing import Any
 from upshot.config.recipe import Recipe
 from upshot.core.files import to_json_value
 from upshot.rollout.rollout import Rollout
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.samples import Pieces
 from upshot.run.trackers import Tracker
 from upshot.tasks.base import Task, groups_of

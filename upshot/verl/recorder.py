@@ -19,9 +19,9 @@ from upshot.config.recipe import Recipe
 from upshot.core.files import write_json
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
+from upshot.run.console import Reporter
 from upshot.run.folder import METRICS, RunFolder
 from upshot.run.report.lines import LogTail
-from upshot.run.reporter import Reporter
 from upshot.run.samples import Pieces
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer

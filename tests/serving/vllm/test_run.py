@@ -18,8 +18,8 @@ from tests.training.workshop import metrics, recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.run import checks, policy_server
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import train
 from upshot.serving.vllm import launch
 from upshot.serving.vllm import policy as room

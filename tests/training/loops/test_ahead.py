@@ -17,8 +17,8 @@ from tests.patience import patience
 from tests.training.helpers import CopyState
 from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import Recipe
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl

@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -127,27 +128,22 @@ class AgentRunner:
         return None if worth is None else Score.of(worth, "the agent")
 
     async def _run_command(self, episode: AgentEpisode) -> Score | None:
-        environment = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_BASE": episode.base_url}
-        environment |= {"OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
+        keys = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_BASE": episode.base_url}
+        keys |= {"OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
         # Files and no pipes: what a program starts and leaves behind may hold them open as long as it likes.
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as log:
             stdin.write(json.dumps(episode.to_dict(), default=str).encode())
             stdin.seek(0)
             process = await asyncio.create_subprocess_exec(
-                *self.words,
-                stdin=stdin,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **environment},
-                start_new_session=True,
+                *self.words, stdin=stdin, stdout=log, stderr=log, env={**os.environ, **keys}, start_new_session=True
             )
             try:
                 status = await process.wait()
             finally:
                 end_session(process.pid)
                 await process.wait()
-            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
-            tail = output.read().decode(errors="replace").strip()
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+            tail = log.read().decode(errors="replace").strip()
         if status < 0 or (status and self.config.outcome == "task"):
             how = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
             raise AgentFailure(Reason.CRASHED, f"{how}: {' '.join(tail.splitlines()[-1:])}".removesuffix(": "))
@@ -208,28 +204,15 @@ async def call_function(function: AgentFunction, episode: AgentEpisode) -> Any:
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    """The result of work in a thread of its own: unlike an executor's, nobody waits for it when the program ends."""
+    done: Future[Any] = Future()
+    done.set_running_or_notify_cancel()  # whoever gives up waiting leaves the thread to its work
 
     def run() -> None:
-        result: Any = None
-        failed: BaseException | None = None
         try:
-            result = work()
-        except SystemExit as error:
-            failed = AgentFailure(Reason.CRASHED, f"it ended with status {error.code}")
+            done.set_result(work())
         except BaseException as error:
-            failed = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failed)
+            done.set_exception(error)
 
     threading.Thread(target=run, name="upshot-agent", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

@@ -24,8 +24,8 @@ from tests.patience import patience
 from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
-from upshot.run.reporter import Reporter
 from upshot.run.run import train
 from upshot.training.learner.distributed.process_group import open_ranks
 
