@@ -154,7 +154,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
 
     said: list[str] = []
     reporter: Any = SimpleNamespace(say=said.append, step=lambda *_: None, phase=lambda *_: None)
-    folder: Any = SimpleNamespace(write_status=lambda *_, **__: None, lines=lambda _: [])
+    folder: Any = SimpleNamespace(write_status=lambda *_, **__: None, write_index=lambda: None, lines=lambda _: [])
     recipe: Any = SimpleNamespace(keep_rollouts=0, credit=SimpleNamespace(by="reply"))
     seen: list[int] = []
     works: Any = SimpleNamespace(log=lambda step, _: seen.append(step), finish=lambda: None)
