@@ -85,6 +85,7 @@ class TrainingRun:
         """Of the phase under way, once it has a learner."""
         self.saver = Saver(folder.checkpoints)
         self.services = RunServices(recipe, folder, ranks)
+        self.say, self.show_progress, self.count_services = reporter.say, reporter.show_progress, self.services.count
 
     async def train(self) -> None:
         """Train to the end, or to Ctrl-C or an empty budget; a checkpoint is saved either way."""
@@ -155,14 +156,6 @@ class TrainingRun:
         """The checkpoint that this phase goes on from; None where it begins."""
         return self.resumed.path if self.resumed is not None and self.resumed.phase == self.phase else None
 
-    def say(self, text: str) -> None:
-        """Tell whoever watches."""
-        self.reporter.say(text)
-
-    def show_progress(self, done: int, total: int) -> None:
-        """Tell how far the step under way is."""
-        self.reporter.show_progress(done, total)
-
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""
         return self.folder.lines(self.phase, step)
@@ -171,10 +164,6 @@ class TrainingRun:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
         return self.services.open(self.policy, self.resumed_from)
 
-    def count_services(self) -> None:
-        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
-        self.services.count()
-
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
         self.state = PhaseState(learner, config, learner.steps)
@@ -182,16 +171,25 @@ class TrainingRun:
 
     def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Rollout]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
-        assert self.state is not None, "begin() comes first"
+        state = self.state
+        assert state is not None, "begin() comes first"
         logs |= self.writer.write_replies(step, groups)
         logs |= self.services.finish_step()
         logs["time/save"] = self.saver.spent()
         self.writer.write_line(step, logs)
-        self.step, self.state.updates = step, self.state.learner.steps
+        # From here on the step counts as finished: Ctrl-C would save the run as it is after it.
+        self.step, state.updates = step, state.learner.steps
         self.writer.announce(step, logs)
-        self._stop_if_bad(logs, self.state)
+        # A step that taught nothing is passed over; several in a row end the run.
+        why = bad_step(logs)
+        state.bad_steps = state.bad_steps + 1 if why else 0
+        if state.bad_steps >= state.config.max_skipped:
+            raise UserError(
+                f"step {step}: {why}, {state.bad_steps} times in a row (train.max_skipped); {self._last_good()}"
+            )
         self.saver.check()
-        if not self.state.bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, self.state.config)):
+        # By the clock ranks would disagree about when a checkpoint is due: the first one decides for all.
+        if not state.bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, state.config)):
             self.checkpoint()
 
     def write_evaluation(self, logs: Logs) -> None:
@@ -224,22 +222,12 @@ class TrainingRun:
 
         return write
 
-    def _stop_if_bad(self, logs: Logs, state: PhaseState) -> None:
-        """A step that taught nothing is passed over; several in a row are the end."""
-        why = bad_step(logs)
-        state.bad_steps = state.bad_steps + 1 if why else 0
-        if state.bad_steps >= state.config.max_skipped:
-            raise UserError(
-                f"step {self.step}: {why}, {state.bad_steps} times in a row (train.max_skipped); {self._last_good()}"
-            )
-
     def _last_good(self) -> str:
         self.saver.wait()
-        latest = self.folder.latest()
+        latest, lower = self.folder.latest(), "with a lower train.lr or train.optimizer.grad_clip"
         if latest is None:
-            return "nothing good was saved yet; begin anew with a lower train.lr or train.optimizer.grad_clip"
-        lower = "train.lr or train.optimizer.grad_clip"
-        return f"the last good checkpoint is {latest.path}; begin from it with a lower {lower}"
+            return f"nothing good was saved yet; begin anew {lower}"
+        return f"the last good checkpoint is {latest.path}; begin from it {lower}"
 
 
 def train(

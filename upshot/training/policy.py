@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,31 +34,27 @@ from upshot.training.setup import context_limit, load_policy, sampling_of, seed_
 from upshot.training.snapshots import PolicyModel, load_weights, save_weights
 
 
+@dataclass(eq=False)
 class PolicyBundle:
     """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        task: Task,
-        run: Path,
-        checkpoint: Path | None,
-        say: Callable[[str], None],
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.ranks = ranks
-        self.recipe = recipe
-        self.task = task
-        self.run = run
-        self.pool: ModelPool | None = None
-        """Helper models that take turns on the policy's device."""
-        self.say = say
+    recipe: Recipe
+    task: Task
+    run: Path
+    """The run's folder."""
+    checkpoint: Path | None
+    say: Callable[[str], None]
+    ranks: Ranks = ALONE
+    pool: ModelPool | None = None
+    """Helper models that take turns on the policy's device."""
+
+    def __post_init__(self) -> None:
+        recipe, say = self.recipe, self.say
         seed_torch(recipe.seed)
         # One rank looks: what has to be merged is merged once.
-        self.start = ranks.broadcast_object(
-            "start", find_start(recipe.model, run, say) if ranks.first else StartingPoint("")
-        )
-        saved = str(checkpoint or "")
+        start = find_start(recipe.model, self.run, say) if self.ranks.first else StartingPoint("")
+        self.start = self.ranks.broadcast_object("start", start)
+        saved = str(self.checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
         self.renderer = policy_renderer(self.tokenizer, recipe)
@@ -105,16 +102,9 @@ class PolicyBundle:
 
     def speaker(self) -> Policy:
         """The policy as a speaker."""
-        recipe = self.recipe
-        return Policy(
-            self.sampler,
-            self.renderer,
-            sampling_of(recipe),
-            self.max_context,
-            recipe.episode.system,
-            self.task.tools(),
-            recipe.episode.think,
-        )
+        episode, sampling = self.recipe.episode, sampling_of(self.recipe)
+        system, tools = episode.system, self.task.tools()
+        return Policy(self.sampler, self.renderer, sampling, self.max_context, system, tools, episode.think)
 
     @property
     def max_context(self) -> int:
@@ -170,9 +160,9 @@ def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
     """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
     kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
     if total and kept + taken > usable(total):
-        gib = 2**30
+        whole, vllm, learner, most = (size / 2**30 for size in (total, taken, kept, usable(total)))
         raise UserError(
-            f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
-            f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
-            "model.engine.memory, set train.optimizer.offload or optimizer: adamw-8bit, or give vLLM other devices"
+            f"model.engine.memory {share:g} of {whole:.1f} GiB is {vllm:.1f}, and the learner keeps {learner:.1f} "
+            f"(weights, optimizer) while vLLM samples: more than {most:.1f}; lower model.engine.memory, set "
+            "train.optimizer.offload or optimizer: adamw-8bit, or give vLLM other devices"
         )

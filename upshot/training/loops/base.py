@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,20 +38,18 @@ class LoopRun(Protocol):
     def resumed_from(self) -> Path | None:
         """The checkpoint that this phase goes on from; None where it begins."""
 
-    def say(self, text: str) -> None:
-        """Tell whoever watches."""
-
-    def show_progress(self, done: int, total: int) -> None:
-        """Tell how far the step under way is."""
+    say: Callable[[str], None]
+    """Tell whoever watches."""
+    show_progress: Callable[[int, int], None]
+    """Tell how many replies of how many the step under way has."""
+    count_services: Callable[[], None]
+    """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
 
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""
 
     def open_services(self) -> AbstractAsyncContextManager[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
-
-    def count_services(self) -> None:
-        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
 
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
