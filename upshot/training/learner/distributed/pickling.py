@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
-from collections.abc import Mapping
 from typing import Any
 
-from upshot.core.conversation import Conversation, Row, Turn
+from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves behind what a conversation is held with and cannot be carried: a lock, a connection, its random stream."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is Conversation:
-            session = {name: value for name, value in thing.session.items() if _portable(value)}
-            return _conversation, (
-                (thing.row, thing.seed, thing.key, thing.turns),
-                {"ended": thing.ended, "session": session, "turn_scores": thing.turn_scores},
-            )
-        return NotImplemented
 
 
 def dumps(thing: Any) -> bytes:
     """Anything as bytes."""
     out = io.BytesIO()
+    pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = copyreg.dispatch_table | {Conversation: _reduce}
     try:
-        _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(thing)
+        pickler.dump(thing)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
             f"what was played cannot be handed to the other ranks: {error}; "
@@ -50,8 +39,9 @@ def _portable(value: Any) -> bool:
     return True
 
 
-def _conversation(path: tuple[Row, int, str, tuple[Turn, ...]], state: Mapping[str, Any]) -> Conversation:
-    conversation = Conversation(*path)
-    for name, value in state.items():
-        setattr(conversation, name, value)
-    return conversation
+def _reduce(conversation: Conversation) -> tuple[Any, ...]:
+    """A conversation without what it is held with and cannot be carried: a lock, a connection, its random stream."""
+    session = {name: value for name, value in conversation.session.items() if _portable(value)}
+    path = conversation.row, conversation.seed, conversation.key, conversation.turns
+    state = {"ended": conversation.ended, "session": session, "turn_scores": conversation.turn_scores}
+    return Conversation, path, (None, state)  # a class with slots has its state second
