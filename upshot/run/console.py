@@ -11,21 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 SHOWN = (
-    "reward/mean",
-    "reward/extrinsic",
-    "reward/intrinsic",
-    "reward/missing",
-    "loss/",
-    "metric/",
-    "dpo/",
-    "by/",
-    "missing/",
-    "policy/kl_to_sampler",
-    "policy/kl_to_reference",
-    "rollout/reply_tokens",
-    "rollout/turns",
-    "eval/",
-)
+    "reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/missing", "loss/", "metric/", "dpo/", "by/",
+    "missing/", "policy/kl_to_sampler", "policy/kl_to_reference", "rollout/reply_tokens", "rollout/turns", "eval/",
+)  # fmt: skip
 """What the live table shows, in this order; metrics.jsonl has everything. Times are in the line below it."""
 
 SILENCE_S = 20.0

@@ -44,26 +44,22 @@ class OtherQuestions:
     def row(self, first: Row) -> Row:
         """The row that is paired with this one."""
         rows = self.rows
-        near = self._alike(first) if self.similar_by else range(len(rows))
-        candidates = [index for index in near if rows[index].id != first.id] or [
-            index for index in range(len(rows)) if rows[index].id != first.id
-        ]
-        if not candidates:
+        others = [index for index in range(len(rows)) if rows[index].id != first.id]
+        if not others:
             raise UserError(f"task '{self.task.name}' has one row; helping another question needs two")
-        return rows[candidates[derive_seed(self.seed, "other", first.id) % len(candidates)]]
+        if self.similar_by == "key":
+            key = self.task.similar_key(first)
+            others = [index for index in others if self.task.similar_key(rows[index]) == key] or others
+        elif self.similar_by:
+            if first.id not in self._near:
+                self._near[first.id] = self._nearest(first)
+            others = self._near[first.id] or others
+        return rows[others[derive_seed(self.seed, "other", first.id) % len(others)]]
 
     @cached_property
     def rows(self) -> list[Row]:
         """The rows to draw from."""
         return list(self.task.rows("train"))
-
-    def _alike(self, row: Row) -> list[int]:
-        if self.similar_by == "key":
-            key = self.task.similar_key(row)
-            return [index for index, other in enumerate(self.rows) if self.task.similar_key(other) == key]
-        if row.id not in self._near:
-            self._near[row.id] = self._nearest(row)
-        return self._near[row.id]
 
     def _nearest(self, row: Row) -> list[int]:
         """The rows whose questions share the most telling words: cosine of tf-idf vectors."""

@@ -98,7 +98,8 @@ class ShardedAdamW:
         Tensor by tensor, so that the first rank's device and host never hold a share twice.
         """
         state = self.inner.state_dict() if self.inner is not None else {}
-        outlines = self.ranks.all_gather_object("optimizer", pytree.tree_map_only(Tensor, _outline, state))
+        outline = pytree.tree_map_only(Tensor, lambda x: TensorOutline(tuple(x.shape), x.dtype, x.device.type), state)
+        outlines = self.ranks.all_gather_object("optimizer", outline)
         if not self.ranks.first:
             pytree.tree_map_only(Tensor, lambda x: self.ranks.collectives.send(x.contiguous(), dst=0), state)
             return state
@@ -128,10 +129,6 @@ class TensorOutline:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
-
-
-def _outline(tensor: Tensor) -> TensorOutline:
-    return TensorOutline(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 
 def adam_order(places: Sequence[int], matrices: Sequence[bool]) -> list[int]:
