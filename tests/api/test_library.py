@@ -130,7 +130,7 @@ def test_a_run_is_trained_and_read_as_tables(tmp_path: Path) -> None:
     assert len(run.replies) == 4 and all(0 < reply[name] <= 1 for reply in run.replies)
     assert {future["reply"] for future in run.futures} == {line["key"] for line in run.rollouts}
     assert [found.path for found in upshot.runs.find(tmp_path)] == [run.path]
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         upshot.runs.read(tmp_path)
 
 

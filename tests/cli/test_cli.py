@@ -73,7 +73,7 @@ def test_the_rooms_without_torch_import_no_torch() -> None:
         ),
         (["train", "absent.yaml"], "recipe 'absent.yaml': no such file"),
         (["train"], "which recipe?"),
-        (["train", "--resume", "/nowhere"], "'/nowhere' is no run folder"),
+        (["train", "--resume", "/nowhere"], "'/nowhere' is not a run folder"),
         (["train", "quickstart", "run_dir=/proc/nothing/here"], "cannot write run folder '/proc/nothing/here'"),
         (["train", "quickstart", "model.path=./absent-model"], "there is no folder './absent-model'"),
         (["view", "/nowhere"], "/nowhere"),

@@ -62,7 +62,7 @@ def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytes
         assert main(["runs", "rm", "runs/paper/main", "--yes"]) == 2, "a run writes it"
     assert main(["runs", "rm", "runs/paper/main", "runs/paper/first", "--yes"]) == 0
     assert list((runs / "paper").iterdir()) == []
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_note_and_tags_are_kept_shown_and_filtered_by(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

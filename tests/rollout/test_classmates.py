@@ -388,7 +388,7 @@ def test_all_tokens_may_earn_the_combined_reward() -> None:
 
 
 def test_a_wrong_name_is_refused_before_any_work() -> None:
-    with pytest.raises(UserError, match="'per', which is no model; did you mean 'peer'"):
+    with pytest.raises(UserError, match="'per', which is not a model; did you mean 'peer'"):
         context(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")}, classmates=["per"])
 
 

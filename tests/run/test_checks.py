@@ -198,7 +198,7 @@ def test_a_dry_run_prints_each_finding_and_fails(tmp_path: Path, capsys: pytest.
 
 
 def test_a_run_is_refused_by_the_same_checks_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="2 things to mend: there is no folder '/nope'; cannot reach"):
+    with pytest.raises(UserError, match="2 things to fix: there is no folder '/nope'; cannot reach"):
         train(recipe(tmp_path / "run", more={"models": {"judge": DEAD}, "model": {"path": "/nope"}}))
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +212,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_aske
     monkeypatch.setattr("upshot.run.checks.context.socket.create_connection", refuse)
     settings = recipe(tmp_path / "run", warm=False, more={"model": {"path": "no-such-owner/no-such-model"}})
     (says,) = wrong(settings)
-    assert "is no folder here and huggingface.co cannot be reached (no route)" in says
+    assert "is not a folder here, and huggingface.co cannot be reached (no route)" in says
     (note,) = find(settings, offline=True)
     assert not note.fatal and "was not looked up (--offline)" in note.says
 
@@ -231,7 +231,7 @@ def test_a_mapped_classmate_whose_tokenizer_cannot_be_had_is_told_before_the_run
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     [found] = wrong(mapped(tmp_path, endpoint, ""))
-    assert "the tokenizer of classmate 'Qwen/Qwen3-0.6B' 'Qwen/Qwen3-0.6B' is no folder here" in found
+    assert "the tokenizer of classmate 'Qwen/Qwen3-0.6B' 'Qwen/Qwen3-0.6B' is not a folder here" in found
     assert "tokenizer: FOLDER" in found
     tiny_parts()[1].save_pretrained(tmp_path / "tokenizer")
     assert wrong(mapped(tmp_path, endpoint, str(tmp_path / "tokenizer"))) == []

@@ -60,7 +60,7 @@ class MonitorCase:
     verdict: Score
     verifier: Verifier
     task: str = ""
-    """By what the numbers are told apart."""
+    """Numbers are also given by this label."""
     answer: str = ""
     """What was said after the thought; shown in the view 'answer' alone."""
     view: str = "thought"

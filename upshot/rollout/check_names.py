@@ -76,7 +76,7 @@ def _check_groups(recipe: Recipe) -> None:
 
 
 def _compares(estimate: Estimator, prompts: int) -> bool:
-    """Whether single replies to so many prompts, each of another reward, have advantages."""
+    """Whether single replies to this many prompts, each with a different reward, have advantages."""
     alone = [[Credit({MAIN: Score(1.0 + value)}, (Span(0, 1),))] for value in range(prompts)]
     return any(advantage for group in estimate(alone) for reply in group for advantage in reply)
 
@@ -116,7 +116,9 @@ def _check_evaluation(recipe: Recipe) -> None:
     models = {*recipe.models, *(read_map(recipe.futures.map_file)[0] if recipe.futures.map_file else ())}
     for key, name in (("judge", recipe.eval.judge), ("monitor", recipe.eval.monitor)):
         if name is not None and name not in models:
-            raise UserError(f"eval.{key} is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
+            raise UserError(
+                f"eval.{key} is '{name}', which is not a model under `models`; {did_you_mean(name, models)}"
+            )
     if recipe.eval.monitor is not None and METRIC not in (metric.name for metric in recipe.reward.metrics):
         raise UserError(f"eval.monitor predicts the metric '{METRIC}'; add it to reward.metrics (weight: 0 only logs)")
 

@@ -76,7 +76,7 @@ class Policy:
         if not opened and not any(marker in text for marker in self.think):
             return sample
         ended = sample.finish == "stop" and sample.ids[-1:] and sample.ids[-1] in self.renderer.end_ids
-        spoken = sample.ids[:-1] if ended else sample.ids  # the end of the turn is nobody's thought
+        spoken = sample.ids[:-1] if ended else sample.ids  # the end-of-turn token does not belong to the thought
         thought = find_thought(self.renderer.pieces(spoken), self.think, opened)
         if thought is None:
             return sample

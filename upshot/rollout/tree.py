@@ -1,4 +1,4 @@
-"""The tree below a reply: which futures went on from the same words, what each branch is worth, and who is compared.
+"""The tree below a reply: which futures continue the same words, what each branch is worth, and which are compared.
 
 A reply's futures are leaves. Where they forked they have siblings: branches that went on from the same words. A
 branch is worth the mean of what is below it, each fork counting its ways alike, and so is the reply. What the policy
@@ -67,7 +67,7 @@ def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens:
 def draw(forks: list[list[Branch]], part: float) -> list[list[Branch]]:
     """A random part of the forks, each standing for those that were left out: in the mean nothing changes.
 
-    Which ones hangs on the conversations' own seeds, so that a resumed run draws the same.
+    Which ones depends on the conversations' own seeds, so that a resumed run draws the same.
     """
     if part == 1:
         return forks

@@ -81,8 +81,8 @@ class Checkpoints:
             write_folder(final, write_all)
         except Exception as error:
             # safetensors and torch report a full disk by errors of their own.
-            torn = any(name in str(error) for name in TORCH_WRITERS) or type(error).__name__ == "SafetensorError"
-            if not isinstance(error, OSError) and not torn:
+            cut_short = any(name in str(error) for name in TORCH_WRITERS) or type(error).__name__ == "SafetensorError"
+            if not isinstance(error, OSError) and not cut_short:
                 raise
             why = getattr(error, "strerror", None) or f"a file is incomplete: {str(error).splitlines()[0]}"
             raise UserError(

@@ -130,7 +130,7 @@ class RichReporter(Reporter):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
 
-        self._console = Console(markup=False)  # what is said here quotes models and exceptions: '[/INST]' is no markup
+        self._console = Console(markup=False)  # what is said here quotes models and exceptions: '[/INST]' is not markup
         self._progress = Progress(
             TextColumn("[bold]{task.description:<14}"),
             BarColumn(),

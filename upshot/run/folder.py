@@ -87,7 +87,7 @@ class RunFolder:
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
         self.read_only = read_only
-        """Whether the first rank writes it: whatever this one is told to write is left to that."""
+        """Whether another rank, the first, writes it: what this one would write is left to that."""
         self.checkpoints = Checkpoints(path, read_only)
         self._tables: dict[str, tuple[object, Table]] = {}
         """Tables that were made of a file, each with the file's time and size then."""
@@ -113,7 +113,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """An existing run folder."""
         if not (path / RECIPE).is_file():
-            raise UserError(f"'{path}' is no run folder: it has no {RECIPE}")
+            raise UserError(f"'{path}' is not a run folder (it has no {RECIPE})")
         return cls(path)
 
     def check_free(self) -> None:

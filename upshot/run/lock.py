@@ -52,7 +52,7 @@ def _lock(file: int, folder: Path, say: Callable[[str], None]) -> None:
             return
         raise UserError(
             f"run folder '{folder}' is being written by {_holder(file)}; "
-            "wait until that run ends, or stop it, before you go on with the folder"
+            "wait until that run ends, or stop it, before you use the folder"
         ) from error
 
 

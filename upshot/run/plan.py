@@ -17,7 +17,7 @@ from upshot.tasks.base import Task, tasks
 
 
 def plan(recipe: Recipe, ranks: int = 1) -> str:
-    """Describe the run of so many ranks; nothing is loaded or written. What is wrong with it: `checks`."""
+    """Describe the run on this many ranks; nothing is loaded or written. What is wrong with it: `checks`."""
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]

@@ -23,9 +23,9 @@ from upshot.training.metrics.task import task_metrics
 
 Logs = dict[str, float]
 STEPS = 20
-"""The time left is reckoned by so many last steps."""
+"""The time left is estimated from this many last steps."""
 SAMPLES = 8
-"""So many replies of a phase are shown."""
+"""About this many replies of a phase are shown."""
 STATUS_SECONDS = 1.0
 """Most often that status.json is written."""
 
@@ -54,7 +54,7 @@ class Writer:
         self.alarms = Alarms(self.recipe.credit.by)
 
     def begin(self, phase: str, steps: int, done: int) -> None:
-        """A phase of so many steps begins, or goes on after `done`."""
+        """A phase of `steps` steps begins, or continues after `done`."""
         self.set_phase(phase, steps, done)
         self.alarms = Alarms(self.recipe.credit.by)
         for line in self.folder.lines(phase):
@@ -79,7 +79,7 @@ class Writer:
         return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
 
     def _show_reply(self, step: int, replies: Sequence[Rollout]) -> None:
-        """One of the step's replies for whoever watches: at the first step, and so many times in the phase."""
+        """One of the step's replies for whoever watches: at the first step, and `SAMPLES` times in the phase."""
         every = max(1, self._now.get("steps", 0) // SAMPLES)
         if step != 1 and step % every:
             return
@@ -137,7 +137,7 @@ class Writer:
                 self._failing.discard(name)
 
     def _transcripts(self, step: int, replies: Sequence[Rollout]) -> Iterator[dict[str, Any]]:
-        """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
+        """Lines for rollouts.jsonl; a reply that cannot be written is reported, not fatal."""
         for reply in replies:
             try:
                 yield reply.to_dict(step, self._groups_of(reply), lambda ids: "".join(self.pieces(ids)))

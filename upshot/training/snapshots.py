@@ -4,8 +4,8 @@ A copy is the policy as it was when its training began, or as it was every N ste
 judge, a classmate. What is not trained is shared with the policy, so with adapters a copy costs the adapters only.
 
 A step is played by one state of each copy. Where steps are played ahead, those under way may need two states of a copy
-that is renewed: then as many copies take turns as there are states in use at once, so that what is played hangs on the
-schedule and not on who is faster, and a checkpoint holds them all.
+that is renewed: then as many copies take turns as there are states in use at once, so that what is sampled depends on
+the schedule and not on timing, and a checkpoint holds them all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FrozenPolicy(EngineModel):
         super().__init__(engine, sampler.tokenizer, f"policy@{when}", sampler.renderer)
 
     def catch_up(self, step: int) -> None:
-        """Take over the policy's weights, which have taken so many steps."""
+        """Take over the policy's weights, which have taken this many steps."""
         trained = dict(self.policy.named_parameters())
         self.load({name: trained[name].detach() for name in self.own})
         self.engine.version = step  # as its samples say
@@ -68,7 +68,7 @@ class FrozenPolicy(EngineModel):
 
 
 class RenewedPolicy(Model):
-    """A copy of the policy that is renewed every so many steps; several take turns where steps are played ahead."""
+    """A copy of the policy that is renewed every N steps; several take turns where steps are played ahead."""
 
     def __init__(self, copies: list[FrozenPolicy], every: int, ahead: int) -> None:
         self.name = f"policy@{every}"
@@ -88,7 +88,7 @@ class RenewedPolicy(Model):
         return await self.copies[self.state_now % len(self.copies)].generate(request)
 
     def renew(self, step: int) -> None:
-        """The policy has taken so many steps: take over its weights when it is time."""
+        """The policy has taken this many steps: take over its weights when it is time."""
         if step and step % self.every == 0:
             self.latest = step // self.every
             self.copies[self.latest % len(self.copies)].catch_up(step)
@@ -124,7 +124,7 @@ class PolicyModel(EngineModel, PolicySampler):
         self.copies: dict[str, FrozenPolicy] = {}
         """All that there are, as a checkpoint names them."""
         self.renewed: dict[int, RenewedPolicy] = {}
-        """Those that are renewed every so many steps."""
+        """Those that are renewed, by the steps between two renewals."""
         self.ahead: Sequence[FrozenPolicy] = ()
         """Copies that play steps ahead of the learner (rollouts.py)."""
 
@@ -136,14 +136,14 @@ class PolicyModel(EngineModel, PolicySampler):
         return await self.ahead[playing % len(self.ahead)].generate(request)
 
     def play_ahead(self, steps: int) -> None:
-        """Have copies that play so many steps ahead; asked for before any other copy."""
+        """Have copies that play this many steps ahead; called before any other copy is made."""
         self.ahead = [self._copy(f"ahead-{number}") for number in range(steps)]
 
     def copy_at(self, when: str) -> Model:
-        """A copy that is trained no further: 'start', or renewed every so many steps."""
+        """A copy that is trained no further: 'start', or renewed every N steps."""
         if when == "start":
             return self.copies.get(when) or self._copy(when)
-        ModelSpec.parse(f"policy@{when}")  # refuses what is no number of steps
+        ModelSpec.parse(f"policy@{when}")  # refuses what is not a number of steps
         every = int(when)
         if every not in self.renewed:
             more = states_at_once(every, len(self.ahead)) - 1
@@ -193,7 +193,7 @@ class PolicyModel(EngineModel, PolicySampler):
 
 
 def states_at_once(every: int, ahead: int) -> int:
-    """How many states of a copy that is renewed `every` so many steps are in use at once, `ahead` steps being played.
+    """How many states of a copy that is renewed after `every` steps are in use at once, `ahead` steps being played.
 
     Step s is played by the state of step s - ahead. When step k is about to be learned, those up to k have been played;
     with c copies the state that is written over is older than c x every steps, so (c - 1) x every >= ahead - 1 will do.

@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Section)
 Groups = Sequence[Sequence[Rollout]]
 OF_RUNS = {
     "data": "imitate(dialogues) learns from them", "epochs": "go over your rows as often as you like",
-    "prompts_per_step": "hand sample() so many rows", "group_size": "sample(rows, group_size=…) says it",
+    "prompts_per_step": "pass that many rows to sample()", "group_size": "sample(rows, group_size=…) says it",
     "async_steps": "", "dynamic_sampling": "", "max_skipped": "train/skipped tells", "save": "save(folder) saves",
 }  # fmt: skip
 """Keys of `train` that only a whole run has a use for, and what to do instead."""
@@ -198,7 +198,7 @@ class Trainer:
         if self.config.minibatches > 1:
             raise UserError(
                 f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
-                "takes so many optimizer steps"
+                "takes that many optimizer steps"
             )
         objective = lesson.objective()
         logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {}

@@ -27,7 +27,7 @@ DESCRIPTIONS = {
     "code": "the complete program or function, without code fences",
     "document": "the full text of the document",
 }
-"""What the judge is told of an artefact; any other is asked for by the words that name it."""
+"""How an artefact is described to the judge; any other is described by its name."""
 WAYS = ("fence", "judge", "last")
 TYPO = 0.85
 """How alike a name must be to one of those to be taken for a slip of the pen."""

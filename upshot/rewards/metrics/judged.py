@@ -87,7 +87,7 @@ class JudgeRating(Metric):
             return Flaw("missing_key", f'the key "{self.key}" is missing')
         rating = values[self.key]
         wanted = f"{'a whole' if self.whole else 'a'} number from {self.low:g} to {self.high:g}"
-        # A bool is an int in Python, but "true" is no rating.
+        # A bool is an int in Python, but "true" is not a rating.
         number = isinstance(rating, int | float) and not isinstance(rating, bool) and math.isfinite(rating)
         if not number or (self.whole and rating != int(rating)):
             return Flaw("not_a_number", f'"{self.key}" must be {wanted}, not {rating!r}')

@@ -45,7 +45,7 @@ class Manager(Helper, ABC):
 
 
 async def verify_here(verifier: Verifier, claim: Claim) -> Score:
-    """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
+    """Run a verifier in this process; what it raises becomes a missing score, except a `UserError`."""
     try:
         if verifier.waits:
             verdict = await limit_call(verifier, verifier.verify, claim.response, claim.reference, claim.extra)

@@ -64,7 +64,7 @@ def scorer_app(manager: Manager, api_key: str | None = None) -> Starlette:
 
 
 class NoClaim(Exception):
-    """A body that is no claim."""
+    """A body that is not a claim."""
 
 
 def _json(answer: Any, status: int = 200) -> Response:

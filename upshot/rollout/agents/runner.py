@@ -174,7 +174,7 @@ def find_function(program: str) -> AgentFunction | None:
         return None
     thing = import_thing(program, "agent", "episode.agent")
     if not callable(thing):
-        raise UserError(f"agent '{program}' in episode.agent is no function, but {type(thing).__name__}")
+        raise UserError(f"agent '{program}' in episode.agent is not a function but {type(thing).__name__}")
     function: AgentFunction = thing
     return function
 
@@ -184,7 +184,7 @@ def find_command(program: str) -> list[str]:
     try:
         words = shlex.split(program)
     except ValueError as error:
-        raise UserError(f"episode.agent '{program}' is no command: {error}") from None
+        raise UserError(f"episode.agent '{program}' is not a command: {error}") from None
     if not words or shutil.which(words[0]) is None:
         raise UserError(
             f"episode.agent: there is no program '{words[0] if words else program}'; give a command or "

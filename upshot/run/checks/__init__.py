@@ -22,8 +22,8 @@ CHEAP: Sequence[Check] = (output.check, trackers.check, data.check)
 def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> list[Finding]:
     """Everything that is wrong, or worth knowing, about a recipe; `offline` calls no endpoint and asks no hub.
 
-    A wrong name is told alone, as nothing else can be looked at; without data the cheap
-    checks alone are made: the others take seconds to load what they look at.
+    A wrong name is reported alone, as nothing else can be checked then. Without data only the cheap checks are made:
+    the others take seconds to load what they look at.
     """
     try:
         check_names(recipe)
@@ -46,10 +46,10 @@ def _thorough() -> Sequence[Check]:
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Raise what must be mended, all of it."""
+    """Raise everything that must be fixed."""
     wrong = [finding.says for finding in findings if finding.fatal]
     if wrong:
-        raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend: " + "; ".join(wrong))
+        raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to fix: " + "; ".join(wrong))
 
 
 def _run_check(check: Check, context: CheckContext) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ def is_here(name: str, what: str, offline: bool) -> bool:
         if any(isinstance(try_to_load_from_cache(path, file), str) for file in SMALL_FILES):
             return True
     except HFValidationError:
-        raise UserError(f"{what} '{path}' is no folder here, and no name that the hub could have") from None
+        raise UserError(f"{what} '{path}' is neither a folder here nor a possible name on the hub") from None
     if offline:
         return False
     host = urlsplit(constants.ENDPOINT)
@@ -101,7 +101,7 @@ def is_here(name: str, what: str, offline: bool) -> bool:
         socket.create_connection((host.hostname or "", host.port or 443), HUB_SECONDS).close()
     except OSError as error:
         raise UserError(
-            f"{what} '{path}' is no folder here and {host.hostname} cannot be reached ({error}); name a folder"
+            f"{what} '{path}' is not a folder here, and {host.hostname} cannot be reached ({error}); name a folder"
         ) from error
     return True
 

@@ -29,7 +29,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
         yield Finding(method_of(recipe.train.method).explain_empty(recipe.train, task))
     for key, path in (("train.data", recipe.train.data), ("eval.data", recipe.eval.data)):
         if path is not None and not Path(path).is_file():
-            yield Finding(f"{key}: there is no file '{path}'; name one that is there, or leave it out")
+            yield Finding(f"{key}: there is no file '{path}'; name one that exists, or leave it out")
     split = recipe.eval.split
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")

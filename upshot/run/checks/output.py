@@ -17,6 +17,6 @@ def check(context: CheckContext) -> Iterator[Finding]:
     RunFolder(path).check_free()
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir():
-        yield Finding(cannot_write(path, f"'{above}' is no folder"))
+        yield Finding(cannot_write(path, f"'{above}' is not a folder"))
     elif not os.access(above, os.W_OK | os.X_OK):
         yield Finding(cannot_write(path, f"'{above}' is read-only for you"))

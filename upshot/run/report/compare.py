@@ -1,6 +1,6 @@
 """Runs beside each other: the keys in which their recipes differ, which are one experiment, what each came to.
 
-Used by the page and by `upshot runs`. It reads recipes as they were written; a recipe of another version is no error.
+Used by the page and by `upshot runs`. It reads recipes as they were written, those of other versions too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_SETTINGS = {"name", "run_dir"}
 """What every run has of its own, whatever it does."""
 SEED = "seed"
 RESULTS = ("eval/reward/mean", "eval/loss/nll", "eval/loss/dpo", "reward/mean", "loss/nll", "loss/dpo")
-"""What a run came to is told by the first of these that it logged."""
+"""A run's result is the first of these that it logged."""
 UNSET = "–"
 
 
@@ -54,7 +54,7 @@ def experiments(settings: Sequence[Mapping[str, str]], names: Sequence[str]) -> 
     out = []
     for recipe, name in zip(settings, names, strict=True):
         rest = json.dumps({key: recipe[key] for key in sorted(recipe) if key not in NOT_SETTINGS and key != SEED})
-        again = (rest, recipe.get(SEED, UNSET)) in seeds  # the same once more is no further seed
+        again = (rest, recipe.get(SEED, UNSET)) in seeds  # the same settings again are not another seed
         seeds.add((rest, recipe.get(SEED, UNSET)))
         out.append(name if again or SEED not in recipe else first.setdefault(rest, name))
     return out

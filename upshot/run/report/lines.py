@@ -1,6 +1,6 @@
 """Reading `.jsonl` files that a run is still writing, or that a killed one left half written.
 
-A line that is no JSON object is skipped and counted, never fatal; whoever reads says on the page what was skipped.
+A line that is not a JSON object is skipped and counted, never fatal; the page says what was skipped.
 """
 
 from __future__ import annotations

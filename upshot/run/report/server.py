@@ -1,8 +1,8 @@
 """The page over run folders while they are written: a local server that reads their files and nothing else.
 
-It follows the logs in small slices between requests, so that a folder of any size opens at once and fills up; a page
-is told by server-sent events that there is more, and asks for that. It writes nothing, and knows nothing of the runs'
-processes. Who may ask is `core/http_server.py`'s rule: this machine's programs, or whoever brings the token.
+It follows the logs in small slices between requests, so that a folder of any size opens at once and fills up;
+server-sent events tell a page that there is more, and it asks for that. It writes nothing and knows nothing of the
+runs' processes. Who may ask is `core/http_server.py`'s rule: this machine's programs, or whoever brings the token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunWatch:
         self.version = 0
         self._packed: tuple[int, str] = (-1, "")
         self._growing: set[str] = set()
-        """Runs whose replies came faster than one look takes: their counts are told when that is over."""
+        """Runs whose replies came faster than one look takes: their counts are sent when that is over."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -180,7 +180,7 @@ def make_app(roots: Sequence[Path], token: str | None = None) -> Any:
 
 
 def serve(roots: Sequence[Path], host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page until a signal comes; `ready` is told its address. Beyond loopback that holds a fresh token."""
+    """Serve the page until a signal comes; `ready` gets its address, which beyond loopback holds a fresh token."""
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     app = make_app(roots, token)
     listener = listen(host, port)

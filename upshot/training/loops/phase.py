@@ -122,7 +122,7 @@ class TrainingPhase:
                 self.run.say(f"{lost}: {kept}")
 
     async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
-        """Metrics under `eval/` of the model after so many steps; the best one so far is saved."""
+        """Metrics under `eval/` of the model after `step` steps; the best one so far is saved."""
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
         self.tracker.check_known(logs)

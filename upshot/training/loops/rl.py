@@ -161,7 +161,7 @@ def stop_if_missing(groups: Groups, limit: float) -> None:
             reasons = ", ".join(tell_missing(missing_scores(replies))) or NOTHING_TRAINED
             raise UserError(
                 f"{count} of {len(replies)} replies have no {name} ({reasons}); "
-                f"mend the cause, or raise reward.max_missing ({limit:g})"
+                f"fix the cause, or raise reward.max_missing ({limit:g})"
             )
 
 

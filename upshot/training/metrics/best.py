@@ -82,7 +82,7 @@ class BestTracker:
 
 
 def check_evaluations(recipe: Recipe) -> None:
-    """Refuse evaluations of nothing, a metric that none of them has, and what hangs on them where none comes."""
+    """Refuse evaluations of nothing, a metric that none of them has, and settings that need evaluations without any."""
     metric, config = recipe.train.save.best, recipe.eval
     if metric == "auto":
         metric = None

@@ -1,8 +1,8 @@
 """A classmate: a frozen model that is handed somebody's thought and gives the answer.
 
 Where its tokenizer is at hand (a model in this process, or `tokenizer` names one), the thought is put into its own chat
-template between its own think markers, and it goes on from there. Elsewhere it is told in words. Text is handed over,
-never token ids: each model reads with its own tokenizer.
+template between its own think markers, and it goes on from there. Elsewhere the thought is shown in a
+message. Text is handed over, never token ids: each model reads with its own tokenizer.
 """
 
 from __future__ import annotations

@@ -60,7 +60,9 @@ class Classmates(Futures):
         self.whole_reply = options.thought == "reply"
         sampling = Sampling(options.max_tokens, options.temperature)
         for name in (config.name for config in options.classmates if config.name not in known.models):
-            raise UserError(f"futures.classmates names '{name}', which is no model; {did_you_mean(name, known.models)}")
+            raise UserError(
+                f"futures.classmates names '{name}', which is not a model; {did_you_mean(name, known.models)}"
+            )
         classmates = [Classmate(config, known.models[config.name], sampling) for config in options.classmates]
         metric = known.metrics.get(options.metric)
         if metric is None:

@@ -40,7 +40,7 @@ class ClassmateConfig(Section):
     think: tuple[Words, Words] = MARKERS
     """The markers around its thoughts."""
     tokenizer: str | None = None
-    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
+    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: the thought is shown in a message."""
     system: str = ""
     """A system prompt of its own, put before the row's messages."""
 
@@ -76,7 +76,7 @@ class ClassmatesOptions(Section):
     mix: Share = 0.5
     """measure mixed: the likelihood's share."""
     cuts: Count = 4
-    """reward steps: into so many stretches the thought is cut."""
+    """reward steps: the number of stretches that the thought is cut into."""
     weight: float = 1.0
     """Of the classmate part."""
     gate: Gate = "always"

@@ -14,7 +14,7 @@ from upshot.core.errors import UserError
 from upshot.tasks.base import Task
 
 NEAREST = 8
-"""A similar question is drawn from so many nearest ones."""
+"""A similar question is drawn from this many nearest ones."""
 _WORD = re.compile(r"\w+")
 BEFORE_ANOTHER = """\
 Here is how somebody thought about a question.

@@ -26,9 +26,9 @@ class ThoughtCut:
     high: float = 1.0
     """A share drawn between the two; equal: just that share."""
     first: int = 0
-    """When set: so many tokens from the beginning."""
+    """When set: this many tokens from the beginning."""
     last: int = 0
-    """When set: so many tokens from the end."""
+    """When set: this many tokens from the end."""
 
     @classmethod
     def parse(cls, spec: Any) -> ThoughtCut:
@@ -92,12 +92,12 @@ def cut_thought(
     at, sample = place
     start, stop = thought_span(sample, whole_reply)
     if whole_reply and sample.finish == "stop" and not decode(sample.ids[-1:]):
-        stop -= 1  # the end of the turn is nobody's thought
+        stop -= 1  # the end-of-turn token does not belong to the thought
     first, last = keep.span(start, stop, random.Random(derive_seed(conversation.seed, "keep")))
     edges = [first + (last - first) * number // stretches for number in range(stretches + 1)]
     cuts = []
     for number, (low, high) in enumerate(pairwise(edges), 1):
-        # A cut may fall inside a character: the half that is no text yet is not handed over.
+        # A cut may fall inside a character: the incomplete half is not handed over.
         text = decode(sample.ids[first:high]).strip("\ufffd").strip()
         if high > low and text:
             cuts.append(CutPoint(number, at + first, at + low, at + high, text))

@@ -7,7 +7,7 @@ whoever waits there notices that the run is to stop, or that a rank is gone, and
 collectives must come in one order on all ranks, but steps that are played ahead end in any order, beside the learner.
 
 A run stops between the same two updates on all ranks. Before each update the ranks agree, by one entry of the store
-that the first to write decides: 'go', or the reason to stop. A rank that is told to stop, or fails, tries to make the
+that the first to write decides: 'go', or the reason to stop. A rank that receives a signal or fails tries to make the
 entry of the next update such a reason. If another rank has entered 'go' there, the one after it is free, as no update
 ends without this rank, and a rank that can takes part in one more.
 """
@@ -91,7 +91,7 @@ class ProcessGroup(Ranks):
         return self._collect(key, mine)
 
     def all_gather_object(self, topic: str, mine: T, seconds: float = math.inf) -> list[T]:
-        """See `Ranks`; `RankLost` when somebody has given nothing after so many seconds."""
+        """See `Ranks`; `RankLost` when a rank has posted nothing after `seconds`."""
         key = self._post(topic, mine)
         for pause in self._pauses(key, seconds):
             time.sleep(pause)

@@ -36,7 +36,7 @@ class Ranks:
         return self.rank == 0
 
     def own(self, count: int) -> range:
-        """Which of so many things this rank does."""
+        """Which of `count` things this rank does."""
         return range(self.rank, count, self.size)
 
     async def all_gather_object_async(self, topic: str, mine: T) -> list[T]:

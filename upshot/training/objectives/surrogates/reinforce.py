@@ -1,4 +1,4 @@
-"""Score-function surrogates: the log-probability itself, weighted by a ratio that is no part of the gradient."""
+"""Score-function surrogates: the log-probability itself, weighted by a ratio that takes no part in the gradient."""
 
 from __future__ import annotations
 
