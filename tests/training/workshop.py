@@ -10,6 +10,7 @@ from typing import Any
 from tests.tiny import tiny_parts
 from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TrainConfig
+from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 
@@ -31,6 +32,12 @@ def datum(length: int, seed: int, prompt: int = 3, vocabulary: int = 50) -> Datu
     return Datum(
         ids, mask, old, noise[1], [x - 0.1 * y for x, y in zip(old, noise[2], strict=True)], noise[3], noise[2]
     )
+
+
+def adam_config(weight_decay: float, small: bool = False, offload: bool = False) -> OptimizerConfig:
+    """Settings of an optimizer that forgets its second moment sooner than by default; `small`: with 8-bit moments."""
+    name = "adamw-8bit" if small else "adamw"
+    return OptimizerConfig(name=name, weight_decay=weight_decay, betas=(0.9, 0.99), offload=offload)  # type: ignore[arg-type]
 
 
 def recipe(folder: Path, **train: Any) -> Recipe:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from tests.training.workshop import datum, learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.adapters import add_lora
 from upshot.training.learner.learner import Learner, learning_rate
 from upshot.training.learner.optim.adamw import MasterAdamW
@@ -49,7 +50,7 @@ def test_the_gradient_does_not_depend_on_the_token_budget(kind: str, norm: str) 
 
 def test_bf16_weights_take_steps_that_bf16_cannot_hold() -> None:
     weight = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
-    optimizer = MasterAdamW([weight], lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer = MasterAdamW([weight], lr=1e-4, config=OptimizerConfig())
     for _ in range(100):
         weight.grad = torch.ones_like(weight)
         optimizer.step(1e-4)
@@ -58,7 +59,7 @@ def test_bf16_weights_take_steps_that_bf16_cannot_hold() -> None:
     assert float(optimizer.masters[0].detach().mean()) == pytest.approx(0.99, abs=1e-4)
     assert float(weight.detach().float().mean()) == pytest.approx(0.99, abs=4e-3), "alone, 1 - 0.0001 rounds back to 1"
     saved = optimizer.state_dict()
-    twin = MasterAdamW([torch.nn.Parameter(weight.detach().clone())], lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0)
+    twin = MasterAdamW([torch.nn.Parameter(weight.detach().clone())], lr=1e-4, config=OptimizerConfig())
     twin.load_state_dict(saved)
     assert torch.equal(twin.masters[0], optimizer.masters[0]), "masters are restored, not rounded"
 
@@ -185,7 +186,7 @@ def test_layers_are_still_checkpointed_without_dropout(monkeypatch: pytest.Monke
 
 def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    optimizer = MasterAdamW([weight], lr=1.0, betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer = MasterAdamW([weight], lr=1.0, config=OptimizerConfig())
     for part in (256.0, *[0.5] * 64):  # in bfloat16, 256 + 0.5 is 256
         (weight * part).sum().backward()
         optimizer.gather()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.workshop import adam_config
 from upshot.training.learner.optim.adamw import MasterAdamW
 from upshot.training.learner.optim.adamw_8bit import BLOCK, EightBitTensor
 
@@ -27,7 +28,7 @@ def model(dtype: torch.dtype) -> nn.Module:
 def trained(dtype: torch.dtype, steps: int, **options: bool) -> tuple[float, nn.Module, MasterAdamW]:
     """The loss after some steps on a fixed problem."""
     net = model(dtype)
-    optimizer = MasterAdamW(list(net.parameters()), 1e-2, (0.9, 0.99), 0.01, **options)
+    optimizer = MasterAdamW(list(net.parameters()), 1e-2, adam_config(0.01, **options))
     return run(net, optimizer, steps), net, optimizer
 
 
@@ -72,7 +73,7 @@ def test_saved_and_restored_it_goes_on_as_if_nothing_had_happened(way: str) -> N
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    again = MasterAdamW(list(net.parameters()), 1e-2, (0.9, 0.99), 0.01, **options)
+    again = MasterAdamW(list(net.parameters()), 1e-2, adam_config(0.01, **options))
     again.load_state_dict(torch.load(file, weights_only=True))
     run(net, again, 3)
     for a, b in zip(straight.parameters(), net.parameters(), strict=True):
@@ -82,10 +83,10 @@ def test_saved_and_restored_it_goes_on_as_if_nothing_had_happened(way: str) -> N
 def test_a_run_can_move_its_state_to_the_host_and_back() -> None:
     _, straight, _ = trained(torch.float32, 6)
     _, net, optimizer = trained(torch.float32, 3)
-    hosted = MasterAdamW(list(net.parameters()), 1e-2, (0.9, 0.99), 0.01, offload=True)
+    hosted = MasterAdamW(list(net.parameters()), 1e-2, adam_config(0.01, offload=True))
     hosted.load_state_dict(optimizer.state_dict())
     run(net, hosted, 1)
-    back = MasterAdamW(list(net.parameters()), 1e-2, (0.9, 0.99), 0.01)
+    back = MasterAdamW(list(net.parameters()), 1e-2, adam_config(0.01))
     back.load_state_dict(hosted.state_dict())
     run(net, back, 2)
     for a, b in zip(straight.parameters(), net.parameters(), strict=True):
@@ -119,7 +120,7 @@ def state_bytes(optimizer: MasterAdamW) -> int:
 def test_eight_bits_are_a_quarter_of_the_state() -> None:
     wide = [nn.Parameter(torch.ones(64, 256))]
     wide[0].grad = torch.ones(64, 256)
-    plain, small = (MasterAdamW(wide, 1e-3, (0.9, 0.99), 0.0, small=small) for small in (False, True))
+    plain, small = (MasterAdamW(wide, 1e-3, adam_config(0.0, small=small)) for small in (False, True))
     for optimizer in (plain, small):
         optimizer.step(1e-3)
     assert state_bytes(small) < 0.26 * state_bytes(plain)

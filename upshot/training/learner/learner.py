@@ -81,9 +81,7 @@ class Learner:
         """The random states before the gradient under way: a checkpoint is of the last optimizer step."""
 
     def _adam(self, parameters: Sequence[nn.Parameter]) -> MasterAdamW:
-        config = self.config
-        small, offload = config.optimizer.name == "adamw-8bit", config.optimizer.offload
-        return MasterAdamW(parameters, config.lr, config.optimizer.betas, config.optimizer.weight_decay, small, offload)
+        return MasterAdamW(parameters, self.config.lr, self.config.optimizer)
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""

@@ -20,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.workshop import recipe
+from tests.training.workshop import adam_config, recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.client.budget import Budget
@@ -314,7 +314,7 @@ def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 
 def adam(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
-    return MasterAdamW(some, 0.01, (0.9, 0.99), 0.1)
+    return MasterAdamW(some, 0.01, adam_config(0.1))
 
 
 def gradients(step: int, chunk: int) -> list[torch.Tensor | None]:
@@ -344,7 +344,7 @@ def trained(
 
 def test_moments_of_8_bits_are_sharded_too() -> None:
     def small(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
-        return MasterAdamW(some, 0.01, (0.9, 0.99), 0.1, small=True)
+        return MasterAdamW(some, 0.01, adam_config(0.1, small=True))
 
     own = parameters(torch.bfloat16)
     alone = small(own)

@@ -13,35 +13,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import AdamW
 
+from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.learner.optim.adamw_8bit import AdamW8bit
 
 
 class MasterAdamW:
     """AdamW over float32 masters; for float32 parameters where they are the master is the parameter itself."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        small: bool = False,
-        offload: bool = False,
-    ) -> None:
-        """`small`: moments of 8 bits."""
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], lr: float, config: OptimizerConfig) -> None:
         self.parameters = list(parameters)
-        self.offload = offload
+        self.offload = config.offload
         self.masters = [self._master(p) for p in self.parameters]
         decayed = [m for m in self.masters if m.ndim >= 2]
         plain = [m for m in self.masters if m.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         # One kernel for all, and nothing beside the state; on the host all cores work at it.
-        fused = (offload or all(m.is_cuda for m in self.masters)) or None
-        self.adam: Any = (
-            AdamW8bit(groups, lr, betas) if small else torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
-        )
+        fused = (self.offload or all(m.is_cuda for m in self.masters)) or None
+        small = config.name == "adamw-8bit"
+        self.adam: Any = AdamW8bit(groups, lr, config.betas) if small else AdamW(groups, lr, config.betas, fused=fused)
 
     def _master(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         if self.offload:
