@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from upshot.core.score import Cause, Score
 from upshot.rewards.credit import Credit, relabel
@@ -43,7 +44,7 @@ def may_blame(reply: Rollout) -> bool:
 
 def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, float]:
     """Have scores that the policy made missing count as the worst of the step: sets credits; what to log."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     before = [_learned_from(reply) for reply in replies]
     bounds = _bounds(replies)
     for group in groups:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from upshot.config.recipe import Recipe
@@ -69,7 +70,7 @@ class Writer:
 
     def write_replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""
-        replies = [reply for group in groups for reply in group]
+        replies = list(chain.from_iterable(groups))
         if not replies:
             return {}
         self._show_reply(step, replies)

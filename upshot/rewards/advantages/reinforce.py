@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
 
 from upshot.rewards.advantages.base import Advantages, Step, combinations, comparable, estimators, part
@@ -14,7 +15,7 @@ def reinforce_plus_plus(step: Step, baseline: Literal["step", "group"] = "step")
     """Rewards shifted and scaled over the step; `baseline: group` takes the mean of each group off before."""
     grouped = baseline == "group"
     compare = centred if grouped else list
-    replies = iter(comparable([credit for group in step for credit in group]))
+    replies = iter(comparable(list(chain.from_iterable(step))))
     groups = [comparable(group) if grouped else [next(replies) for _ in group] for group in step]
     rewards = [
         {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)} for group in groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, credit_turns, only, plus
@@ -35,7 +36,7 @@ class ByTurns(CreditRule):
         turns = range(len(reply.turn_snapshots))
         by_turn = [mean_by_way([future for future in scored.futures if future.turn == turn]) for turn in turns]
         ends = [combine(scores, scored.main_weights).total for scores in by_turn]
-        reward = combine([scores for turn in by_turn for scores in turn], scored.weights)
+        reward = combine(list(chain.from_iterable(by_turn)), scored.weights)
         return reward, self._credit(reply, _environment_scores(reply), ends)
 
     def _credit(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:

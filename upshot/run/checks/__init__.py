@@ -7,6 +7,7 @@ written. It does not look at what only training shows: whether the weights load,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -32,7 +33,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
         return [Finding(str(error))]
     context = CheckContext(recipe, offline, resumed, ranks)
     cheap = {check: list(_run_check(check, context)) for check in CHEAP}
-    findings = [finding for of_check in cheap.values() for finding in of_check]
+    findings = list(chain.from_iterable(cheap.values()))
     if not any(finding.fatal for finding in cheap[data.check]):
         findings += [finding for check in _thorough() for finding in _run_check(check, context)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once

@@ -73,13 +73,11 @@ class Curves:
 
     def last(self, key: str) -> float | None:
         """The newest value of a metric that is not missing; None when there is none."""
-        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return values[-1] if values else None
+        return next(reversed(self._values(key)), None)
 
     def best(self, key: str) -> float | None:
         """The best value of a metric: of a loss the lowest, else the highest."""
-        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return (min if "loss/" in key else max)(values, default=None)
+        return (min if "loss/" in key else max)(self._values(key), default=None)
 
     def names(self) -> list[tuple[str, str]]:
         """Every curve as (phase, key)."""
@@ -87,8 +85,10 @@ class Curves:
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over all steps and phases; None when it was never logged."""
-        values = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
-        return sum(values) if values else None
+        return sum(values) if (values := self._values(key)) else None
+
+    def _values(self, key: str) -> list[float]:
+        return [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
 
     def sums(self, key: str) -> dict[tuple[str, float], float]:
         """(phase, step) → the sum of a metric up to there, phase after phase; of phases that log it."""

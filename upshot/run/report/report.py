@@ -139,7 +139,8 @@ class ShownRun:
         """Everything of the run but its replies, as JSON; at most `room` curves, of `limit` points."""
         self.notes = []
         recipe, versions, status = self.read_recipe(), self.read_object(VERSIONS), self.read_object(STATUS)
-        seconds = self.seconds(status)
+        seconds, index = self.seconds(status), self.replies
+        sentence, reasons = index.log.sentence(), index.missing()
         return {
             "name": self.name,
             "title": title_of(recipe, self.folder.path),
@@ -153,7 +154,14 @@ class ShownRun:
             "table": self.read_table(),
             "result": result_of(self.curves),
             "curves": self._pack_curves(limit, room),
-        } | self._pack_counts()
+            "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],
+            "counts": {"replies": len(index), "futures": index.futures(), "steps": index.steps()},
+            "scales": index.scales,
+            "missing": [
+                dict(zip(("what", "reason", "count", "of"), row, strict=True)) for row in reasons[:MAX_REASONS]
+            ],
+            "more_reasons": [len(reasons[MAX_REASONS:]), sum(count for _, _, count, _ in reasons[MAX_REASONS:])],
+        }
 
     def _pack_curves(self, limit: int, room: int) -> dict[str, Any]:
         log, series = self.curves, self.curves.series
@@ -169,24 +177,6 @@ class ShownRun:
         self.notes += [f"{self.name}/{sentence}" for sentence in sentences if isinstance(sentence, str)]
         axes = {"time": log.sums("time/step"), "tokens": log.sums("train/tokens")}
         return curves_of.pack(wanted[:room], limit, axes) | {"rows": log.rows, "steps_by_phase": log.last_steps}
-
-    def _pack_counts(self) -> dict[str, Any]:
-        index = self.replies
-        sentence = index.log.sentence()
-        reasons = index.missing()
-        return {
-            "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],
-            "counts": {"replies": len(index), "futures": index.futures(), "steps": index.steps()},
-            "scales": index.scales,
-            "missing": [
-                {"what": what, "reason": reason, "count": count, "of": total}
-                for what, reason, count, total in reasons[:MAX_REASONS]
-            ],
-            "more_reasons": [
-                max(0, len(reasons) - MAX_REASONS),
-                sum(count for _, _, count, _ in reasons[MAX_REASONS:]),
-            ],
-        }
 
 
 class ShownRuns:

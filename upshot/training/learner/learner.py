@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,7 +100,7 @@ class Learner:
 
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
-        data = [datum for unit in units for datum in unit]
+        data = list(chain.from_iterable(units))
         self.read += sum(len(datum.ids) for datum in data)
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: Logs = {}

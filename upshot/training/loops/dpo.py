@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
@@ -40,7 +41,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
 
 def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:
     """What is learned from pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
-    data = [datum for pair in pairs for datum in pair]
+    data = list(chain.from_iterable(pairs))
     for datum, reference in zip(data, learner.logprobs(data, reference=True) if data else (), strict=True):
         datum.reference = reference
     counts = {"train/pairs": float(len(pairs)), "train/tokens": float(sum(sum(datum.mask) for datum in data))}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -37,14 +38,14 @@ async def play_held_out(run: LoopRun, services: Services, context: RolloutContex
     seed = derive_seed(run.recipe.seed, "eval")
     groups_of_rank = await play_step(context, rows, config.samples, seed, only=run.ranks.own(len(rows)))
     groups = interleave(await run.ranks.all_gather_object_async("eval", groups_of_rank))
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
     return summarise_held_out(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
 
 
 def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutContext, task: Task) -> Logs:
     """What is logged of replies to held-out rows."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     numbers = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
         numbers |= task_metrics(groups, task.groups)
@@ -77,7 +78,7 @@ def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
 
 def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
-    config, data = learner.config, [datum for pair in pairs for datum in pair]
+    config, data = learner.config, list(chain.from_iterable(pairs))
     policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
     gained = [
         sum_trained(a, datum) - sum_trained(b, datum) for a, b, datum in zip(policy, reference, data, strict=True)

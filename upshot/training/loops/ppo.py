@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.rollout import Branch, Rollout
@@ -40,7 +41,7 @@ def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
         paid = [(part, spans) for part in parts if (spans := earnings(part.credit))]
         units += as_units([_datum(part, spans) for part, spans in paid])
         earned += [spans for _, spans in paid]
-    data = [datum for unit in units for datum in unit]
+    data = list(chain.from_iterable(units))
     if not data:
         return [], {}
     logs = estimate(learner, data, [token_rewards(spans) for spans in earned])

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from upshot.config.method import TrainingMethod
@@ -143,13 +144,13 @@ async def play(
 
 def measure(groups: Groups, context: RolloutContext, config: TrainConfig) -> Logs:
     """What there is to log of a step's replies: of all, of the tree, and what the kind of future reports."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     return summarise(groups) | measure_tree(replies, config.trains_every_fork) | context.futures.measure(replies)
 
 
 def stop_if_missing(groups: Groups, limit: float) -> None:
     """A step in which too much is missing stops the run, with the reasons."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     silent = sum(reply.credit is None or not reply.credit.trains for reply in replies)
     lost = {"reward": silent}
     for reply in replies:
@@ -171,7 +172,7 @@ def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
     # With a single update the tokens are weighed by the log-probabilities that its own forward computes anyway.
     passing = config.importance if config.importance.rule != "none" and config.minibatches == 1 else None
     units, logs = lesson_of(learner, groups, estimate, weighed=passing is None)
-    data = [datum for unit in units for datum in unit]
+    data = list(chain.from_iterable(units))
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
@@ -196,14 +197,14 @@ def lesson_of(
     if charged and not estimate:
         raise UserError("train.kl.where is 'reward', but advantages that are given have no reward to take it off")
     credits, logs = charge_replies(learner, groups) if charged else (None, {})
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     if estimate:
         set_advantages(groups, config.advantage, credits)
         for forks in compared(replies, config.trains_every_fork):
             set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
     units = [unit for reply in replies for unit in as_units(teach(reply, config.length_norm))]
     if units and weighed:
-        logs |= weigh(learner, [datum for unit in units for datum in unit])
+        logs |= weigh(learner, list(chain.from_iterable(units)))
     return units, logs
 
 
@@ -263,7 +264,7 @@ def as_units(data: Sequence[Datum]) -> Units:
 
 def make_lesson(units: Units, objective: Callable[[], Objective], logs: Logs) -> Lesson:
     """A lesson with its sequences and tokens counted."""
-    data = [datum for unit in units for datum in unit]
+    data = list(chain.from_iterable(units))
     counts = {"train/sequences": float(len(data))}
     if data:
         counts["train/tokens"] = float(sum(sum(datum.mask) for datum in data))

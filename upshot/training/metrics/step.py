@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
@@ -16,7 +17,7 @@ from upshot.rollout.tree import is_flat
 
 def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
     put_mean(out, "reward/mean", present(r.reward.total for r in replies))
     scored = [r for r in replies if not r.reward.total.is_missing]

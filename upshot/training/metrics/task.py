@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import comb
 
 from upshot.core.conversation import Row
@@ -37,7 +38,7 @@ def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> di
 
 def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
-    replies = [reply for group in groups for reply in group]
+    replies = list(chain.from_iterable(groups))
     out: dict[str, float] = {}
     largest = max([1, *map(len, groups)])
     for k in (2**n for n in range(12) if 2**n <= largest):
