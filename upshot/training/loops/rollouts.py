@@ -41,6 +41,7 @@ class RolloutSchedule:
     async def __aenter__(self) -> RolloutSchedule:
         self.sampler.resume_at(self.steps.start)
         for step in range(self.steps.start, self.steps.start + self.ahead):
+            # At the start all copies hold the initial weights; after a resume, those that the checkpoint kept.
             self.sampler.ahead[step % self.ahead].engine.version = max(step - self.ahead, 0)
             self._begin(step)
         return self
@@ -61,6 +62,8 @@ class RolloutSchedule:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
             self.sampler.renew(step)
+            # This copy has just played `step` and plays next what comes `ahead` steps later: it is free until then, so
+            # its weights can be replaced while the other copies are still sampling.
             self.sampler.ahead[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 
@@ -76,6 +79,7 @@ class RolloutSchedule:
 
     def _begin(self, step: int) -> None:
         if step in self.steps:
+            # Whoever samples in this task, however deep below it, finds the step and by it the copy that plays it.
             context = contextvars.copy_context()
             context.run(PLAYING.set, step)
             self._under_way[step] = asyncio.get_running_loop().create_task(self._play(step), context=context)

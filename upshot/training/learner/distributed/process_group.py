@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar
 
 from upshot.core.errors import UserError, reason_of
@@ -129,12 +130,7 @@ class ProcessGroup(Ranks):
             for rank, pieces in enumerate(names)
         ]
         if self.store.add(f"{key}/read", 1) == self.size:  # the last one to read clears up
-            done = [
-                f"{key}/read",
-                *(f"{key}/{rank}" for rank in range(self.size)),
-                *(n for pieces in names for n in pieces),
-            ]
-            for name in done:
+            for name in (f"{key}/read", *(f"{key}/{rank}" for rank in range(self.size)), *chain.from_iterable(names)):
                 self.store.delete_key(name)
         return out
 
@@ -144,6 +140,7 @@ class ProcessGroup(Ranks):
         """Raise `RankStopped` when the ranks have agreed to stop, `RankLost` when one is gone."""
         if not self.agreed:
             self._propose(self._wish)
+            # Within an update the others wait for this rank in a collective: it takes part to the end.
             decision = None if self._updating else self._read_decision()
             if decision is not None:
                 raise RankStopped(decision)
@@ -155,6 +152,9 @@ class ProcessGroup(Ranks):
 
     def _propose(self, wish: dict[str, Any] | None) -> None:
         """Have the ranks stop before the next update, or, where others have begun that, before the one after it."""
+        # The store writes an entry only where there is none, and answers with the one that stands: all ranks read the
+        # same decision, whoever was first. Two entries are enough: no update ends without this rank, so nobody can have
+        # entered 'go' for the update after the next.
         for number in (self._updates, self._updates + 1) if wish is not None else ():
             if self.store.compare_set(f"update/{number}", "", json.dumps(wish)).decode() != GO:
                 return
