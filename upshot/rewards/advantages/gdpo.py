@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, comparable, estimators, spread
-from upshot.rewards.advantages.grouped import EPSILON, normalised
+from upshot.rewards.advantages.base import Advantages, Step, comparable, estimators, spread
+from upshot.rewards.advantages.grouped import normalised
 from upshot.rewards.advantages.separated import added
 
 
@@ -34,18 +33,8 @@ def over_the_step(
     out: list[dict[tuple[str, ...], list[float | None]]] = [{} for _ in groups]
     for parts in sorted({parts for of_group in groups for parts in of_group}):
         values = [value for of_group in groups for value in of_group.get(parts, ())]
-        scaled = iter(values if from_parts is None or len(parts) < from_parts else z_scores(values))
+        scaled = iter(values if from_parts is None or len(parts) < from_parts else normalised(values))
         for of_group, new in zip(groups, out, strict=True):
             if parts in of_group:
                 new[parts] = [next(scaled) for _ in of_group[parts]]
     return [spread(group, of_group) for group, of_group in zip(step, out, strict=True)]
-
-
-def z_scores(values: Values) -> list[float | None]:
-    """Shifted to mean 0 and scaled to (sample) deviation 1; zeros where fewer than two values are there."""
-    present = [v for v in values if v is not None]
-    if len(present) < 2:
-        return [None if v is None else 0.0 for v in values]
-    mean = math.fsum(present) / len(present)
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in present) / (len(present) - 1))
-    return [None if v is None else (v - mean) / (deviation + EPSILON) for v in values]

@@ -18,8 +18,8 @@ from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, tell_missing
-from upshot.rewards.advantages.base import check_shape, estimator
-from upshot.rewards.credit import MAIN, Credit
+from upshot.rewards.advantages.base import Step, check_shape, estimator
+from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
@@ -42,6 +42,8 @@ from upshot.training.objectives.objectives import Objective, PolicyGradient
 
 Groups = Sequence[Sequence[Rollout]]
 """A step's replies, those to one prompt together."""
+Progress = Callable[[int, int], None]
+"""Is called with how many replies are finished, and of how many."""
 Units = list[list[Datum]]
 """Training data; those of a unit stay in one minibatch."""
 OWN_DOING = (Reason.NO_THOUGHT,)
@@ -107,12 +109,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
 
 
 async def play(
-    recipe: Recipe,
-    context: RolloutContext,
-    rows: Sequence[Row],
-    step: int,
-    show_progress: Callable[[int, int], None],
-    ranks: Ranks = ALONE,
+    recipe: Recipe, context: RolloutContext, rows: Sequence[Row], step: int, progress: Progress, ranks: Ranks = ALONE
 ) -> list[list[Rollout]]:
     """The replies of a step, grouped by row; each rank plays some groups and gets all."""
     config = recipe.train
@@ -121,7 +118,7 @@ async def play(
     def count(_: Rollout) -> None:
         nonlocal finished
         finished += 1
-        show_progress(finished, total)
+        progress(finished, total)
 
     async def play_round(places: Sequence[int], number: int) -> list[list[Rollout]]:
         nonlocal total
@@ -208,11 +205,7 @@ def lesson_of(
     return units, logs
 
 
-def set_advantages(
-    groups: Sequence[Sequence[Rollout | Branch]],
-    named: Named,
-    credits: Sequence[Sequence[Credit | None]] | None = None,
-) -> None:
+def set_advantages(groups: Sequence[Sequence[Rollout | Branch]], named: Named, credits: Step | None = None) -> None:
     """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
     step = credits or [[reply.credit for reply in group] for group in groups]
     advantages = estimator(named.name, named.options)(step)

@@ -75,12 +75,11 @@ class CutPoint:
     text: str
 
 
+Decode = Callable[[Sequence[int]], str]
+
+
 def cut_thought(
-    conversation: Conversation,
-    keep: ThoughtCut,
-    stretches: int,
-    decode: Callable[[Sequence[int]], str],
-    whole_reply: bool = False,
+    conversation: Conversation, keep: ThoughtCut, stretches: int, decode: Decode, whole_reply: bool = False
 ) -> list[CutPoint]:
     """What is handed on of the last turn's thought, at the end of each stretch; nothing where there is no thought.
 
