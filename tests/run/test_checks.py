@@ -127,7 +127,7 @@ def test_offline_a_missing_key_is_still_told(tmp_path: Path, monkeypatch: pytest
         ({"credit": {"tokens": "thought"}}, "credit.tokens is thought, and the model has no token for '</think>'"),
         ({"train": {"data": "absent.jsonl"}}, "train.data: there is no file 'absent.jsonl'"),
         ({"eval": {"data": "absent.jsonl"}}, "eval.data: there is no file 'absent.jsonl'"),
-        ({"model": {"chat_template": "/no/such.jinja"}}, "model.chat_template '/no/such.jinja': there is no such file"),
+        ({"model": {"chat_template": "/no/such.jinja"}}, "model.chat_template '/no/such.jinja': no such file"),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_is_a_finding(more: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
     with folder.lock(print):
         folder.append_metrics("rl", 1, {"x": 1})
         folder.append_rollouts([{"x": 1}])
+        folder.write_index()
         folder.write_status("running")
         folder.write_spent({"calls": 1})
         folder.write_recipe(recipe(tmp_path))
@@ -176,7 +177,7 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
         folder.checkpoints.save("rl", 1, 1, lambda to: to.mkdir())
     assert not [*tmp_path.iterdir()]
     tried = {"append_metrics", "append_rollouts", "write_status", "write_spent", "write_recipe", "write_samples"}
-    tried |= {"rewind", "drop_failed_start", "lock", "create", "write_notes"}
+    tried |= {"rewind", "drop_failed_start", "lock", "create", "write_notes", "write_index"}
     reads = {"open", "check_free", "begun", "recipe", "status", "metrics", "rollouts", "replies", "futures", "lines"}
     reads |= {"samples", "spent", "started", "latest", "checkpoint", "steps", "evals", "best", "notes"}
     does = {name for name in vars(RunFolder) if not name.startswith("_")}
