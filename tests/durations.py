@@ -71,7 +71,7 @@ def _queued() -> float:
     return int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
 
 
-@dataclass
+@dataclass(eq=False)  # pluggy keeps plugins in sets
 class Recorder:
     """Times tests in the processes that run them; the first process adds it all up and writes the file."""
 

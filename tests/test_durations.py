@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.durations import LONG_S, read_recording, split
+from tests.durations import LONG_S, Recorder, read_recording, split
 
 ROOT = Path(__file__).parent.parent
 CORES, STYLE_AND_TYPES_S = 2, 60
@@ -19,6 +20,24 @@ def test_a_test_is_long_with_the_fixtures_that_it_shares() -> None:
     recording = split(own, {"a": ["server"], "b": ["cheap"], "d": ["cheap"]}, {"server": 4.0, "cheap": 0.5})
     assert recording.long == {"a": 4.2, "c": 1.5}
     assert (recording.short_s, recording.all_s, recording.tests) == (round(0.3 + 0.1 + 0.5), round(6.6), 4)
+
+
+def test_the_recorder_runs_beside_fixtures_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conftest makes pytest look its plugins up by hash."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture(scope='module')\ndef shop():\n    return 3\n"
+    )
+    (tmp_path / "inner" / "test_it.py").write_text("def test_it(shop):\n    assert shop == 3\n")
+    (tmp_path / "test_bare.py").write_text("def test_bare(tmp_path):\n    pass\n")
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "pytest_sessionfinish", lambda: None)
+    outer = ("cacheprovider", "timeout", "xdist", "faulthandler")
+    words = ["-q", *(f"-pno:{name}" for name in outer), "--rootdir", str(tmp_path), str(tmp_path)]
+    assert pytest.main(words, plugins=[recorder]) == 0
+    assert set(recorder.own) == {"inner/test_it.py::test_it", "test_bare.py::test_bare"}
+    assert recorder.uses["inner/test_it.py::test_it"] == ["inner::shop"] and "inner::shop" in recorder.shared
 
 
 def test_a_recorded_test_carries_the_mark_and_a_new_one_does_not(request: pytest.FixtureRequest) -> None:

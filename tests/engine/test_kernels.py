@@ -25,6 +25,7 @@ def run_checks(file: Path, interpret: bool) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += ["-p", "tests.support.interpreter"] if interpret else []
     done = subprocess.run([*command, str(file)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
