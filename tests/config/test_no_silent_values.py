@@ -28,7 +28,7 @@ from upshot.rollout.check_names import check_names
 from upshot.rollout.dependencies import FUTURE_NAMES
 from upshot.rollout.futures.base import kinds
 from upshot.run.checks import find, refuse
-from upshot.run.plan import plan
+from upshot.run.forecast import plan
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets import files
 from upshot.tasks.participants.base import users

@@ -11,7 +11,7 @@ from upshot.cli import main
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
-from upshot.training import policy as loaded
+from upshot.training import bundle as loaded
 
 
 def broken(*args: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 from upshot.cli import main
 from upshot.config.load import load_recipe
 from upshot.run.checks.trial import try_out
-from upshot.run.plan import estimate
+from upshot.run.forecast import estimate
 
 SMALL = ["task.rows_per_split=32"]
 

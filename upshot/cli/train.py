@@ -104,7 +104,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
 def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
     """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
     from upshot.run.checks import find
-    from upshot.run.plan import plan
+    from upshot.run.forecast import plan
 
     findings = find(recipe, args.offline, resumed, ranks)
     if args.dry_run and not any(finding.fatal for finding in findings):

@@ -1,6 +1,6 @@
 """One run from recipe to checkpoint: the phases, one after another, and where they stand.
 
-The model and what is made of it: `training/policy.py`. Helpers: `services.py`. What is written and told: `writer.py`.
+The model and what is made of it: `training/bundle.py`. Helpers: `services.py`. What is written and told: `writer.py`.
 Checkpoints in the background: `saver.py`. Signals: `signals.py`.
 """
 
@@ -37,12 +37,12 @@ from upshot.run.trackers import make_trackers
 from upshot.run.writer import Logs, Writer
 from upshot.serving.servers.state import lease
 from upshot.tasks.base import Task, tasks
+from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
 from upshot.training.metrics.alarms import bad_step
 from upshot.training.metrics.best import BestMark
 from upshot.training.metrics.throughput import all_finite
-from upshot.training.policy import PolicyBundle
 from upshot.training.setup import seed_torch
 
 COUNTERS = "counters.json"

@@ -13,9 +13,9 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run.folder import RunFolder
 from upshot.run.writer import Logs
+from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.distributed.ranks import Ranks, add_counts
 from upshot.training.learner.memory.fit import configure_helpers, make_pool
-from upshot.training.policy import PolicyBundle
 
 
 class RunServices:

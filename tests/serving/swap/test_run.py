@@ -18,12 +18,12 @@ from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_config, tiny_model
 from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
+from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.choice import find_nearest
 from upshot.training.learner.memory.fit import job_of, plan_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
 from upshot.training.learner.memory.shape import ModelShape
-from upshot.training.policy import PolicyBundle
 
 ROLES = ("user", "judge", "a", "b")
 MIB = 2**20

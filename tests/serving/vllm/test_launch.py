@@ -15,8 +15,8 @@ from upshot.core.errors import UserError
 from upshot.run import policy_server
 from upshot.run.checks import vllm as checks
 from upshot.run.checks.context import CheckContext
+from upshot.training.bundle import check_beside
 from upshot.training.learner.memory.plan import MemoryPart, MemoryPlan, MemorySetting
-from upshot.training.policy import check_beside
 
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
 

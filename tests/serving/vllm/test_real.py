@@ -28,7 +28,7 @@ from upshot.serving.servers.state import folder_of, read_state
 from upshot.serving.vllm import launch
 from upshot.serving.vllm.policy import HEADER, VllmPolicy
 from upshot.tasks.base import tasks
-from upshot.training.policy import PolicyBundle
+from upshot.training.bundle import PolicyBundle
 
 PROGRAM = os.environ.get("UPSHOT_VLLM", "")
 pytestmark = [

@@ -41,9 +41,9 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
 
 def _thorough() -> Sequence[Check]:
     """The checks that need PyTorch, the tokenizer or the helpers; one dry run tells everything that they find."""
-    from upshot.run.checks import helpers, learning, memory, policy, prompts, vllm
+    from upshot.run.checks import helpers, learning, memory, model, prompts, vllm
 
-    return (policy.check, learning.check, prompts.check, helpers.check, vllm.check, memory.check)
+    return (model.check, learning.check, prompts.check, helpers.check, vllm.check, memory.check)
 
 
 def refuse(findings: Sequence[Finding]) -> None:

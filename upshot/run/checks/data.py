@@ -11,7 +11,7 @@ from upshot.config.phases import WARM_START, phases_of
 from upshot.core.conversation import Row
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.checks.profiles import code_verifier
-from upshot.run.plan import count_examples
+from upshot.run.forecast import count_examples
 from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.code import language_of

@@ -15,10 +15,10 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
 from upshot.tasks.base import Task
+from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.distributed.ranks import Ranks
 from upshot.training.learner.learner import Learner
 from upshot.training.metrics.best import BestMark
-from upshot.training.policy import PolicyBundle
 
 Logs = dict[str, float]
 

@@ -29,7 +29,7 @@ from upshot.rewards.workers.pool import PoolManager
 from upshot.rollout.rollout import Rollout
 from upshot.run import services as run_services
 from upshot.run.folder import RunFolder
-from upshot.run.plan import plan
+from upshot.run.forecast import plan
 from upshot.run.services import RunServices
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.learner.distributed.process_group import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
