@@ -288,6 +288,11 @@ def test_a_micro_batch_is_measured_to_keep_what_the_arithmetic_says(rank: int) -
     assert measure_kept(module, allocated=live_bytes) == measured and module.is_gradient_checkpointing
 
 
+def test_a_micro_batch_of_few_words_is_measured_within_them() -> None:
+    few = LlamaConfig(**SIZES | {"vocab_size": 40}, max_position_embeddings=1024)
+    assert measure_kept(LlamaForCausalLM(few).eval(), allocated=live_bytes) > 0
+
+
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     def optimizer(**train: Any) -> int:
         job = job_of(made(train=train), SHAPE, 2)

@@ -32,7 +32,8 @@ def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] 
 
 
 def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -> int:
-    batch = pack([Datum([3 + i % 64 for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
+    words = min(64, module.get_input_embeddings().weight.shape[0])  # an id beyond them would end a GPU's process
+    batch = pack([Datum([i % words for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
     forward = PackedForward(module, states_of(module)[0]())
     with at_rest(module), nullcontext(module.train()) if noise else without_dropout(module), forward.open():
         before = allocated()
