@@ -32,6 +32,11 @@ def test_prompt_reference_and_three_verdicts_are_shown(capsys: pytest.CaptureFix
     assert "note" not in told.err
 
 
+def test_an_answer_is_tried_in_the_form_that_the_task_gives_it() -> None:
+    lines, findings = show_first_row(load_recipe("withheld", {}).recipe, offline=True)
+    assert "its reference: right" in lines[-1] and not findings
+
+
 def test_gsm8ks_worked_solutions_are_recognised(tmp_path: Path) -> None:
     solutions = [f"Ann has {n} apples and buys {n} more.\nSo she has {2 * n}.\n#### {2 * n}" for n in range(1, 9)]
     lines, says = first_row(tmp_path / "train.jsonl", solutions)

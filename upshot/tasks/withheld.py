@@ -187,13 +187,9 @@ class WithheldTask(Task):
         side: who is imitated in the demonstrations; the user's side is what a learned user ('plain') is made of.
         prompts: the rollouts.jsonl of a run of this task; training rows are then all its conversations at all depths.
         """
-        self.size = rows_per_split
-        self.ambiguous = ambiguous
-        self.most_withheld = most_withheld
-        self.asking = asking
-        self.side = side
-        self.prompts = prompts
-        self.seed = seed
+        self.size, self.seed, self.prompts = rows_per_split, seed, prompts
+        self.ambiguous, self.most_withheld = ambiguous, most_withheld
+        self.asking, self.side = asking, side
 
     def rows(self, split: str) -> Sequence[Row]:
         """Openings; no problem is in two splits."""
@@ -236,6 +232,10 @@ class WithheldTask(Task):
         last = conversation.last("assistant")
         found = ANSWER.findall(last.content) if last is not None else []
         return Score(float(found[-1:] == [conversation.row.reference]))
+
+    def answer_text(self, row: Row) -> str:
+        """The sentence that an answer ends with."""
+        return f"The answer is {row.reference}."
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """Ambiguous or unambiguous opening."""

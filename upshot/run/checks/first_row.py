@@ -21,7 +21,8 @@ from upshot.run.checks.context import CheckContext, Finding
 from upshot.tasks.base import Task
 
 FORMS = ("{}", "#### {}", "\\boxed{{{}}}", "```python\n{}\n```")
-"""How an answer may be written in a reply: plain, or as GSM8K, MATH and code verifiers want it."""
+"""How an answer may be written in a reply: plain, or as GSM8K, MATH and code verifiers want it. A task may have a form
+of its own (`Task.answer_text`)."""
 GSM8K = re.compile(r"\S.{20,}####\s*-?[\d,.]+\s*$", re.DOTALL)
 """A worked solution with its answer at the end."""
 SHOWN = 600
@@ -52,7 +53,8 @@ def show_first_row(recipe: Recipe, offline: bool = False) -> tuple[list[str], li
 async def _judge(task: Task, rows: Sequence[Row]) -> dict[str, Score]:
     """The verdicts on replies to the first row: its own reference, nothing, and the reference of another row."""
     row = rows[0]
-    of_forms = [await _verdict(task, row, form.format(row.reference)) for form in FORMS]
+    replies = [*(form.format(row.reference) for form in FORMS), task.answer_text(row)]
+    of_forms = [await _verdict(task, row, reply) for reply in replies]
     verdicts = {"its reference": max(of_forms, key=lambda score: -1.0 if score.value is None else score.value)}
     verdicts["an empty reply"] = await _verdict(task, row, "")
     other = next((r.reference for r in rows if isinstance(r.reference, str) and r.reference != row.reference), None)
