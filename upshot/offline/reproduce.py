@@ -94,8 +94,8 @@ class Paper:
         own = self.file["small"] if small else {}
         commands = {**own.get("stages", {}), **self.file["stages"]}
         self._more: dict[str, list[str]] = {key: [text] for key, text in own.get("more", {}).items()}
-        self._values = {"task": self.task, "here": str(FOLDER), **tasks[self.task], **self.file.get("variables", {})}
-        self._values |= own.get("variables", {})
+        self._variables = {**self.file.get("variables", {}), **own.get("variables", {})}
+        self._values = {"task": self.task, "here": str(FOLDER), **tasks[self.task], **self._variables}
         self._phrases = {**self.file.get("phrases", {}), **own.get("phrases", {})}
         for word in given:
             self._set(word, commands)
@@ -112,10 +112,10 @@ class Paper:
         stage, dot, _ = key.partition(".")
         if equals and dot and commands.get(stage, "").startswith("train "):
             self._more.setdefault(stage, []).append(shlex.quote(word.removeprefix(f"{stage}.")))
-        elif equals and key in self.file.get("variables", {}):
+        elif equals and key in self._variables:
             self._values[key] = value
         else:
-            known = [*self.file.get("variables", {}), *(f"{name}.KEY" for name in commands)]
+            known = [*self._variables, *(f"{name}.KEY" for name in commands)]
             raise UserError(f"'{word}' should read NAME=VALUE with a name of {self.name}: {', '.join(known)}")
 
     def _stage(self, name: str, text: str, on_verl: bool) -> PaperStage:
