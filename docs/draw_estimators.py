@@ -23,6 +23,8 @@ RUNS = DOCS / "results"
 T_95 = {2: 12.71, 3: 4.30, 5: 2.78}
 """Student's t for a 95 % interval of the mean, by number of runs."""
 ESTIMATORS = {"grpo": "`grpo`", "drgrpo": "`dr-grpo`", "rloo": "`rloo`", "ppo": "PPO"}
+"""Those of the pictures and of README."""
+ALL = {**ESTIMATORS, "gdpo": "`gdpo`"}
 LAST = 240
 KINDS = ("ambiguous", "unambiguous")
 Curves = dict[str, dict[int, float]]
@@ -75,7 +77,7 @@ def estimator_table() -> str:
     start = [run[0] for run in runs["grpo", "tree"].values()]
     first = ["after SFT", "", *(interval([line[kind] for line in start]) for kind in KINDS), "", ""]
     rows = [head, [*first, *(_range([line[f"asks_{kind}"] for line in start]) for kind in KINDS)]]
-    for estimator, label in ESTIMATORS.items():
+    for estimator, label in ALL.items():
         for credit in ("reply", "tree"):
             seeds = list(runs[estimator, credit].values())
             row = [label, "**tree**" if credit == "tree" else credit]
@@ -96,7 +98,7 @@ def difference_table() -> str:
     runs = read_evaluations()
     head = ["estimator", *(f"{kind} at step {LAST}" for kind in KINDS), *(f"{kind}, worst" for kind in KINDS)]
     rows = [head]
-    for estimator, label in ESTIMATORS.items():
+    for estimator, label in ALL.items():
         reply, tree = runs[estimator, "reply"], runs[estimator, "tree"]
         row = [label]
         row += [interval([tree[seed][LAST][kind] - reply[seed][LAST][kind] for seed in reply], "+") for kind in KINDS]
@@ -121,17 +123,6 @@ def claim_table() -> str:
         gains = [interval([tree[seed][LAST][kind] - reply[seed][LAST][kind] for seed in reply], "+") for kind in KINDS]
         asks = _range([run[LAST]["asks_unambiguous"] for run in tree.values()])
         rows.append([label, correct(reply), correct(tree), *gains, asks])
-    return markdown(rows)
-
-
-def two_numbers_table() -> str:
-    """The runs with two numbers withheld that reached the last step, one by one."""
-    runs = read_evaluations()
-    rows = [["credit", "seed", *KINDS, *(f"asks, {kind}" for kind in KINDS)]]
-    for credit in ("reply", "tree"):
-        for seed, run in runs["two-grpo", credit].items():
-            columns = (*KINDS, *(f"asks_{kind}" for kind in KINDS))
-            rows.append([credit, seed, *(f"{run[LAST][column]:.2f}" for column in columns)])
     return markdown(rows)
 
 
@@ -312,7 +303,7 @@ def learning_table() -> str:
 
 
 PICTURES = {"fall-and-hold.svg": draw_credit, "pull.svg": draw_pull, "trl-learn.svg": draw_learning}
-TABLES = (claim_table, estimator_table, difference_table, two_numbers_table, pull_table, learning_table)
+TABLES = (claim_table, estimator_table, difference_table, pull_table, learning_table)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
     python docs/draw_results.py          # draws the pictures and prints the tables
 
-`draw_estimators.py`, which this calls, has those on estimators, credit and TRL.
+This calls `draw_estimators.py` (estimators, credit and TRL) and `draw_settings.py` (further settings, number formats,
+reasoning-gym, a published table).
 
 `results/demo/` has tables of `upshot demo` on different machines; README and the tour show ranges
 that hold them all.
@@ -233,7 +234,8 @@ def demo_table() -> str:
 
 def main() -> int:
     """Draw and print."""
-    runpy.run_path(str(DOCS / "draw_estimators.py"), run_name="__main__")
+    for name in ("draw_estimators.py", "draw_settings.py"):
+        runpy.run_path(str(DOCS / name), run_name="__main__")
     tables = (table, other_worlds, other_ways, gsm8k_table, classmates_table, quickstart_table, demo_table)
     print(*(made() for made in tables), sep="\n\n")
     return 0

@@ -21,7 +21,8 @@ def test_tables_and_pictures_are_made_of_the_runs() -> None:
     tables = [made[name]() for name in names]
     assert all(table in PAGE for table in tables), "run: python docs/draw_results.py"
     estimators = runpy.run_path(str(DOCS / "draw_estimators.py"))
-    for table in estimators["TABLES"]:
+    settings = runpy.run_path(str(DOCS / "draw_settings.py"))
+    for table in (*estimators["TABLES"], *settings["TABLES"]):
         page = README if table.__name__ == "claim_table" else PAGE
         assert table() in page, f"run: python docs/draw_results.py, and copy {table.__name__}"
     for name, draw in estimators["PICTURES"].items():
