@@ -85,7 +85,12 @@ PLAY = "tests/offline/play/test_rollout_verb.py"
 TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
 PASTED = "tests/docs/test_pasted.py::test_recipes_for_ones_own_files_train"
 PLAIN = "tests/docs/test_pasted.py::test_the_plain_recipes_train_on_a_jsonl"
+LOGS = "tests/docs/test_logs.py::test_every_command_of_the_tutorial_runs_in_its_order"
 ELSEWHERE = {
+    **dict.fromkeys(
+        ("upshot logs look", "upshot logs prepare", "python examples/shop_logs.py", "upshot eval shop"), LOGS
+    ),
+    **dict.fromkeys(("upshot train shop train.steps=0", "upshot train data/shop", "upshot eval data/shop"), LOGS),
     "upshot reproduce": "tests/offline/test_reproduce.py::test_every_table_runs_from_its_first_stage_to_its_last",
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",

@@ -20,10 +20,10 @@ from upshot.core.version import __version__
 
 VERBS = (
     "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "reproduce", "export", "view", "runs",
-    "replay", "data", "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
+    "replay", "data", "logs", "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
 )  # fmt: skip
 FOLDERS = {
-    **dict.fromkeys(("replay", "data", "score", "verify"), "files"),
+    **dict.fromkeys(("replay", "data", "logs", "score", "verify"), "files"),
     **dict.fromkeys(("sandbox", "serve", "pool", "cache"), "machines"),
 }
 """Verbs whose file stands in a folder of its kind."""

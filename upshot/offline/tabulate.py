@@ -34,6 +34,8 @@ class Tabulated(Protocol):
     """Who a row of the table is."""
     metrics: dict[str, Any]
     rows: list[Row]
+    task: Any
+    """Whose `caveat` stands below the table."""
     table_group: str | None
     settings: dict[str, Any]
     """What must stay the same when an evaluation is resumed; models and rows may be added."""
@@ -65,13 +67,15 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
     cells = make_cells(evaluation.lines, models, columns, scales)
     title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
     content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings}
-    content |= {"models": evaluation.models, "stats": stats}
+    caveat = evaluation.task.caveat()
+    content |= {"models": evaluation.models, "stats": stats, **({"caveat": caveat} if caveat else {})}
     (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-    (out / "table.md").write_text(markdown(columns, cells), encoding="utf-8")
+    (out / "table.md").write_text("\n".join(filter(None, (markdown(columns, cells), caveat))), encoding="utf-8")
     if args.json:
         print(json.dumps(content, ensure_ascii=False))
     else:
-        print_table(title, columns, cells, f"saved in {out}; read the transcripts with: upshot view {out}")
+        above = f"{caveat}\n" if caveat else ""
+        print_table(title, columns, cells, f"{above}saved in {out}; read the transcripts with: upshot view {out}")
     return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
 
 

@@ -98,6 +98,10 @@ class Task(ABC):
         """By which groups a row's results are also reported: {'difficulty': 'hard'}."""
         return {}
 
+    def caveat(self) -> str:
+        """What a reader of results on this task must know, in a sentence; '' where there is nothing to say."""
+        return ""
+
     async def aclose(self) -> None:
         """Release sandboxes, sessions, worker processes."""
 

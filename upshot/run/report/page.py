@@ -25,19 +25,19 @@ SCRIPTS = (
 
 def render(title: str, data: dict[str, Any] | None) -> str:
     """The page; without data it is the server's, and asks for them."""
-    script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    script = '"use strict";\n(() => {\n' + "\n".join(read_asset(name) for name in SCRIPTS) + "\n})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     network = "connect-src 'self'" if data is None else "connect-src 'none'"
     parts = {
         "%TITLE%": html.escape(title),
         "%POLICY%": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         f"base-uri 'none'; form-action 'none'; {network}",
-        "%STYLE%": _asset("page.css"),
+        "%STYLE%": read_asset("page.css"),
         "%SCRIPT%": script,
         "%DATA%": embed(data),
     }
     # One pass from left to right, so that a placeholder inside the data stays what it is: text.
-    return re.sub("|".join(parts), lambda mark: parts[mark[0]], _asset("page.html"))
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], read_asset("page.html"))
 
 
 def embed(data: Any) -> str:
@@ -61,5 +61,6 @@ def _to_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
 
 
-def _asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """The text of an asset."""
     return (files("upshot.run.report") / "assets" / name).read_text("utf-8")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from upshot.core.conversation import Message, messages_from
-from upshot.tasks.participants.templates import as_text
+from upshot.tasks.participants.templates import as_lines, as_text
 from upshot.tasks.users.plain import END_MARK, PROMPT, swap_roles
 from upshot.tasks.verifiers.base import BadRow
 
@@ -15,6 +15,10 @@ COLUMNS = ("messages", "conversation", "conversations")
 GOALS = ("goal", "intent", "single_turn_prompt")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 """Names of roles in ShareGPT's files."""
+
+
+OUTCOME_PROMPT = "Did it end well for the user? Answer with one word, good or bad. This is what the user wanted:"
+GOOD, BAD = "good", "bad"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class Transcript:
         parted = replace(last, content=f"{last.content} {end_mark}")
         whole = [*before, parted] if last.role == "user" else [*self.messages, Message("user", end_mark)]
         return swap_roles(self.goal, whole, prompt)
+
+
+def ask_outcome(goal: Any, messages: Sequence[Message]) -> list[Message]:
+    """How a model is asked whether a conversation ended well: it answers with one of two words."""
+    asked = f"{OUTCOME_PROMPT} {as_text(goal)}"
+    return [Message("system", asked), Message("user", as_lines(messages))]
 
 
 def transcript_of(record: Mapping[str, Any]) -> Transcript:

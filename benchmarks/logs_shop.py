@@ -1,0 +1,82 @@
+"""From logs alone: how much of what training in the real shop gives can be had from its logs?
+
+    python benchmarks/logs_shop.py --seed 0 --out /tmp/logs-shop
+
+A weak policy (the recipe `shop` after imitation) answers 10,000 calls, which are logged with their outcomes; all seeds
+share the log. From the log alone, a model is fitted to users, outcomes and assistant (`upshot logs prepare
+--fit-user`), its validity is measured, and a policy is trained against it. Beside it: kto and sft on the log, and the
+recipe `shop` itself, which trains in the real shop. All of them answer the same held-out calls of the real shop. Prints
+one line of JSON. Each stage is kept: the same command continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+UPSHOT = [sys.executable, "-m", "upshot"]
+ROOT = Path(__file__).parent.parent
+
+
+def call(log: dict[str, float], name: str, *words: str) -> None:
+    """Run a stage, and note how long it took."""
+    began = time.perf_counter()
+    subprocess.run(words, check=True, stdout=sys.stderr)
+    log[name] = round(time.perf_counter() - began, 1)
+
+
+def train(log: dict[str, float], run: Path, *words: str) -> None:
+    """Train into a run folder: from the beginning, on, or not at all where it is finished."""
+    status = run / "status.json"
+    if status.is_file() and json.loads(status.read_text()).get("status") == "finished":
+        return
+    begun = any(run.glob("checkpoints/*/state.json"))
+    own = ["--resume", str(run)] if begun else [*words, f"run_dir={run}"]
+    call(log, run.name, *UPSHOT, "train", *own, "--quiet")
+
+
+def main() -> None:
+    """All stages of one seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--conversations", type=int, default=10_000)
+    parser.add_argument("--fit-steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--goals", type=int, default=200)
+    args = parser.parse_args()
+    out, seconds = args.out / f"seed-{args.seed}", {}
+    out.mkdir(parents=True, exist_ok=True)
+    log, weak, prepared, seed = args.out / "shop.jsonl", args.out / "weak", out / "prepared", f"seed={args.seed}"
+    train(seconds, weak, "shop", "train.steps=0", "eval.every=0")
+    made = ["--conversations", str(args.conversations), "--out", str(log)]
+    call(seconds, "log", sys.executable, str(ROOT / "examples/shop_logs.py"), "--run", str(weak), *made)
+    small = ["--base", "tiny", "--max-tokens", "10", "--rounds", "5", "--samples", "4", "--replies", "200"]
+    small += ["--steps", str(args.fit_steps), "--seed", str(args.seed), "--out", str(prepared), "--quiet"]
+    call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
+    few = [f"train.steps={args.steps}", "eval.every=0", seed]
+    train(seconds, out / "from-logs", str(prepared / "recipe.yaml"), *few)
+    fitted = f"model.path={prepared / 'fitted'}"
+    for name in ("kto", "sft"):
+        data = f"train.data={prepared / f'{name}_train.parquet'}"
+        short = ["train.steps=60", "train.prompts_per_step=64", f"train.lr={0.0005 if name == 'kto' else 0.001}"]
+        train(seconds, out / name, name, fitted, data, *short, "train.epochs=null", seed)
+    train(seconds, out / "real", "shop", "eval.every=0", seed)
+    who = {"weak": weak, "fitted": prepared / "fitted"} | {
+        name: out / name for name in ("kto", "sft", "from-logs", "real")
+    }
+    models = ",".join(f"{name}={run}" for name, run in who.items())
+    table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
+    call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", models, *table)
+    cells = json.loads((out / "table/table.json").read_text())["cells"]
+    solved = {name: own["verifier"] for name, own in cells.items()}
+    validity = json.loads((prepared / "validity.json").read_text())
+    print(json.dumps({"seed": args.seed, "solved": solved, "validity": validity, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

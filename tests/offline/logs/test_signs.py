@@ -1,0 +1,110 @@
+"""Signs, their outcomes with intervals, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.cli import main
+from upshot.core.conversation import Message
+from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.signs import TELLING, Mean, Survey, abandoned, asks, corrected, language, repeats
+from upshot.offline.statistics import wilson
+
+
+def talk(*said: str, outcome: float | None = None, place: str = "here") -> LoggedConversation:
+    roles = ("user", "assistant")
+    messages = tuple(Message(roles[at % 2], text) for at, text in enumerate(said))
+    return LoggedConversation(messages, outcome=outcome, place=place)
+
+
+def test_signs_are_read_off_the_words() -> None:
+    plain = talk("my line is dead", "done", "thanks", "bye")
+    assert not any(sign(plain) for sign in (asks, repeats, corrected, abandoned))
+    assert asks(talk("hi", "which order?")) and abandoned(talk("hi", "which order?"))
+    assert not abandoned(talk("hi", "which order?", "17"))
+    assert repeats(talk("hi", "Which order?", "what", "which ORDER"))
+    assert corrected(talk("a lamp", "a red one", "no, I meant a small one"))
+    assert not corrected(talk("no, I meant it", "fine")), "nothing came before it"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("where is the parcel for you", "English"),
+        ("ich habe das nicht und die ist weg", "German"),
+        ("где моя посылка", "Cyrillic"),
+        ("我的包裹在哪里", "Cjk"),
+        ("17", "Other"),
+    ],
+)
+def test_languages_by_script_and_common_words(said: str, name: str) -> None:
+    assert language(talk(said, "ok")) == name
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=40))
+def test_a_growing_mean_is_the_mean_and_lies_in_its_interval(values: list[float]) -> None:
+    mean = Mean()
+    for value in values:
+        mean.add(value)
+    found = mean.estimate()
+    assert found is not None and found.n == len(values)
+    assert found.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
+    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+
+
+def test_zeros_and_ones_have_wilsons_interval_and_nothing_has_none() -> None:
+    mean = Mean()
+    assert mean.estimate() is None
+    for value in (1.0, 0.0, 1.0, 1.0):
+        mean.add(value)
+    assert mean.estimate() == wilson(3, 4)
+
+
+def test_the_survey_compares_outcomes_with_and_without_a_sign() -> None:
+    survey = Survey()
+    for number in range(30):
+        asking = number % 3 == 0
+        said = ("hi", "which one?" if asking else "done", "ok", "fine")
+        survey.add(talk(*said, outcome=float(asking), place=str(number)))
+    survey.add(talk("hi", "no outcome here"))
+    sign = survey.to_dict()["signs"]["the assistant asks"]
+    assert sign["with"]["value"] == 1 and sign["without"]["value"] == 0 and sign["without"]["n"] == 20
+    assert sign["share"]["n"] == 31, "conversations without an outcome have signs, too"
+
+
+def test_the_telling_conversations_are_the_worst_and_the_best_and_no_more_than_twenty() -> None:
+    survey = Survey()
+    for number in range(100):
+        survey.add(talk("hi", "ho", outcome=number / 100, place=str(number)))
+    places = [int(one.place) for one in survey.telling()]
+    assert sorted(places) == [*range(TELLING), *range(100 - TELLING, 100)]
+    assert places[0] == 0 and places[TELLING] == 99
+
+
+def test_the_page_holds_no_markup_of_the_logs_and_needs_no_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "<script>alert(1)</script> & <img src=http://x>"
+    lines = [
+        {"messages": [{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok?"}], "rating": n}
+        for n in (1, 5)
+    ]
+    (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page = tmp_path / "page.html"
+    assert main(["logs", "look", str(tmp_path / "logs.jsonl"), "--out", str(page), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["conversations"] == 2 and told["outcome"]["value"] == 3
+    text = page.read_text()
+    assert "<script" not in text and "<img" not in text and "&lt;script&gt;" in text
+    assert "default-src 'none'" in text and "outcome 1: logs.jsonl, line 1" in text
+
+
+def test_no_conversation_at_all_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs.jsonl").write_text("nothing\n")
+    assert main(["logs", "look", str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "page.html")]) == 1
+    assert "broken line (not JSON) (logs.jsonl, line 1)" in capsys.readouterr().out

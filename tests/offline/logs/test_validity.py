@@ -1,0 +1,153 @@
+"""Validity: what the number is, its interval, and what follows from it. Facts and splits are checked here, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.core.conversation import Message
+from upshot.offline.logs.goals import check_facts, goal_text
+from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.rows import fit_dialogues, prefixes, split_logs
+from upshot.offline.logs.validity import calibrate, choose_replies, concordance, measure
+
+pairs_of = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=12)
+
+
+@given(pairs_of)
+def test_concordance_is_the_share_of_pairs_in_the_right_order(pairs: list[tuple[int, int]]) -> None:
+    rights = [
+        1.0 if (a - b) * (x - y) > 0 else 0.5 if a == b else 0.0
+        for at, (a, x) in enumerate(pairs)
+        for b, y in pairs[at + 1 :]
+        if x != y
+    ]
+    found = concordance([(float(score), float(outcome)) for score, outcome in pairs])
+    if not rights:
+        assert found is None
+    else:
+        assert found is not None and found["value"] == pytest.approx(sum(rights) / len(rights))
+        assert 0 <= found["low"] <= found["high"] <= 1
+
+
+def test_with_two_outcomes_it_is_the_auc_and_its_interval_narrows() -> None:
+    few = [(0.9, 1.0), (0.2, 0.0), (0.4, 1.0), (0.6, 0.0)]
+    found, more = concordance(few), concordance(few * 20)
+    assert found is not None and more is not None
+    assert found["value"] == more["value"] == 0.75
+    assert more["high"] - more["low"] < found["high"] - found["low"]
+
+
+def lines(scores: list[float], outcomes: list[float], words: list[int] | None = None) -> list[dict[str, Any]]:
+    words = words or [5] * len(scores)
+    return [
+        {"score": score, "outcome": outcome, "words": count, "depth": "last reply", "kind": "a" if at % 2 else "b"}
+        for at, (score, outcome, count) in enumerate(zip(scores, outcomes, words, strict=True))
+    ]
+
+
+COIN, RIGHT = [0.0, 1.0] * 40, [0.1, 0.9] * 40
+
+
+def test_a_simulation_that_predicts_may_be_trained_on() -> None:
+    found = measure(lines(RIGHT, COIN), [{"words": 1, "outcome": 1.0}, {"words": 2, "outcome": 0.0}], 0.5)
+    assert found["verdict"] == "good enough to train on" and found["text"].startswith("validity: good enough")
+    assert set(found["groups"]) == {"all", "a", "b"}
+    assert found["groups"]["a"]["concordance"] is None, "of one outcome nothing can be said"
+
+
+def test_a_handful_of_replies_concludes_nothing() -> None:
+    assert measure(lines(RIGHT[:20], COIN[:20]), [], 0.5)["verdict"] == "do not use"
+
+
+def test_noise_is_not_used() -> None:
+    found = measure(lines([0.1, 0.9, 0.9, 0.1] * 20, COIN), [], 0.5)
+    assert found["verdict"] == "do not use"
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([0.8, 0.95] * 40, [5] * 80),
+        (RIGHT, [1, 9] * 40),
+        (([0.0, 1.0] + [0.5, 0.5] * 7) * 5, [5] * 80),
+    ],
+    ids=["too rosy", "length knows as much", "weak"],
+)
+def test_what_ranks_but_should_not_be_trained_on_says_so(scores: list[float], words: list[int]) -> None:
+    trained = [{"words": 1, "outcome": 0.0}, {"words": 2, "outcome": 1.0}]
+    assert measure(lines(scores, COIN, words), trained, 0.5)["verdict"] == "only for ranking"
+
+
+def test_missing_scores_are_counted_and_not_zero() -> None:
+    found = measure([*lines(RIGHT, COIN), {"outcome": 1.0, "missing": "timeout"}], [], 0.5)
+    assert (found["replies"], found["missing"]) == (80, 1) and found["simulated"] == pytest.approx(0.5)
+
+
+def test_replies_that_all_ended_alike_give_no_number() -> None:
+    found = measure(lines(RIGHT, [1.0] * 80), [], 0.5)
+    assert found["verdict"] == "do not use" and "all with the same outcome" in found["text"]
+
+
+def test_calibration_bins_hold_all_replies() -> None:
+    bins = calibrate(lines(RIGHT, COIN), 0.5)
+    assert sum(own["n"] for own in bins) == 80
+    assert (bins[0]["real"], bins[-1]["real"]) == (0.0, 1.0) and bins[0]["low"] <= 0.0 <= bins[0]["high"]
+
+
+def talk(*said: str, **more: Any) -> LoggedConversation:
+    messages = tuple(Message(("user", "assistant")[at % 2], text) for at, text in enumerate(said))
+    return LoggedConversation(messages, **more)
+
+
+def test_one_reply_of_a_conversation_is_chosen_by_the_seed() -> None:
+    talks = [talk("a", "b", "c", "d", outcome=1.0, place=str(n)) for n in range(20)] + [talk("a", "b")]
+    chosen = choose_replies(talks, 10, 3)
+    assert chosen == choose_replies(talks, 10, 3) != choose_replies(talks, 10, 4)
+    assert len({one.place for one, _ in chosen}) == 10 and {at for _, at in chosen} == {1, 3}
+
+
+def test_facts_that_the_user_never_said_are_dropped_and_counted() -> None:
+    said = talk("refund order 17 please", "your card ends with 4242")
+    answer = {"goal": "a refund", "facts": ["order 17", "card ending 4242", "wants it by Monday"], "persona": "terse"}
+    found = check_facts(answer, said)
+    assert found["facts"] == ["order 17"] and found["dropped"] == 2
+    assert goal_text(found) == "a refund; order 17" and goal_text(None) == ""
+
+
+customers = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=4, max_size=30)
+
+
+@given(customers, st.integers(0, 5))
+def test_no_customer_is_on_both_sides(names: list[str], seed: int) -> None:
+    talks = [talk(f"hello {at}", "hi", customer=name) for at, name in enumerate(names)]
+    train, held_out, _ = split_logs(talks, 0.25, seed)
+    assert sorted([*train, *held_out]) == list(range(len(talks)))
+    assert not ({names[at] for at in train} & {names[at] for at in held_out}) - {""}
+
+
+def test_without_customers_the_latest_are_held_out_and_without_times_the_same_words_stay_together() -> None:
+    timed = [talk("a", "b", time=f"2026-01-{31 - n:02}") for n in range(20)]
+    train, held_out, how = split_logs(timed, 0.1, 0)
+    assert (sorted(held_out), how) == ([0, 1], "the latest") and len(train) == 18
+    same = [talk(f"word {n % 5}", "b") for n in range(50)]
+    train, held_out, _ = split_logs(same, 0.2, 0)
+    assert not {at % 5 for at in train} & {at % 5 for at in held_out}
+
+
+def test_a_model_that_plays_everybody_learns_three_sides() -> None:
+    user, assistant, verdict = fit_dialogues(talk("hi", "ho", outcome=1.0, system="Be brief."), "say hi", 0.5)
+    assert [message.role for message in user] == ["system", "assistant", "user", "assistant"]
+    assert user[-1].content == "[END]" and assistant[0].content == "Be brief."
+    assert verdict[-1] == Message("assistant", "good") and "User: hi" in verdict[1].content
+    assert len(fit_dialogues(talk("hi", "ho"), "say hi", 0.5)) == 2, "a missing outcome is not bad"
+
+
+def test_prefixes_are_of_all_depths_and_each_is_there_once() -> None:
+    own = talk("a", "b", "c", "d", outcome=1.0, place="x")
+    rows = prefixes([(own, "goal"), (own, "goal"), (own, "other")], "train")
+    assert [len(row["prompt"]) for row in rows] == [1, 3, 1, 3]
+    assert rows[0]["extra_info"]["interaction_kwargs"]["single_turn_prompt"] == "goal"

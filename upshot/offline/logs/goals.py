@@ -1,0 +1,75 @@
+"""What each user wanted and knew, asked of a model as strict JSON and checked against what the user really said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.models.base import Model
+from upshot.models.structured import ask_json
+from upshot.offline.job import Job
+from upshot.offline.logs.read import LoggedConversation
+from upshot.tasks.participants.ask import object_schema
+from upshot.tasks.participants.templates import as_lines
+from upshot.tasks.users.quality import words
+
+QUESTION = """Below is a conversation of a user with an assistant. Say what the user wanted, which facts only the user \
+could know (numbers, names, wishes; in the user's own words, a short phrase each), and how the user talks (a few words).
+
+{conversation}"""
+TEXT = {"type": "string"}
+SCHEMA = object_schema({"goal": TEXT, "facts": {"type": "array", "items": TEXT}, "persona": TEXT})
+
+
+async def extract_goals(
+    job: Job, model: Model, talks: Sequence[LoggedConversation], known: dict[str, dict[str, Any]]
+) -> None:
+    """Ask for every conversation that is not known yet; what comes of it goes to the job's journal and to `known`."""
+
+    async def one(talk: LoggedConversation) -> None:
+        failure = None
+        prompt = [Message("user", QUESTION.replace("{conversation}", as_lines(talk.messages)))]
+        try:
+            answer = await ask_json(model, prompt, SCHEMA, Sampling(max_tokens=512, temperature=0.0), "extract")
+            known[talk.place] = {"place": talk.place, **check_facts(answer, talk)}
+            line = known[talk.place]
+        except UserError:
+            raise
+        except Exception as error:
+            score = Score.failed(error, "goal")
+            failure, line = str(score.reason), {"place": talk.place, "missing": str(score.reason)}
+        job.write(dict(line), failure=failure)
+
+    todo = [talk for talk in talks if talk.place not in known]
+    await job.run(todo, one, len(talks) - len(todo), "goals")
+
+
+def check_facts(answer: dict[str, Any], talk: LoggedConversation) -> dict[str, Any]:
+    """The answer without the facts that the user never said; how many those are is `dropped`."""
+    said = {word for m in talk.messages if m.role == "user" and not m.name for word in words(m.content)}
+    facts = [fact for fact in answer["facts"] if is_said(fact, said)]
+    return {**answer, "facts": facts, "dropped": len(answer["facts"]) - len(facts)}
+
+
+def is_said(fact: str, said: set[str]) -> bool:
+    """Whether every number and every word of four letters and more of a fact is among the words that were said."""
+    telling = [word for word in words(fact) if len(word) > 3 or any(map(str.isdigit, word))]
+    return bool(telling) and all(word in said for word in telling)
+
+
+def goal_text(line: dict[str, Any] | None) -> str:
+    """Goal and facts as a user is given them; '' where nothing was extracted."""
+    return "" if line is None else "; ".join([line["goal"].strip(), *line["facts"]])
+
+
+def tell_goals(known: dict[str, dict[str, Any]], talks: int) -> str:
+    """How the extraction went, in a line."""
+    facts, dropped = (sum(one["dropped"] if name else len(one["facts"]) for one in known.values()) for name in (0, 1))
+    return (
+        f"goals: {len(known):,} of {talks:,} conversations, {facts:,} facts; {dropped:,} more were dropped because the "
+        "user never said them"
+    )

@@ -1,0 +1,62 @@
+"""`upshot logs look FILES…`: what is in the logs and what goes with their outcome, as a table and a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from upshot.core.errors import UserError
+from upshot.core.files import check_writable
+from upshot.offline.logs.page import sign_rows, spread, write_page
+from upshot.offline.logs.read import Fields, LogReader
+from upshot.offline.logs.signs import Survey
+
+
+def reader_of(args: argparse.Namespace) -> LogReader:
+    """The reader that the options describe."""
+    roles = {}
+    for pair in filter(None, (args.roles or "").split(",")):
+        name, _, role = pair.partition("=")
+        if role not in ("user", "assistant", "tool", "system"):
+            raise UserError(f"--roles '{pair}' should read NAME=ROLE, with the role user, assistant, tool or system")
+        roles[name.strip().lower()] = role
+    fields = Fields(args.outcome or "", args.customer or "", args.time or "", args.kind or "", roles)
+    return LogReader(args.files, fields, args.keep_personal, args.quiet or args.json)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, print and write the page; 1 when there is no conversation at all."""
+    reader, survey, out = reader_of(args), Survey(), Path(args.out or "logs.html")
+    check_writable(out)
+    for talk in reader:
+        survey.add(talk)
+    numbers = survey.to_dict()
+    write_page(out, numbers, reader.account(), survey.telling())
+    if args.json:
+        print(json.dumps({"records": reader.records, **numbers, "account": reader.account(), "page": str(out)}))
+    else:
+        print_survey(numbers, reader.account(), reader.records)
+        print(f"the page, with the most telling conversations: {out}")
+    return 0 if survey.conversations else 1
+
+
+def print_survey(survey: Any, account: list[str], records: int) -> None:
+    """The survey as tables on a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    console.print(
+        f"{survey['conversations']:,} conversations of {records:,} records; outcome {spread(survey['outcome'])}"
+    )
+    for name, own in survey["sizes"].items():
+        console.print(f"  {name}: {spread(own)}")
+    console.print("  languages: " + ", ".join(f"{name} {count:,}" for name, count in survey["languages"].items()))
+    table = Table("", "share", "outcome with it", "outcome without")
+    for row in sign_rows(survey):
+        table.add_row(*row)
+    console.print(table)
+    for line in account:
+        console.print(line, style="yellow", soft_wrap=True)

@@ -1,0 +1,243 @@
+"""`upshot logs prepare FILES… --out DIR`: rows, a user, its realism and validity, and a recipe, stage by stage.
+
+`DIR/prepare.log` has the settings, what is spent, and the stages that are done; goals, the fitted user, realism and
+validity each go on where they stopped. Conversations are held in memory here; `logs look` holds none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from upshot.api.reward import open_scorer
+from upshot.config.load import load_recipe
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
+from upshot.core.files import read_jsonl, write_atomic, write_json, write_jsonl
+from upshot.offline import user as realism
+from upshot.offline.arguments import read_model
+from upshot.offline.job import Job, Journal
+from upshot.offline.logs import goals, validity
+from upshot.offline.logs.look import print_survey, reader_of
+from upshot.offline.logs.page import write_page
+from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.rows import Split, split_logs, write_rows
+from upshot.offline.logs.signs import Survey
+from upshot.rollout.services import Spec, assemble
+from upshot.run import checks
+from upshot.tasks.logs import VALIDITY
+
+KEPT = (
+    *("files", "outcome", "customer", "time", "kind", "roles", "keep_personal", "model", "fit_user", "base", "steps"),
+    *("good_from", "held_out", "replies", "samples", "rounds", "max_tokens", "seed"),
+)
+"""Options that must stay the same when a preparation is resumed."""
+TINY = "tiny"
+"""As --base: a new model that knows the words of the logs alone, for trials on a CPU."""
+REALISM = 30
+"""How many held-out conversations the user is compared with people in."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Go through the stages that are not done yet, and print what came of all."""
+    with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
+        return Preparation(args, log).run()
+
+
+@dataclass(frozen=True)
+class Player:
+    """Who plays the user, and with whom."""
+
+    spec: str
+    policy: str
+    kind: str
+    options: Mapping[str, Any]
+
+
+class Preparation:
+    """The stages, and what they hand on."""
+
+    def __init__(self, args: argparse.Namespace, log: Journal) -> None:
+        self.args, self.log, self.out = args, log, Path(args.out)
+        self.done = {line["stage"] for line in log.lines if "stage" in line}
+
+    def run(self) -> int:
+        """All stages in their order."""
+        self.stage("read", self.read)
+        summary = json.loads((self.out / "survey.json").read_text("utf-8"))
+        talks = [_restore(line) for line in read_jsonl(self.out / "conversations.jsonl")]
+        train, held_out, how = split_logs(talks, self.args.held_out, self.args.seed)
+        outcomes = sorted({talk.outcome for talk in talks if talk.outcome is not None})
+        good_from = self.args.good_from
+        if good_from is None:
+            good_from = (outcomes[0] + outcomes[-1]) / 2 if outcomes else 1.0
+        told = [
+            f"held out {how}: {len(held_out):,} of {len(talks):,} conversations; good is an outcome from {good_from:g}"
+        ]
+        known = asyncio.run(self.extract(talks)) if self.args.model else {}
+        if known:
+            told.append(goals.tell_goals(known, len(talks)))
+        splits = {
+            name: [
+                (talks[at], goals.goal_text(known.get(talks[at].place)) or talks[at].messages[0].content)
+                for at in places
+            ]
+            for name, places in (("train", train), ("validation", held_out))
+        }
+        self.stage("rows", lambda: write_json(self.out / "rows.json", write_rows(self.out, splits, good_from)))
+        told.append(
+            "rows: " + ", ".join(f"{k} {n:,}" for k, n in json.loads((self.out / "rows.json").read_text()).items())
+        )
+        if self.args.fit_user:
+            self.stage("fit", self.fit)
+        player = self.player()
+        found = None
+        if player is not None:
+            self.stage("realism", lambda: self.compare_with_people(player, splits["validation"]))
+            told.append(f"realism on held-out conversations: {self.out / 'realism.jsonl'}")
+            found = asyncio.run(self.validate(player, splits, good_from))
+            told.append(found["text"])
+        recipe = self.write_training(
+            player, found["text"] if found else "Learns from outcomes alone: compare with sft on sft_train.parquet."
+        )
+        checks.refuse(checks.find(load_recipe(str(recipe), []).recipe, offline=True))
+        write_page(
+            self.out / "logs.html",
+            summary["survey"],
+            [*summary["account"], *told],
+            [_restore(one) for one in summary["telling"]],
+            found,
+        )
+        if self.args.json:
+            print(json.dumps({"validity": found, "recipe": str(recipe), "told": told}))
+        else:
+            print_survey(summary["survey"], [*summary["account"], *told], summary["records"])
+            print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
+        return 0
+
+    def stage(self, name: str, work: Callable[[], object]) -> None:
+        """Do a stage that is not done, and write down that it is."""
+        if name not in self.done:
+            work()
+            self.log.append({"stage": name})
+
+    def read(self) -> None:
+        """Conversations, masked, and what is known of them."""
+        reader, survey, talks = reader_of(self.args), Survey(), []
+        for talk in reader:
+            survey.add(talk)
+            talks.append(asdict(talk))
+        if not talks:
+            raise UserError(
+                f"no conversation in {', '.join(self.args.files)}: {'; '.join(reader.account()) or 'no records'}"
+            )
+        write_jsonl(self.out / "conversations.jsonl", talks)
+        summary = {"records": reader.records, "survey": survey.to_dict(), "account": reader.account()}
+        write_json(self.out / "survey.json", {**summary, "telling": [asdict(talk) for talk in survey.telling()]})
+
+    async def extract(self, talks: list[LoggedConversation]) -> dict[str, dict[str, Any]]:
+        """Goals by conversation; the calls of the model are cached."""
+        spec = read_model(self.args.model)
+        cached: Spec = {**spec, "cache": True} if isinstance(spec, dict) else spec
+        with Journal(self.out / "goals.jsonl", keep=lambda line: "missing" not in line) as results:
+            known = {line["place"]: line for line in results.lines}
+            job = Job("conversations", self.args, self.log, results)
+            async with assemble(None, {"extract": cached}, budget=job.budget) as services:
+                await goals.extract_goals(job, services.models["extract"], talks, known)
+        return known
+
+    def fit(self) -> None:
+        """Fine-tune a model on the user, the outcomes and the assistant of the train conversations."""
+        from upshot.run.console import make_reporter
+        from upshot.run.folder import RunFolder
+        from upshot.run.run import train
+
+        recipe, run = load_recipe(str(self.write_fit()), []).recipe, self.out / "fitted"
+        folder = RunFolder.open(run) if (run / "recipe.yaml").is_file() else None
+        train(recipe, folder, make_reporter(self.args.quiet, False))
+
+    def player(self) -> Player | None:
+        """Who plays the user; None where nobody can."""
+        if self.args.fit_user:
+            fitted = str(self.out / "fitted")
+            return Player(fitted, fitted, "plain", {"max_tokens": self.args.max_tokens})
+        return Player(self.args.model, self.args.base, "llm", {}) if self.args.model else None
+
+    def compare_with_people(self, player: Player, held_out: Split) -> None:
+        """`upshot eval user` on held-out conversations."""
+        file = self.out / "held_out.jsonl"
+        own = [{"messages": [m.to_dict() for m in talk.messages], "goal": goal} for talk, goal in held_out[:REALISM]]
+        write_jsonl(file, own)
+        named = {"file": str(file), "user": player.spec, "kind": player.kind, "limit": None, "json": False}
+        named |= {"settings": json.dumps(player.options), "out": str(self.out / "realism.jsonl")}
+        realism.run(argparse.Namespace(**{**vars(self.args), **named}))
+
+    async def validate(self, player: Player, splits: dict[str, Split], good_from: float) -> dict[str, Any]:
+        """Simulate the futures of held-out replies and compare with what really happened."""
+        args, goal_of = self.args, {talk.place: goal for talk, goal in splits["validation"]}
+        replies = validity.choose_replies([talk for talk, _ in splits["validation"]], args.replies, args.seed)
+        spec = read_model(player.spec)
+        options = {"samples": args.samples, "rounds": args.rounds, "max_tokens": args.max_tokens}
+        with Journal(self.out / "validity.jsonl", keep=lambda line: "missing" not in line) as results:
+            lines: dict[str, validity.Line] = {line["place"]: line for line in results.lines}
+            job = Job("replies", args, self.log, results)
+            async with open_scorer(
+                metrics={"outcome": 1.0}, policy=read_model(player.policy), user=spec, budget=job.budget,
+                user_options={"name": player.kind, **player.options}, **options,
+            ) as scorer:  # fmt: skip
+                await validity.simulate(job, scorer, replies, lambda talk: goal_of[talk.place], lines)
+        before = validity.choose_replies([talk for talk, _ in splits["train"]], 500, args.seed)
+        trained = [{"words": validity.count_words(talk, at), "outcome": talk.outcome} for talk, at in before]
+        found = validity.measure([lines[talk.place] for talk, _ in replies], trained, good_from, args.seed)
+        write_json(self.out / VALIDITY, found)
+        return found
+
+    def write_recipe(self, name: str, note: str, settings: Mapping[str, Any]) -> Path:
+        """A recipe that extends one of the project's with files of this folder."""
+        text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+        write_atomic(self.out / name, f"# {note}\n{text}".encode())
+        return self.out / name
+
+    def file(self, name: str) -> str:
+        """The path of a file of rows."""
+        return str(self.out / f"{name}.parquet")
+
+    def write_fit(self) -> Path:
+        """The recipe of the fitted model; a tiny one learns its words from the logs."""
+        settings: dict[str, Any] = {"extends": "logs-fit", "run_dir": str(self.out / "fitted")}
+        settings |= {"model": {"path": self.args.base}, "task": {"train_file": self.file("fit_train")}}
+        settings["train"] = {"steps": self.args.steps}
+        if self.args.base == TINY:
+            settings["model"] = {"path": "", "max_context": 512, "tiny": {"context": 512}}
+            settings["task"]["tiny_words"] = 20000
+            settings["train"] |= {"prompts_per_step": 96, "lr": 0.003}
+        return self.write_recipe("fit.yaml", "Learns users, outcomes and assistant of the logs.", settings)
+
+    def write_training(self, player: Player | None, note: str) -> Path:
+        """The recipe to train with: in the simulation, or on the outcomes alone where nobody plays the user."""
+        settings: dict[str, Any] = {"extends": "kto", "name": "logs-kto", "model": {"path": self.args.base}}
+        settings |= {
+            "train": {"data": self.file("kto_train")},
+            "eval": {"every": 20, "data": self.file("kto_validation")},
+        }
+        if player is not None:
+            settings = {"extends": "logs", "model": {"path": player.policy}, "models": {"user": player.spec}}
+            settings["task"] = {"train_file": self.file("rl_train"), "validation_file": self.file("rl_validation")}
+            settings["episode"] = {"max_tokens": self.args.max_tokens}
+            user = {"name": player.kind, "model": "user", **player.options}
+            settings["futures"] = {"rounds": self.args.rounds, "user": user}
+            if self.args.base == TINY:
+                settings["train"] = {"lr": 0.0004}
+        return self.write_recipe("recipe.yaml", note, settings)
+
+
+def _restore(line: dict[str, Any]) -> LoggedConversation:
+    messages = tuple(Message(one["role"], one["content"], name=one["name"]) for one in line["messages"])
+    return replace(LoggedConversation(**{**line, "messages": ()}), messages=messages)

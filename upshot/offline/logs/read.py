@@ -1,0 +1,326 @@
+"""Conversations out of any chat log, one at a time: JSON lines, JSON, parquet; what cannot be read is counted.
+
+A record has its messages under one of `MESSAGES`, each with a role (role, from, speaker) and words (content, value,
+text, utterance). Nothing holds a whole file: a line, or one conversation, is the most that is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
+from upshot.core.files import expand_home
+from upshot.offline.job import progress
+from upshot.offline.logs.mask import mask
+
+MESSAGES = ("messages", "conversation", "conversations", "turns", "utterances", "dialogue", "traj", "log")
+ROLES = {
+    **dict.fromkeys(("user", "human", "customer", "client", "usr", "visitor"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "agent", "model", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "tool_result"), "tool"),
+    **dict.fromkeys(("system", "developer"), "system"),
+}
+OUTCOMES = ("outcome", "rating", "score", "reward", "thumbs", "feedback", "solved", "resolved", "success")
+CUSTOMERS = ("customer", "customer_id", "user_id", "account")
+TIMES = ("time", "timestamp", "created_at", "date")
+KINDS = ("kind", "category", "topic", "intent", "vertical", "domain", "service")
+NESTED = ("metadata", "meta", "info")
+YES = {"good", "up", "thumbs_up", "thumbs up", "yes", "true", "solved", "resolved", "positive", "success", "👍"}
+NO = {"bad", "down", "thumbs_down", "thumbs down", "no", "false", "unsolved", "unresolved", "negative", "failure", "👎"}
+SUFFIXES = (".jsonl", ".json", ".parquet", ".ndjson")
+CHUNK = 1 << 20
+LONGEST_LINE = 64 << 20
+PLACES = 3
+"""How many places are named for each reason."""
+
+
+@dataclass(frozen=True)
+class LoggedConversation:
+    """What was said and what came of it. A tool's answer is a user message named 'tool': both answer the assistant."""
+
+    messages: tuple[Message, ...]
+    """They alternate; the user's is the first."""
+    system: str = ""
+    outcome: float | None = None
+    customer: str = ""
+    time: str = ""
+    kind: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where a record says what; '': the first of the usual names that is there."""
+
+    outcome: str = ""
+    customer: str = ""
+    time: str = ""
+    kind: str = ""
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+class BadRecord(Exception):
+    """Why a record is not a conversation."""
+
+
+class LogReader:
+    """Reads files and keeps account of what it could not read."""
+
+    def __init__(self, files: Sequence[str], fields: Fields, keep_personal: bool = False, quiet: bool = True) -> None:
+        self.paths = [path for name in files for path in _paths(name)]
+        self.fields = replace(fields, roles={**ROLES, **fields.roles})
+        self.keep_personal, self.quiet = keep_personal, quiet
+        self.records = 0
+        self.unread: Counter[str] = Counter()
+        """Records that are no conversations, by reason."""
+        self.notes: Counter[str] = Counter()
+        """What is odd about those that were read."""
+        self.places: dict[str, list[str]] = {}
+        self.masked: Counter[str] = Counter()
+        self.outcome_types: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[LoggedConversation]:
+        total = sum(path.stat().st_size for path in self.paths)
+        with progress("MB read", total // CHUNK, 0, self.quiet) as advance:
+            before, seen = 0, 0
+            for path in self.paths:
+                for place, position, record in self._records(path):
+                    while seen < (before + position) // CHUNK:
+                        seen += 1
+                        advance()
+                    conversation = self._conversation(record, place)
+                    if conversation is not None:
+                        yield conversation
+                before += path.stat().st_size
+
+    def count(self, counter: Counter[str], reason: str, place: str) -> None:
+        """One more for a reason."""
+        counter[reason] += 1
+        places = self.places.setdefault(reason, [])
+        if len(places) < PLACES:
+            places.append(place)
+
+    def account(self) -> list[str]:
+        """What was not read and what is odd, a line for each reason."""
+        out = []
+        for counter, verb in ((self.unread, "left out"), (self.notes, "note")):
+            for reason, number in counter.most_common():
+                out.append(f"{verb}: {number:,} × {reason} ({'; '.join(self.places[reason])})")
+        if len(self.outcome_types) > 1:
+            types = " and ".join(f"{name} in {number:,}" for name, number in self.outcome_types.most_common())
+            out.append(f"note: the outcome is {types} conversations; yes counts as 1 and no as 0")
+        if self.masked:
+            out.append("masked: " + ", ".join(f"{number:,} {name}" for name, number in self.masked.most_common()))
+        return out
+
+    def _records(self, path: Path) -> Iterator[tuple[str, int, Any]]:
+        """(place, bytes read so far, record) of a file."""
+        try:
+            if path.suffix == ".parquet":
+                yield from _read_parquet(path)
+                return
+            with path.open("rb") as probe:
+                start = probe.read(4)
+            if not start:
+                self.count(self.unread, "empty file", path.name)
+            wide = start[:2] in (b"\xff\xfe", b"\xfe\xff")
+            encoding = "utf-16" if wide else "utf-8-sig"
+            with path.open(encoding=encoding, errors="surrogateescape", newline="\n") as file:
+                lines = path.suffix != ".json" and not start.lstrip().startswith(b"[")
+                yield from self._lines(file, path) if lines else self._values(file, path)
+        except (OSError, ValueError, UnicodeError) as error:
+            self.count(self.unread, f"file cannot be read: {str(error)[:100]}", path.name)
+
+    def _lines(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
+        number = position = 0
+        while line := file.readline(LONGEST_LINE):
+            number, place = number + 1, f"{path.name}, line {number + 1}"
+            position += len(line)
+            if not line.endswith("\n") and len(line) == LONGEST_LINE:
+                while (rest := file.readline(LONGEST_LINE)) and not rest.endswith("\n"):
+                    position += len(rest)
+                self.count(self.unread, f"line longer than {LONGEST_LINE >> 20} MB", place)
+            elif line.strip():
+                try:
+                    yield place, position, json.loads(self._mend(line, place))
+                except ValueError:
+                    self.count(self.unread, "broken line (not JSON)", place)
+
+    def _values(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
+        """The objects of a JSON file: of its list, bare or under one key, or one after another."""
+        decoder, size, number, loose = json.JSONDecoder(), CHUNK, 0, list[Any]()
+        buffer = self._mend(file.read(CHUNK), path.name)
+        position, buffer = len(buffer), buffer.lstrip().removeprefix("[")
+        while True:
+            buffer = buffer.lstrip(" \r\n\t,]")
+            try:
+                value, end = decoder.raw_decode(buffer)
+            except ValueError:
+                more = self._mend(file.read(size), path.name)
+                buffer, size, position = buffer + more, size * 2, position + len(more)
+                if more:
+                    continue
+                if buffer.strip():
+                    self.count(self.unread, "broken JSON: the rest of the file", f"{path.name}, after value {number}")
+                break
+            buffer, size, number = buffer[end:], CHUNK, number + 1
+            place = f"{path.name}, value {number}"
+            if isinstance(value, dict) and _role(value) and not any(name in value for name in MESSAGES):
+                loose.append(value)  # the file is one conversation, a bare list of messages
+            elif isinstance(value, dict) and (nested := _nested_list(value)) is not None:
+                yield from ((f"{place}, {at}", position, one) for at, one in enumerate(nested, 1))
+            else:
+                yield place, position, value
+        if loose:
+            yield path.name, position, loose
+
+    def _mend(self, line: str, place: str) -> str:
+        """The line; bytes that are not UTF-8 are read as Windows-1252."""
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            self.count(self.notes, "not UTF-8; read as Windows-1252", place)
+            return line.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
+        return line
+
+    def _conversation(self, record: Any, place: str) -> LoggedConversation | None:
+        self.records += 1
+        try:
+            system, messages = self._messages(record, place)
+        except BadRecord as reason:
+            self.count(self.unread, str(reason), place)
+            return None
+        data = record if isinstance(record, dict) else {}
+        found = {name: _find(data, getattr(self.fields, name), usual) for name, usual in _USUAL.items()}
+        outcome = self._outcome(found.pop("outcome"), place)
+        texts = {name: str(value) if value is not None else "" for name, value in found.items()}
+        return LoggedConversation(messages, system, outcome, **texts, place=place)
+
+    def _messages(self, record: Any, place: str) -> tuple[str, tuple[Message, ...]]:
+        items = record if isinstance(record, list) else None
+        if isinstance(record, dict):
+            items = next((record[name] for name in MESSAGES if isinstance(record.get(name), list)), None)
+        if items is None:
+            raise BadRecord(f"no messages (expected a list under {', '.join(MESSAGES[:3])} …)")
+        system, spoken = "", list[Message]()
+        for item in items:
+            message = self._message(item)
+            if message.role == "system" and not spoken:
+                system = message.content
+            elif message.role in ("user", "assistant") and message.content.strip():
+                if spoken and spoken[-1].role == message.role:  # two in a row are one turn
+                    joined = f"{spoken[-1].content}\n{message.content}"
+                    spoken[-1] = replace(message, content=joined, name=message.name and spoken[-1].name)
+                elif spoken or message.role == "user":
+                    spoken.append(message)
+                else:
+                    self.count(self.notes, "greeting of the assistant before the first message left out", place)
+        if not spoken:
+            raise BadRecord("empty conversation" if not items else "nobody but the assistant speaks")
+        if len(spoken) == 1:
+            raise BadRecord("the assistant says nothing")
+        return system, tuple(spoken)
+
+    def _message(self, item: Any) -> Message:
+        if not isinstance(item, Mapping):
+            raise BadRecord(f"a message is {type(item).__name__}, not an object")
+        name = _role(item)
+        role = self.fields.roles.get(name.lower())
+        if "speaker" in item and name.lower() == "system":  # in task-oriented sets the system is the assistant
+            role = "assistant"
+        if role is None:
+            raise BadRecord(f"unknown role '{name[:40]}' (map it: --roles {name[:40] or 'NAME'}=user)")
+        text = _text(next((item[key] for key in ("content", "value", "text", "utterance") if key in item), ""))
+        calls = item.get("tool_calls") or ()
+        for call in calls if role == "assistant" and isinstance(calls, list) else ():
+            text = (
+                f"{text}\n<tool_call>{json.dumps((call or {}).get('function', call), ensure_ascii=False)}</tool_call>"
+            )
+        if not self.keep_personal:
+            text = mask(text, self.masked)
+        if role == "tool":
+            return Message("user", f"[{item.get('name') or 'tool'}] {text.strip()}", name="tool")
+        return Message(role, text.strip())
+
+    def _outcome(self, value: Any, place: str) -> float | None:
+        if isinstance(value, str):
+            word = value.strip().lower()
+            value = True if word in YES else False if word in NO else value
+        if isinstance(value, bool):
+            self.outcome_types["yes or no"] += 1
+            return float(value)
+        if value is None or value == "":
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            shown = str(value)[:30]
+            self.count(self.notes, f"outcome {shown!r} is neither a number nor yes or no; it counts as missing", place)
+            return None
+        self.outcome_types["a number"] += 1
+        return number
+
+
+_USUAL = {"outcome": OUTCOMES, "customer": CUSTOMERS, "time": TIMES, "kind": KINDS}
+
+
+def _find(record: Mapping[str, Any], named: str, usual: Sequence[str]) -> Any:
+    """The value of a field by its name or dotted path, looked for in nested metadata, too."""
+    for name in [named] if named else usual:
+        for where in ((), *((nested,) for nested in NESTED)):
+            value: Any = record
+            for part in (*where, *name.split(".")):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                return value
+    return None
+
+
+def _role(item: Mapping[str, Any]) -> str:
+    return str(item.get("role") or item.get("from") or item.get("speaker") or "")
+
+
+def _text(content: Any) -> str:
+    """The words of a message; of content in parts, those that are text."""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def _nested_list(value: Mapping[str, Any]) -> list[Any] | None:
+    """The conversations of a file that has them under one key."""
+    lists = [own for own in value.values() if isinstance(own, list) and own and isinstance(own[0], Mapping)]
+    return next((own for own in lists if any(isinstance(own[0].get(name), list) for name in MESSAGES)), None)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, int, Any]]:
+    import pyarrow.parquet
+
+    file, number = pyarrow.parquet.ParquetFile(path), 0
+    share = path.stat().st_size / max(file.metadata.num_rows, 1)
+    for batch in file.iter_batches(batch_size=256):
+        for record in batch.to_pylist():
+            number += 1
+            yield f"{path.name}, row {number}", int(number * share), record
+
+
+def _paths(name: str) -> list[Path]:
+    path = Path(expand_home(name))
+    if path.is_dir():
+        if files := sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file()):
+            return files
+        raise UserError(f"folder '{name}' has no file ending in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise UserError(f"no file '{name}'")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"cannot read '{name}': its ending is not one of {', '.join(SUFFIXES)}")
+    return [path]

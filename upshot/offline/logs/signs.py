@@ -1,0 +1,176 @@
+"""What conversations look like and what goes with their outcome, counted as they stream by; no model is needed.
+
+A sign is something that can be read off a conversation: the assistant asks, repeats itself, is corrected, is abandoned.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.statistics import LEVEL, Estimate, wilson
+from upshot.tasks.users.quality import words
+
+TELLING = 10
+"""How many of the worst and of the best conversations are kept."""
+_CORRECTION = re.compile(
+    r"\b(no,? i (meant|said|want|asked)|i (meant|already (said|told))|that'?s (not (what|right)|wrong)"
+    r"|not what i (asked|meant)|you (misunderstood|did ?n[o']t (answer|understand)))|what do you mean\b",
+    re.IGNORECASE,
+)
+_LANGUAGES = {
+    "English": "the and you is what to for it",
+    "German": "der die und ich nicht ist das ein",
+    "French": "le la les et je est pas vous",
+    "Spanish": "el la los que de es por una",
+    "Italian": "il che di non per una sono",
+    "Portuguese": "o que não de para uma com",
+    "Dutch": "de het een en ik niet van",
+}
+
+
+def asks(talk: LoggedConversation) -> bool:
+    """The assistant asks something."""
+    return any("?" in message.content for message in talk.messages if message.role == "assistant")
+
+
+def repeats(talk: LoggedConversation) -> bool:
+    """The assistant says the same words twice."""
+    said = [" ".join(words(message.content)) for message in talk.messages if message.role == "assistant"]
+    return len(set(said)) < len(said)
+
+
+def corrected(talk: LoggedConversation) -> bool:
+    """The user corrects the assistant, or does not understand it."""
+    return any(_CORRECTION.search(message.content) for message in talk.messages[1:] if message.role == "user")
+
+
+def abandoned(talk: LoggedConversation) -> bool:
+    """The last word is a question of the assistant that nobody answers."""
+    return talk.messages[-1].role == "assistant" and "?" in talk.messages[-1].content
+
+
+def uses_tools(talk: LoggedConversation) -> bool:
+    """A tool answers the assistant."""
+    return any(message.name == "tool" for message in talk.messages)
+
+
+SIGNS: dict[str, Callable[[LoggedConversation], bool]] = {
+    "the assistant asks": asks,
+    "the assistant repeats itself": repeats,
+    "the assistant is corrected": corrected,
+    "the assistant is abandoned": abandoned,
+    "tools are used": uses_tools,
+}
+
+
+def language(talk: LoggedConversation) -> str:
+    """The language of the user's words, by script and by common words; 'Other' where neither tells."""
+    text = " ".join(message.content for message in talk.messages if message.role == "user" and not message.name)
+    scripts = Counter(unicodedata.name(char, "other").split()[0] for char in text if char.isalpha())
+    script = scripts.most_common(1)[0][0] if scripts else "other"
+    if script != "LATIN":
+        return script.capitalize()
+    own = Counter(words(text.lower()))
+    hits = {name: sum(own[word] for word in common.split()) for name, common in _LANGUAGES.items()}
+    best = max(hits, key=lambda name: hits[name])
+    return best if hits[best] else "Other"
+
+
+@dataclass
+class Mean:
+    """A mean that grows, with its interval: Wilson's for zeros and ones, else the normal one."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    binary: bool = True
+
+    def add(self, value: float) -> None:
+        """One more value."""
+        self.n, self.total, self.squares = self.n + 1, self.total + value, self.squares + value * value
+        self.binary = self.binary and value in (0.0, 1.0)
+
+    def estimate(self) -> Estimate | None:
+        """The mean and its interval; None without values."""
+        if not self.n:
+            return None
+        if self.binary:
+            return wilson(round(self.total), self.n)
+        mean = self.total / self.n
+        spread = max(self.squares / self.n - mean * mean, 0.0) / max(self.n - 1, 1)
+        half = NormalDist().inv_cdf((1 + LEVEL) / 2) * spread**0.5
+        return Estimate(mean, mean - half, mean + half, self.n)
+
+    def to_dict(self) -> dict[str, float]:
+        """As reports have it; empty without values."""
+        found = self.estimate()
+        return {} if found is None else found.to_dict()
+
+
+class Survey:
+    """What is known of all conversations so far, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.conversations = 0
+        self.outcome = Mean()
+        self.sizes = {"turns": Mean(), "words of a user's turn": Mean(), "words of an assistant's turn": Mean()}
+        self.languages: Counter[str] = Counter()
+        self.kinds: dict[str, Mean] = {}
+        self.signs = {name: (Mean(), Mean()) for name in SIGNS}
+        """Outcomes with and without each sign."""
+        self.shares = {name: Mean() for name in SIGNS}
+        self._worst: list[tuple[Any, ...]] = []
+        self._best: list[tuple[Any, ...]] = []
+
+    def add(self, talk: LoggedConversation) -> None:
+        """Count one conversation."""
+        self.conversations += 1
+        self.sizes["turns"].add(len(talk.messages))
+        for message in talk.messages:
+            if not message.name:
+                self.sizes[f"words of a{'n' * (message.role == 'assistant')} {message.role}'s turn"].add(
+                    len(words(message.content))
+                )
+        self.languages[language(talk)] += 1
+        present = {name: sign(talk) for name, sign in SIGNS.items()}
+        for name, shows in present.items():
+            self.shares[name].add(float(shows))
+        bad = sum(present.values()) - present["the assistant asks"] - present["tools are used"]
+        if talk.outcome is not None:
+            self.outcome.add(talk.outcome)
+            if talk.kind in self.kinds or len(self.kinds) < 50:
+                self.kinds.setdefault(talk.kind, Mean()).add(talk.outcome)
+            for name, shows in present.items():
+                self.signs[name][not shows].add(talk.outcome)
+        # Ties are broken by the count, so that conversations are never compared.
+        worst = (-(talk.outcome or 0.0), bad, -self.conversations, talk)
+        best = (talk.outcome or 0.0, bad, -self.conversations, talk)
+        for heap, item in ((self._worst, worst), (self._best, best)) if talk.outcome is not None or bad else ():
+            (heapq.heappush if len(heap) < TELLING else heapq.heappushpop)(heap, item)
+
+    def telling(self) -> list[LoggedConversation]:
+        """The conversations that went worst and then those that went best, those with the most bad signs first."""
+        chosen = [*sorted(self._worst, reverse=True), *sorted(self._best, reverse=True)]
+        return list({item[3].place: item[3] for item in chosen}.values())
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """As JSON has it."""
+        return {
+            "conversations": self.conversations,
+            "outcome": self.outcome.to_dict(),
+            "sizes": {name: mean.to_dict() for name, mean in self.sizes.items()},
+            "languages": dict(self.languages.most_common()),
+            "kinds": {name: mean.to_dict() for name, mean in self.kinds.items()},
+            "signs": {
+                name: {"share": self.shares[name].to_dict(), "with": yes.to_dict(), "without": no.to_dict()}
+                for name, (yes, no) in self.signs.items()
+            },
+        }

@@ -1,0 +1,159 @@
+"""Does the simulated score of a logged reply predict what really happened? One number, and a plain verdict.
+
+The number is concordance: of two held-out replies with different outcomes, how often the simulation scores the better
+one higher (ties count half). With good and bad outcomes it is the AUC. 0.5 is a coin.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from upshot.api.reward import Scorer
+from upshot.core.conversation import Conversation, Row, Turn, derive_seed
+from upshot.offline.job import Job
+from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.statistics import LEVEL, wilson
+from upshot.tasks.users.quality import words
+
+GOOD_ENOUGH = 0.7
+"""Lower bound of the concordance from which a simulation may be trained on."""
+LEVEL_GAP = 0.15
+"""Most that the mean simulated score may differ from the share of good outcomes."""
+FEWEST = 50
+"""Replies below which nothing is concluded: an interval of a handful says little."""
+BINS = 5
+RESAMPLES = 1000
+
+Line = Mapping[str, Any]
+
+
+def choose_replies(talks: Sequence[LoggedConversation], most: int, seed: int) -> list[tuple[LoggedConversation, int]]:
+    """A reply of each of at most this many conversations with an outcome, at a random depth: its place there."""
+    rng = random.Random(derive_seed(seed, "validity"))
+    judged = [talk for talk in talks if talk.outcome is not None]
+    chosen = rng.sample(judged, min(most, len(judged)))
+    return [(talk, rng.choice(_replies(talk))) for talk in chosen]
+
+
+def _replies(talk: LoggedConversation) -> list[int]:
+    return [at for at, message in enumerate(talk.messages) if message.role == "assistant"]
+
+
+async def simulate(
+    job: Job,
+    scorer: Scorer,
+    replies: Sequence[tuple[LoggedConversation, int]],
+    goal_of: Callable[[LoggedConversation], str],
+    lines: dict[str, Line],
+) -> None:
+    """Play and score the futures of the replies that have no line yet."""
+
+    async def one(piece: tuple[LoggedConversation, int]) -> None:
+        talk, at = piece
+        row = Row(talk.place, talk.messages[:at], goal_of(talk), None, "logs")
+        turns = tuple(map(Turn, talk.messages[: at + 1]))
+        (reply,) = await scorer.score_all([Conversation(row, derive_seed(job.args.seed, talk.place), turns=turns)])
+        total = reply.reward.total
+        line = {"place": talk.place, "outcome": talk.outcome, "kind": talk.kind, "words": count_words(talk, at)}
+        first, last = (at == place for place in (_replies(talk)[0], _replies(talk)[-1]))
+        line |= {"depth": "last reply" if last else "first reply" if first else "middle reply"}
+        line |= {"score": total.value} if total.value is not None else {"missing": str(total.reason)}
+        lines[talk.place] = line
+        job.write(dict(line), failure=None if total.value is not None else str(total.reason))
+
+    todo = [piece for piece in replies if piece[0].place not in lines]
+    await job.run(todo, one, len(replies) - len(todo), "replies")
+
+
+def count_words(talk: LoggedConversation, at: int) -> int:
+    """How long the conversation is up to and with a reply: all that length alone can know."""
+    return sum(len(words(message.content)) for message in talk.messages[: at + 1])
+
+
+def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, seed: int = 0) -> dict[str, Any]:
+    """Everything about the validity of the simulation; `trained`: lengths and outcomes of the train side."""
+    scored = [line for line in lines if "score" in line]
+    # Whether longer is better is learned where nothing is measured.
+    sign = (
+        1
+        if (concordance([(one["words"], one["outcome"]) for one in trained], seed) or {"value": 1})["value"] >= 0.5
+        else -1
+    )
+    groups = {"all": scored}
+    for key in ("depth", "kind"):
+        names = sorted({line[key] for line in scored} - {""})
+        groups |= {name: [line for line in scored if line[key] == name] for name in names if len(names) > 1}
+    out: dict[str, Any] = {"replies": len(scored), "missing": len(lines) - len(scored), "groups": {}}
+    for name, own in groups.items():
+        out["groups"][name] = {
+            "concordance": concordance([(line["score"], line["outcome"]) for line in own], seed),
+            "length": concordance([(sign * line["words"], line["outcome"]) for line in own], seed),
+        }
+    out["calibration"] = calibrate(scored, good_from)
+    means = [
+        sum(values) / max(len(scored), 1)
+        for values in ([one["score"] for one in scored], [one["outcome"] >= good_from for one in scored])
+    ]
+    out |= {"simulated": means[0], "real": means[1]}
+    out["verdict"] = judge(out)
+    out["text"] = tell(out)
+    return out
+
+
+def concordance(pairs: Sequence[tuple[float, float]], seed: int = 0) -> dict[str, float] | None:
+    """The share of pairs with different outcomes that the scores order as these do, with its bootstrap interval."""
+    import numpy as np
+
+    scores, outcomes = np.array(pairs, dtype=float).reshape(-1, 2).T
+    differ = np.sign(outcomes[:, None] - outcomes[None, :])
+    right = (differ * np.sign(scores[:, None] - scores[None, :]) + 1) / 2 * np.abs(differ)
+    if not differ.any():
+        return None
+    drawn = (
+        np.random.default_rng(seed)
+        .multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
+        .astype(float)
+    )
+    with np.errstate(invalid="ignore"):
+        shares = ((drawn @ right) * drawn).sum(1) / ((drawn @ np.abs(differ)) * drawn).sum(1)
+    low, high = np.nanquantile(shares, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {"value": float(right.sum() / np.abs(differ).sum()), "low": float(low), "high": float(high), "n": len(pairs)}
+
+
+def calibrate(lines: Sequence[Line], good_from: float) -> list[dict[str, float]]:
+    """Bins of about as many replies by simulated score: their mean score, and the share that really ended well."""
+    order = sorted(lines, key=lambda line: float(line["score"]))
+    bins = [order[len(order) * n // BINS : len(order) * (n + 1) // BINS] for n in range(BINS)]
+    out = []
+    for own in filter(None, bins):
+        share = wilson(sum(line["outcome"] >= good_from for line in own), len(own))
+        simulated = sum(line["score"] for line in own) / len(own)
+        out.append({"simulated": simulated, "real": share.mean, "low": share.low, "high": share.high, "n": len(own)})
+    return out
+
+
+def judge(validity: Mapping[str, Any]) -> str:
+    """What the simulation may be used for; the thresholds are argued for in docs/tutorials/logs.md."""
+    own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
+    if own is None or own["n"] < FEWEST or own["low"] <= 0.5:
+        return "do not use"
+    level = abs(validity["simulated"] - validity["real"]) <= LEVEL_GAP
+    if own["low"] >= GOOD_ENOUGH and own["value"] > length["value"] and level:
+        return "good enough to train on"
+    return "only for ranking"
+
+
+def tell(validity: Mapping[str, Any]) -> str:
+    """The validity in a line."""
+    own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
+    if own is None:
+        return f"validity: {validity['verdict']} ({validity['replies']} held-out replies, all with the same outcome)"
+    return (
+        f"validity: {validity['verdict']}. The simulation orders {own['value']:.2f} ({own['low']:.2f} to "
+        f"{own['high']:.2f}) of the pairs of held-out replies as their real outcomes do (n = {own['n']}; length alone "
+        f"{length['value']:.2f}, a coin 0.50). On average it gives {validity['simulated']:.2f}; "
+        f"{validity['real']:.2f} really ended well"
+        + (f"; {validity['missing']} more have no score" * bool(validity["missing"]))
+    )
