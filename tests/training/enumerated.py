@@ -17,13 +17,16 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from upshot.config.recipe import CreditConfig, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
+from upshot.rollout import tree
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
@@ -68,6 +71,7 @@ class Choices:
         self.count = places
         self.places: dict[str, int] = {}
         self.chance: dict[str, dict[str, float]] = {}
+        self.by_seed: dict[int, Conversation] = {}
 
     def rows(self) -> list[Row]:
         """One for every way of choosing."""
@@ -75,14 +79,27 @@ class Choices:
 
     def choose(self, conversation: Conversation, chances: Sequence[float]) -> int:
         """The choice at this turn of a conversation; what is certain takes no place."""
+        self.by_seed[conversation.seed] = conversation
+        return self._choose(conversation, len(conversation.turns), chances)
+
+    def _choose(self, conversation: Conversation, when: object, chances: Sequence[float]) -> int:
         if max(chances) == 1:
             return chances.index(max(chances))
-        place = f"{conversation.key.partition('#')[2]} {len(conversation.turns)}"
+        place = f"{conversation.key.partition('#')[2]} {when}"
         bit = self.places.setdefault(place, len(self.places))
         assert bit < self.count, f"more than {self.count} choices"
         made = int(conversation.row.id) >> bit & 1
         self.chance.setdefault(conversation.row.id, {})[place] = chances[made]
         return made
+
+    def draw_forks(self, part: float) -> AbstractContextManager[Any]:
+        """Inside, which forks are drawn (`credit.forks`) is one more choice, not a matter of seeds."""
+
+        def seed(of: int, *path: object) -> int:
+            left_out = self._choose(self.by_seed[of], path, (part, 1 - part))
+            return 2**63 - 1 if left_out else 0
+
+        return patch.object(tree, "derive_seed", seed)
 
     def weight(self, row: str) -> float:
         """How likely all choices of a row are."""
@@ -159,7 +176,8 @@ def played(
     futures = Talk({"m": metric}, {"m": MetricWeight(1.0, clamp)}, person, samples, rounds, credit)
     environment = person if max_turns > 1 else None
     context = RolloutContext(TablePolicy(choices), futures, environment, max_turns=max_turns, concurrency=10**6)
-    groups = asyncio.run(play_step(context, choices.rows(), 1, 0))
+    with choices.draw_forks(credit.forks if credit is not None else 1.0):
+        groups = asyncio.run(play_step(context, choices.rows(), 1, 0))
     found = [(reply, choices.weight(reply.conversation.row.id)) for group in groups for reply in group]
     assert len(choices.places) == places and math.isclose(sum(weight for _, weight in found), 1)
     return found

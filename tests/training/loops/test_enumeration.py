@@ -55,6 +55,28 @@ def test_along_the_tree_rloo_is_the_exact_gradient_of_the_reply_and_of_all_later
     assert of(own, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
 
 
+@pytest.mark.parametrize("part", [0.5, 0.2])
+@pytest.mark.parametrize(
+    ("places", "samples", "rounds"), [(4, 2, 1), (10, [2, 2], 2)], ids=["one fork", "nested forks"]
+)
+def test_a_drawn_part_of_the_forks_climbs_the_same_gradient(
+    places: int, samples: int | list[int], rounds: int, part: float
+) -> None:
+    """Which forks are drawn is enumerated, too: each stands for those that were left out."""
+    outcomes = played(places, samples, rounds, ECHO, CreditConfig(by="tree", forks=part))
+    assert {len(reply.siblings) for reply, _ in outcomes} == set(range(reply_forks(samples) + 1))
+    exact = exact_gradient(rounds, ECHO)
+    later = estimate([[outcome] for outcome in outcomes])
+    assert of(later, first=False) == pytest.approx(of(exact, first=False), abs=1e-12)
+    own = mean_estimate(merged(outcomes), 2)
+    assert of(own, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
+
+
+def reply_forks(samples: int | list[int]) -> int:
+    """How many forks there are below a reply."""
+    return 1 if isinstance(samples, int) else 1 + samples[0]
+
+
 def test_along_the_tree_centring_by_all_takes_its_known_share_off_both_terms() -> None:
     """A group of two and two futures: what is itself in the mean that is taken off loses half, and nothing else."""
     outcomes = played(5, 2, 1, credit=TREE)
