@@ -47,7 +47,8 @@ def trained(template: str, talk: list[Message]) -> tuple[str, str]:
 def test_tool_calls_are_imitated_in_the_templates_own_words(kind: str, prompt: str) -> None:
     whole, learned = trained(TEMPLATES[kind].replace("PROMPT", prompt), TALK)
     said = "hm" if kind == "keeps the content" else ""
-    assert learned == f'{said}<tool_call>{{"x": "2+2"}}</tool_call><|im_end|>4<|im_end|>'
+    closed = "</think>\n\n" if prompt is THOUGHT else ""  # else call and answer would be part of the thought
+    assert learned == f'{closed}{said}<tool_call>{{"x": "2+2"}}</tool_call><|im_end|>{closed}4<|im_end|>'
     assert whole.startswith("1<|im_start|>"), "the prompt names the tools, as in a rollout"
     assert "<|im_start|>tool\n4<|im_end|>" in whole
 

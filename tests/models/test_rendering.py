@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.templates import FAMILIES, PLAIN, byte_tokenizer
+from tests.templates import CHATML, FAMILIES, PLAIN, byte_tokenizer
 from upshot.config.recipe import PolicyConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
@@ -120,6 +120,27 @@ def test_a_demonstration_opens_and_closes_its_turns_as_the_template_does() -> No
     )
     text = renderer.tokenizer.decode(ids, skip_special_tokens=False)
     assert text == "<s>[INST] one [/INST] two </s><s>[INST] three [/INST] four </s>"
+
+
+@pytest.mark.parametrize("closing", ["<think>\n\n</think>\n\n", ""], ids=["as Qwen3.5", "as DeepSeek-R1"])
+@pytest.mark.parametrize(
+    ("reply", "rendered"),
+    [
+        ("It is 20.", "</think>\n\nIt is 20."),
+        ("hm\n</think>\n\nIt is 20.", "hm\n</think>\n\nIt is 20."),
+        ("<think>\nhm\n</think>\n\nIt is 20.", "hm\n</think>\n\nIt is 20."),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_is_closed_before_the_demonstrated_reply(
+    reply: str, rendered: str, closing: str
+) -> None:
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = CHATML.replace(
+        "{{ m.content }}", f"{{% if m.role == 'assistant' %}}{closing}{{% endif %}}{{{{ m.content }}}}"
+    ).replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    ids, mask = Renderer(tokenizer).demonstration([Message("user", "?"), Message("assistant", reply)])
+    text = tokenizer.decode([i for i, trained in zip(ids, mask, strict=True) if trained], skip_special_tokens=False)
+    assert text.lstrip("\n") == rendered + "<|im_end|>"
 
 
 def test_a_template_that_drops_the_assistants_words_is_refused() -> None:

@@ -1,11 +1,11 @@
 """Messages → token ids, so that a next turn only appends.
 
-The first prompt is the chat template's own rendering. After a policy turn the template is applied to a stand-in
-conversation that ends where the policy's turn ended, and only what comes after that point is taken: the end of the
-policy's turn, the new messages, the next generation prompt. So earlier ids are never rendered again, even where the
+The first prompt is the chat template's own rendering. After a policy turn, the template is applied to a stand-in
+conversation that ends where the policy's turn ended, and only the text after that point is used: the end of the
+policy's turn, the new messages and the next generation prompt. So earlier ids are never rendered again, even if the
 template itself would rewrite history (thinking models drop old thoughts; Mistral moves the system prompt).
 
-What a message says stays text: where it spells a special token, it is encoded as ordinary text (special_tokens.py).
+The content of a message stays text: if it spells a special token, it is encoded as ordinary text (special_tokens.py).
 """
 
 from __future__ import annotations
@@ -134,16 +134,28 @@ class Renderer:
 
     def render_reply(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
-        blank = "" if text.startswith(self._blank_before) else self._blank_before
-        return self._close(self.guard(blank + text, "assistant"))
+        return self._close(self.guard(self._follow_prompt(text), "assistant"))
+
+    def _follow_prompt(self, text: str) -> str:
+        """What an assistant says, as it follows the prompt: with the blanks that the template writes before it.
+
+        If the prompt has opened a thought, the text's own thought continues it; without one it is closed first.
+        """
+        lead, opened = self._lead
+        if opened and text.lstrip().startswith(self.think[0]):
+            text = text.lstrip().removeprefix(self.think[0]).lstrip("\n")
+        return text if text.startswith(lead) or (opened and self.think[1] in text) else lead + text
 
     @cached_property
-    def _blank_before(self) -> str:
-        """Blanks that the template writes between the prompt and an assistant's words (Llama-2's '[/INST] ')."""
+    def _lead(self) -> tuple[str, bool]:
+        """What the template writes between the prompt and an assistant's words: blanks (Llama-2's '[/INST] ') or, where
+        the prompt has opened a thought (Qwen3.5, DeepSeek-R1), what closes it. And whether it has."""
         prompt = self._apply([], (), generation=True, before=STOOD_FOR[:-1])
         whole = self._apply([], (), generation=False, before=STOOD_FOR)
-        blank = whole[len(prompt) :].partition(STAND_IN)[0] if whole.startswith(prompt) else ""
-        return blank if blank.isspace() else ""
+        lead = whole[len(prompt) :].partition(STAND_IN)[0] if whole.startswith(prompt) else ""
+        if self.think and prompt.rstrip().endswith(self.think[0]):
+            return lead if self.think[1] in lead else f"{self.think[1]}\n\n", True
+        return lead if lead.isspace() else "", False
 
     def _close(self, guarded: str) -> list[int]:
         return [*self.encode(guarded + self._closing[0]), self.end_id]
@@ -191,8 +203,11 @@ class Renderer:
                 continue
             text = self.delta_text(pending, tools) if spoken else self.prompt_text(pending, tools)
             context = self.encode(self._strip_end(text, ids) if spoken else text)
-            calls = bool(message.tool_calls)
-            reply = self._close(self._render_calls(message, tools)) if calls else self.render_reply(message.content)
+            if message.tool_calls:
+                words = self._render_calls(message, tools)
+                reply = self._close(self._follow_prompt(words) if self._lead[1] else words)
+            else:
+                reply = self.render_reply(message.content)
             ids += context + reply
             mask += [0] * len(context) + [1] * len(reply)
             pending, spoken = [], True
