@@ -85,7 +85,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
     [
         ({"model": "policy", "temprature": 1}, "unknown option 'temprature' of a model; did you mean 'temperature'?"),
         ("gpt-4o-mini", "unknown model 'gpt-4o-mini'"),
-        ({"model": "policy", "cache": True}, "the option 'cache' does nothing for 'policy'"),
+        ({"model": "policy", "cache": True}, "the option 'cache' has no effect on 'policy'"),
         ({"model": "openai/x", "latency_s": 1}, "it is for scripted models"),
         (
             {"model": "policy", "concurrency": 0},
@@ -94,7 +94,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         (3, "models.user"),
         ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is not an address"),
         ({"url": []}, "'url' is an empty list"),
-        ({"url": ["http://h:1/v1", "http://h:2/v1"], "hedge": 0.1}, "'hedge' is gone"),
+        ({"url": ["http://h:1/v1", "http://h:2/v1"], "hedge": 0.1}, "unknown option 'hedge'"),
     ],
 )
 def test_what_is_wrong_is_named(given, message):

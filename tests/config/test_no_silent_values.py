@@ -72,7 +72,7 @@ def refused(recipe: str, *overrides: str) -> str:
             "train={group_size: 1, advantage: {name: reinforce++, baseline: group}} credit=reply",
             "but 'reinforce\\+\\+' compares",
         ),
-        ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, and of train.minibatches=2 all but"),
+        ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, but all of train.minibatches=2 after"),
         ("train={loss: reinforce, async_steps: 1}", "'reinforce' has no ratio, and with train.async_steps=1"),
         ("seed=-1", "seed = -1: input should be greater than or equal to 0"),
         ("train.importance={rule: mask, high: 0.5}", "high is 0.5, and the rule 'mask' .*set low <= 1 <= high"),
@@ -327,7 +327,7 @@ def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> N
 
 @pytest.mark.parametrize("value", ["[]", "[2, 0]", "0", "two", "true", "1.5"])
 def test_futures_samples_say_in_one_sentence_what_they_may_be(value: str) -> None:
-    with pytest.raises(UserError, match=r"futures\.samples = .*: .*whole number of 1 or more, or a list of such"):
+    with pytest.raises(UserError, match=r"futures\.samples = .*: .*whole number of 1 or more, or a list of them"):
         load_recipe("quickstart", [f"futures.samples={value}"])
 
 
@@ -337,7 +337,7 @@ def test_prompts_of_another_task_are_refused_by_line(text: str, tmp_path: Path) 
     with pytest.raises(UserError, match="there is no file"):
         WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")
     file.write_text(text + "\n")
-    with pytest.raises(UserError, match=r"line 1: .*no reply of this task's training"):
+    with pytest.raises(UserError, match=r"line 1: .*not a reply of this task's training"):
         WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")
 
 

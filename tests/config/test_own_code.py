@@ -163,7 +163,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(
 
 def test_a_module_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"it was looked for in {tmp_path}, beside the recipe"):
+    with pytest.raises(UserError, match=f"searched {tmp_path}, the recipe.s folder"):
         check_metric("mine_nowhere:polite")
 
 

@@ -93,7 +93,7 @@ def test_options_may_be_taken_together_as_a_dataclass() -> None:
     assert (made.helper, made.options) == ("me", Taste("pepper", 3))
     with pytest.raises(UserError, match="unknown option 'spise' of thing 'dish'; did you mean 'spice'"):
         things.create("dish", {"spise": "pepper"}, helper="me")
-    with pytest.raises(UserError, match="thing 'dish': 'spice' is needed and not there"):
+    with pytest.raises(UserError, match="thing 'dish': 'spice' is required but not set"):
         things.create("dish", {}, helper="me")
     with pytest.raises(UserError, match="thing 'dish': heat = 'much': input should be a valid integer"):
         things.check("dish", {"heat": "much"})

@@ -147,7 +147,7 @@ def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_th
     check_eight_bit_cache(model, shape_of(model), settings, fused=True)
     with torch.no_grad():
         bias[3] = -60.0
-    with pytest.raises(UserError, match=r"kv: fp8 .* its keys have biases of up to 60 \(at most 10\); kv: model"):
+    with pytest.raises(UserError, match=r"kv: fp8 .* which have biases of up to 60 \(at most 10\); kv: model"):
         check_eight_bit_cache(model, shape_of(model), settings, fused=True)
 
 
@@ -200,10 +200,13 @@ def test_in_8_bits_probabilities_are_weighed_unless_the_recipe_says_otherwise() 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"engine": {"weights": "fp8"}, "exact": True}, "log-probabilities in 8 bits are not the learner's"),
-        ({"engine": {"name": "vllm", "weights": "fp8"}}, r"weights is of engine upshot; for vLLM: arguments"),
-        ({"engine": {"kv": "fp8"}, "exact": True}, "log-probabilities in 8 bits are not the learner's"),
-        ({"engine": {"name": "vllm", "kv": "fp8"}}, r"kv is of engine upshot; for vLLM: arguments"),
+        ({"engine": {"weights": "fp8"}, "exact": True}, "log-probabilities computed in 8 bits differ"),
+        (
+            {"engine": {"name": "vllm", "weights": "fp8"}},
+            r"weights applies only to the engine upshot; for vLLM set arguments",
+        ),
+        ({"engine": {"kv": "fp8"}, "exact": True}, "log-probabilities computed in 8 bits differ"),
+        ({"engine": {"name": "vllm", "kv": "fp8"}}, r"kv applies only to the engine upshot; for vLLM set arguments"),
     ],
 )
 def test_what_excludes_8_bits_is_refused_in_a_recipe(model: dict[str, Any], says: str) -> None:
@@ -213,5 +216,5 @@ def test_what_excludes_8_bits_is_refused_in_a_recipe(model: dict[str, Any], says
 
 def test_only_models_in_this_process_take_weights_in_8_bits() -> None:
     helper = {"model": "scripted:echo", "weights": "fp8"}
-    with pytest.raises(UserError, match="the option 'weights' does nothing for 'scripted:echo'"):
+    with pytest.raises(UserError, match="the option 'weights' has no effect on 'scripted:echo'"):
         validate_recipe({"task": {"name": "slots"}, "models": {"user": helper}})

@@ -112,7 +112,7 @@ def test_what_only_a_run_has_a_use_for_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"loss": "reinforce", "minibatches": 2}, "'reinforce' has no ratio, and of train.minibatches=2"),
+        ({"loss": "reinforce", "minibatches": 2}, "'reinforce' has no ratio, but all of train.minibatches=2"),
         ({"max_tokens": 0}, "max_tokens = 0: input should be greater"),
         ({"temperature": -1}, "temperature = -1: input should be greater"),
         ({"temperature": float("nan")}, "temperature = nan: input should be"),

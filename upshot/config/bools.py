@@ -1,4 +1,4 @@
-"""True and false are no numbers: pydantic reads them as 1 and 0, and a learning rate of `true` would train as 1."""
+"""True and false are not numbers: pydantic reads them as 1 and 0, so a learning rate of `true` would train as 1."""
 
 from __future__ import annotations
 

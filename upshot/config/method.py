@@ -31,7 +31,7 @@ class TrainingMethod(ABC):
     dropout = False
     """Whether it learns with dropout: only where log-probabilities are not compared with others."""
     on_ray = False
-    """Whether `--engine verl` trains it by Ray; otherwise torchrun does."""
+    """Whether `--engine verl` trains it on Ray; if not, torchrun does."""
     best_metric = "eval/reward/mean"
     """What evaluations are compared by where the recipe names nothing."""
     evaluates: tuple[str, ...] = ()

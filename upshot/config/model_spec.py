@@ -45,7 +45,7 @@ _ONLY_FOR: dict[str, set[str]] = {
     "kv": {"local"},
     "kv_gb": {"local"},
 }
-"""Options that mean something only to some kinds of models."""
+"""Options that apply only to some kinds of models."""
 
 
 class ModelSpec(ShortForm):
@@ -57,35 +57,35 @@ class ModelSpec(ShortForm):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str = ""
-    """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.
-    Empty beside `url`: the only model that the endpoint lists."""
+    """The model: a path or name as described at the top of this page; with `url`, the name under which the endpoint
+    serves it. Empty with `url`: the only model that the endpoint lists."""
     url: str | tuple[str, ...] | None = None
-    """Base address of an OpenAI-compatible endpoint, with its `/v1`. Replicas of one model: a list of addresses, or a
-    file with one a line, which is followed while the run goes on."""
+    """Base address of an OpenAI-compatible endpoint, including `/v1`. For replicas of one model: a list of addresses,
+    or a file with one address per line, which is watched for changes during the run."""
     via: Literal["http", "litellm"] = "http"
-    """Client for a `url`: our own (fastest), or litellm."""
+    """Client for a `url`: Upshot's own (fastest), or litellm."""
 
     concurrency: int = Field(64, ge=1)
-    """Calls in flight at once, over all roles that share the endpoint; at each replica, where there are several."""
+    """Maximum number of concurrent calls, over all roles that share the endpoint; with replicas, per replica."""
     requests_per_minute: float | None = Field(None, gt=0)
-    """Calls per minute; None: no limit of ours."""
+    """Maximum number of calls per minute; None: no limit on our side."""
     tokens_per_minute: float | None = Field(None, gt=0)
-    """Prompt and completion tokens per minute; None: no limit of ours."""
+    """Maximum number of prompt and completion tokens per minute; None: no limit on our side."""
     timeout_s: float = Field(120.0, gt=0)
-    """Seconds one attempt may take, connecting included."""
+    """Time limit of one attempt in seconds, including the connection."""
     retries: int = Field(6, ge=0)
-    """Further attempts after a dropped connection, a timeout, a 5xx or an unreadable answer."""
+    """Number of further attempts after a dropped connection, a timeout, a 5xx status or an unreadable answer."""
     backoff_s: float = Field(0.2, gt=0)
-    """Mean wait before the first retry; doubles with each one, up to 20 s, with jitter."""
+    """Mean wait in seconds before the first retry; it doubles with each retry, up to 20 s, with jitter."""
     patience_s: float = Field(300.0, ge=0)
-    """Seconds one call may spend waiting out rate limits (429) before it fails as rate_limited."""
+    """Total time in seconds that one call may wait for rate limits (429) before it fails as rate_limited."""
 
     temperature: float | None = Field(None, ge=0)
-    """When set, wins over the temperature that the role asks for."""
+    """If set, replaces the temperature that the role asks for."""
     max_tokens: int | None = Field(None, ge=1)
-    """When set, wins over the length limit that the role asks for."""
+    """If set, replaces the length limit that the role asks for."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """When set, wins over the nucleus cut that the role asks for."""
+    """If set, replaces the nucleus cut that the role asks for."""
 
     cache: bool | str = False
     """Response cache: false, true (the user's cache folder), or a folder."""
@@ -95,30 +95,33 @@ class ModelSpec(ShortForm):
     """US dollars per million completion tokens; None as above."""
 
     api_key_env: str | None = None
-    """Environment variable with the key; None: OPENAI_API_KEY for api.openai.com, the provider's own for providers."""
+    """Environment variable that holds the API key; None: OPENAI_API_KEY for api.openai.com, for providers their own
+    variable."""
     headers_env: dict[str, str] = Field(default_factory=dict)
-    """Extra headers: name → environment variable with the value."""
+    """Extra headers: name → environment variable that holds the value."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Fields added to every request body."""
     omit: tuple[str, ...] = ()
-    """Fields never sent, for endpoints that refuse them (seed, top_p …)."""
+    """Fields that are never sent, for endpoints that refuse them (seed, top_p …)."""
     structured: bool | None = None
-    """Whether the endpoint enforces JSON schemas; None: try, and remember a refusal."""
+    """Whether the endpoint enforces JSON schemas; None: try it, and remember if it refuses."""
     token_ids: bool | None = None
-    """Whether the endpoint returns token ids (`return_token_ids`, as vLLM does); None: ask its model list."""
+    """Whether the endpoint returns token ids (`return_token_ids`, as vLLM does); None: decide by its model list."""
 
     latency_s: float = Field(0.0, ge=0)
-    """scripted only: seconds each reply takes."""
+    """scripted only: seconds that each reply takes."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """In process only: auto is float32 on the CPU and bfloat16 on a GPU."""
     device: str = "auto"
     """In process only: auto is the first GPU, else the CPU."""
     weights: Literal["model", "fp8"] = "model"
-    """In process only: fp8 has projections in 8 bits, in half the memory (a GPU of Hopper's generation or later)."""
+    """In process only: fp8 keeps the projections in 8 bits, in half the memory (needs a Hopper GPU or later)."""
     kv: Literal["model", "fp8"] = "model"
-    """In process only: fp8 keeps keys and values in 8 bits (a GPU, the engine's own block)."""
+    """In process only: fp8 keeps keys and values in 8 bits (needs a GPU and a model family that the fused block
+    supports)."""
     kv_gb: float = Field(0.0, ge=0)
-    """In process only: GiB for keys and values; 0: as the memory plan finds, else a third of what is free."""
+    """In process only: memory in GiB for keys and values; 0: chosen by the memory plan, else a third of what is
+    free."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,13 +130,9 @@ class ModelSpec(ShortForm):
         if not isinstance(value, Mapping):
             return value
         data = dict(value)
-        if "hedge" in data:
-            raise ValueError("'hedge' is gone: a call goes to one replica, and to the next when it fails; leave it out")
         for key in data:
             if key not in cls.model_fields:
                 raise ValueError(f"unknown option '{key}' of a model; {did_you_mean(str(key), cls.model_fields)}")
-        if data.get("via") == "openai":
-            raise ValueError("'via: openai' is gone: our own client speaks OpenAI's protocol; leave 'via' out")
         if isinstance(data.get("url"), list | tuple):
             data["url"] = _addresses(data["url"])
         address = data.get("url") or data.get("model")
@@ -145,13 +144,13 @@ class ModelSpec(ShortForm):
 
     @model_validator(mode="after")
     def _no_idle_options(self) -> ModelSpec:
-        """Refuse options that would do nothing, rather than ignore them."""
+        """Refuse options that would have no effect, rather than ignore them."""
         kind = self.kind
         for option in sorted(self.model_fields_set & set(_ONLY_FOR)):
             differs = getattr(self, option) != type(self).model_fields[option].get_default(call_default_factory=True)
             if differs and kind not in _ONLY_FOR[option]:
                 raise ValueError(
-                    f"the option '{option}' does nothing for '{self.label}' ({kind}); it is for "
+                    f"the option '{option}' has no effect on '{self.label}' ({kind}); it applies to "
                     f"{' and '.join(sorted(_ONLY_FOR[option]))} models"
                 )
         return self
@@ -218,18 +217,18 @@ class ModelSpec(ShortForm):
 
 
 def check_copy(model: str) -> None:
-    """Refuse a copy of the policy that is of no step; `ValueError`, as pydantic wants it."""
+    """Refuse a copy of the policy without a valid step; `ValueError`, as pydantic expects."""
     when = model.partition("@")[2]
     if model.startswith("policy@") and when != "start" and not re.fullmatch("0*[1-9][0-9]*", when):
         raise ValueError(f"'{model}' should read 'policy@start', or 'policy@N' for a copy renewed every N steps")
 
 
-def _addresses(given: Sequence[Any]) -> Any:
-    """A list of addresses, each once; a list of one is that one."""
-    for address in given:
+def _addresses(listed: Sequence[Any]) -> Any:
+    """A list of addresses, each once; a list with one address is that address."""
+    for address in listed:
         if not isinstance(address, str) or not address.startswith(HTTP):
             raise ValueError(f"'url' lists {address!r}, which is not an address such as 'http://host:8000/v1'")
-    addresses = tuple(dict.fromkeys(address.rstrip("/") for address in given))
+    addresses = tuple(dict.fromkeys(address.rstrip("/") for address in listed))
     if not addresses:
         raise ValueError("'url' is an empty list; name at least one address")
     return addresses if len(addresses) > 1 else addresses[0]

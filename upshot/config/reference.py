@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,38 +15,10 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named, Recipe
 from upshot.config.validation import models_in
 
-HEAD = """\
-# Every key of a recipe
-
-Made from the schema by `upshot recipe reference > docs/reference.md`; a test holds it current. `upshot recipe show
-NAME` prints a recipe with all its values and where each comes from; `recipes/schema.json` tells your editor the same
-(`# yaml-language-server: $schema=…` as the first line of a recipe).
-
-**A recipe is a YAML file.** What it does not say has the default below. A key that is unknown, there twice, or of the
-wrong type is refused with its name and the way out.
-
-**`extends`** (a name, a path, or a list of them) lays the file over others: mappings are merged key by key, everything
-else is replaced. Options of a named thing are inherited only while it keeps its `name`: a recipe that takes another
-task starts with that task's defaults.
-
-**Overrides** on the command line win over files: `upshot train RECIPE train.lr=1e-5 reward.metrics.accuracy.weight=2`.
-A section may be given in short (`train.kl=0.1`, `credit: turns`); what is then laid over it keeps that. Items of a list
-are named by position or by their `name`. Values are YAML. In Python:
-`upshot.load("RECIPE", train={"lr": 1e-5})`.
-
-**A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a text or a
-mapping with `name`; the other keys are options of its constructor, checked by name, type and bounds. The name is one of
-the project's, or `my_pkg.module:Thing` for your own ([own-task.md](own-task.md)). What a constructor names among
-`task`, `judge`, `tokenizer`, `models` and `sandbox` is handed to it by the program.
-
-**A model** under `models` is a text (a URL with `#name`, `provider/model`, a folder, `policy`, `policy@start`,
-`scripted:…`) or a mapping with the keys at the end of this page ([models.md](models.md)).
-"""
-
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD]
+    parts = [(Path(__file__).parent / "reference_head.md").read_text("utf-8")]
     for title, model, note in sections():
         parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | |\n|---|---|---|---|\n{_rows(title, model)}")
     return "".join(parts)

@@ -3,9 +3,9 @@
 A registry owns packages; their modules are imported at the first look-up, so adding a thing is adding one file with a
 decorator in it. `create` checks names, types and bounds of the options before anything is built.
 
-A path is looked for where Python looks, then in the current folder and in those given to `look_in` (a recipe's own).
-What stands there is used only if it is of the registry's kind, which is checked before it is called, and nothing is
-imported that the user does not trust (trust.py).
+A path is searched on Python's path, then in the current folder and in the folders passed to `look_in` (the recipe's).
+The object found there is used only if it is of the registry's kind, which is checked before it is called, and only code
+that the user trusts is imported (trust.py).
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
                 f"cannot import {what} '{path}'{place}: its module needs '{error.name}': {error}"
             ) from error
         raise UserError(
-            f"cannot import {what} '{path}'{place}: {error}; it was looked for in {Path().resolve()}, beside the "
-            "recipe, and where Python looks"
+            f"cannot import {what} '{path}'{place}: {error}; searched {Path().resolve()}, the recipe's folder "
+            "and Python's path"
         ) from error
     except Exception as error:  # the user's own module: whatever it raises is theirs to fix
         raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
@@ -182,8 +182,8 @@ _HELD: dict[str, Any] = {}
 
 
 def path_of(thing: Any) -> str:
-    """The name by which a recipe can have this class or function: its path, or, where it has none, one that holds in
-    this process."""
+    """The name by which a recipe can refer to this class or function: its import path, or a name that is valid only in
+    this process if it has none."""
     name = str(getattr(thing, "__qualname__", type(thing).__name__))
     path = f"{getattr(thing, '__module__', '')}:{name}"
     if getattr(sys.modules.get(path.partition(":")[0]), name, None) is thing:

@@ -1,4 +1,4 @@
-"""A mapping that one value may stand for: `kl: 0.1`, `credit: turns`, `task: gsm8k`."""
+"""Sections with a short form, a single value: `kl: 0.1`, `credit: turns`, `task: gsm8k`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from upshot.config.bools import PlainNumbers
 
 
 class ShortForm(PlainNumbers):
-    """A mapping that may be given as one value alone."""
+    """A mapping that may be given as a single value."""
 
     short_key: ClassVar[str] = ""
-    """The key that a text or number alone stands for; empty: there is no short form."""
+    """The key that a plain string or number is short for; empty: no short form."""
     own_options: ClassVar[bool] = False
-    """Whether the other keys are options of what the short key names, so that another name begins without them."""
+    """Whether the other keys are options of the thing that the short key names, so that a different name drops them."""
 
     @classmethod
     def expand(cls, value: Any) -> Any:
-        """The mapping that a value alone stands for; anything else stays as it is."""
+        """The mapping that a single value is short for; anything else is returned unchanged."""
         alone = cls.short_key and value is not None and not isinstance(value, Mapping | BaseModel | list | tuple)
         return {cls.short_key: value} if alone else value
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Tell editors of the short form, too."""
+        """Describe the short form to editors, too."""
         schema = handler(core_schema)
         if cls.short_key:
             resolved = handler.resolve_ref_schema(schema)

@@ -1,7 +1,8 @@
-"""Whose code runs. `upshot train` runs what its recipe brings; other verbs run only what the user names or trusts.
+"""Which code may run. `upshot train` runs the code that its recipe names; other verbs run only code that the user names
+or trusts.
 
-Code comes with a recipe as a path (`my_pkg.module:Thing`) or as a command (an agent program, an MCP server). Whoever is
-about to run some asks `check_trust` first. In Python everything runs: there the caller has loaded it.
+A recipe names code by a path (`my_pkg.module:Thing`) or as a command (an agent program, an MCP server). `check_trust`
+is called before any of it runs. From Python everything runs, since the caller has loaded the recipe.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from upshot.core.errors import UserError
 
 
 class CodeNotTrusted(UserError):
-    """Code that the user has neither named nor trusted."""
+    """Code that the user has neither named nor marked as trusted."""
 
 
 SHIPPED = frozenset({"upshot.offline.demo.step_reader:read_steps", "upshot.tasks.withheld:asks"})
-"""Code of our own that shipped recipes name by its path."""
+"""Our own code that shipped recipes name by its path."""
 _named: Sequence[str] | None = None
 """The words of a command line that may name code; None: all code runs."""
 
@@ -44,6 +45,6 @@ def check_trust(code: str, what: str, where: str = "") -> None:
         return
     place = f" in {where}" if where else ""
     raise CodeNotTrusted(
-        f"{what} '{code}'{place} is code that comes with the recipe or the data; "
-        "only `upshot train` runs it without being asked to: read it, then add --trust"
+        f"{what} '{code}'{place} is code that comes with the recipe or the data, "
+        "which only `upshot train` runs by default; read it, then add --trust"
     )

@@ -1,7 +1,7 @@
 """Values from outside → checked ones, by pydantic; what is wrong becomes one line that names key, value and way out.
 
 One system for everything a recipe can say: its sections are models (`recipe/`), the options of a named thing are the
-annotated parameters of its constructor (`registry.py`), and all of them are told by `explain_error`.
+annotated parameters of its constructor (`registry.py`), and `explain_error` reports the errors of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from upshot.config.other_names import translate_key, translate_value
 from upshot.core.errors import UserError, did_you_mean, near
 
 SHOWN = 80
-"""So many characters of a wrong value are repeated."""
+"""At most this many characters of a wrong value are repeated."""
 
 
 def check_value(name: str, value: Any, kind: Any) -> Any:
@@ -56,7 +56,7 @@ def explain_error(error: ValidationError, root: type[BaseModel] | None = None, p
         where = f" in {'.'.join(path[:-1])}" if path[:-1] else ""
         return f"unknown key '{path[-1]}'{where}; {did_you_mean(path[-1], known)}"
     if first["type"] == "missing":
-        return f"'{key}' is needed and not there"
+        return f"'{key}' is required but not set"
     message = _message(first)
     if first["type"] in ("model_type", "dict_type") and not isinstance(first["input"], Mapping):
         section = model_at(root, inner) if root is not None else None
@@ -73,8 +73,8 @@ def _message(error: ErrorDetails) -> str:
     """What pydantic says of an error; of a predicate of ours, what its docstring says."""
     text = error["msg"].removeprefix("Value error, ")
     if error["type"] == "predicate_failed":
-        found = getattr(bounds, text.split()[1].strip("'").rpartition(".")[2], None)
-        text = (found.__doc__ or text).rstrip(".") if found is not None else text
+        predicate = getattr(bounds, text.split()[1].strip("'").rpartition(".")[2], None)
+        text = (predicate.__doc__ or text).rstrip(".") if predicate is not None else text
     return text
 
 
@@ -106,7 +106,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
-    """The model behind a dotted key, None where there is none (options of a named thing, plain values)."""
+    """The model behind a dotted key, None for options of a named thing and plain values."""
     parts = iter(path)
     for part in parts:
         if part.isdigit():
@@ -114,10 +114,10 @@ def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | N
         info = model.model_fields.get(part)
         if info is None:
             return None
-        found = models_in(info.annotation)
-        if not found:
+        models = models_in(info.annotation)
+        if not models:
             return None
-        model = found[0]
+        model = models[0]
         if getattr(info.annotation, "__origin__", None) is dict:
             next(parts, None)  # the name of one of them
     return model

@@ -1,4 +1,4 @@
-"""YAML → plain data, within bounds: a file of a few lines must not become a value that takes minutes to walk."""
+"""YAML → plain data, within bounds: a file of a few lines must not expand to a value that takes minutes to process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_bounds(text: str) -> None:
-    """Refuse what would be endless to build or to walk: aliases count as what they stand for."""
+    """Refuse values that would take too long to build or to process: an alias counts as much as its value."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0

@@ -83,11 +83,11 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"engine": {"memory": 0.5}}, "are of engine vllm"),
-        ({"engine": "vllm", "exact": True}, "kernels are not the learner's"),
-        ({"engine": "vllm", "quantize": "4bit", "lora": {}}, "round the weights in its own way"),
-        ({"engine": "vllm", "lora": {"kind": "dora"}}, "no DoRA"),
-        ({"engine": "vllm", "lora": {"targets": ["lm_head"]}}, "no adapters on embedding or head"),
+        ({"engine": {"memory": 0.5}}, "apply only to the engine vllm"),
+        ({"engine": "vllm", "exact": True}, "kernels differ from the learner's"),
+        ({"engine": "vllm", "quantize": "4bit", "lora": {}}, "round the weights differently"),
+        ({"engine": "vllm", "lora": {"kind": "dora"}}, "neither DoRA"),
+        ({"engine": "vllm", "lora": {"targets": ["lm_head"]}}, "nor adapters on embedding or head"),
     ],
 )
 def test_what_vllm_cannot_sample_as_the_learner_computes_it_is_refused(model: dict[str, Any], says: str) -> None:

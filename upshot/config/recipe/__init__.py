@@ -1,7 +1,7 @@
 """The recipe: what a YAML file may say, a file a section. Loading, `extends` and overrides are in `config/load.py`."""
 
 from upshot.config.recipe.base import Named, Section, Text
-from upshot.config.recipe.policy import LoraConfig, PolicyConfig, TinyConfig
+from upshot.config.recipe.model import LoraConfig, PolicyConfig, TinyConfig
 from upshot.config.recipe.recipe import EvalConfig, Recipe
 from upshot.config.recipe.reward import MetricConfig
 from upshot.config.recipe.rollout import AgentConfig, CreditConfig, FuturesConfig

@@ -1,4 +1,4 @@
-"""What a conversation is worth: metrics, and rules for replies that are not as they should be."""
+"""How a conversation is scored: metrics, and rules for cut or empty replies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class MetricConfig(Named):
     """One metric of the reward; further keys are its own options."""
 
     weight: float = 1.0
-    """Factor on the mean over futures; 0 only logs it."""
+    """Factor on the metric's mean over futures; 0: only log it."""
     clamp: tuple[float, float] | None = None
-    """Bounds of weight x mean, the lower one first."""
+    """Lower and upper bound of weight x mean."""
     tokens: Literal["all", "thought", "answer"] = "all"
-    """Who earns it: every token as a term of the main reward, or those of the thought or of the answer alone, as a part
-    of its own that is compared apart (and whose absence costs the others nothing)."""
+    """Which tokens it is credited to. all: every token, as a term of the main reward. thought, answer: only those
+    tokens; the metric is then a separate part of the reward, compared on its own, and if it is missing the other parts
+    are not affected."""
 
     @field_validator("clamp")
     @classmethod
@@ -30,17 +31,17 @@ class MetricConfig(Named):
 
 
 class ReplyRuleConfig(Section):
-    """What happens to a reply that is not as it should be."""
+    """How an unusable reply is scored."""
 
     rule: Literal["score", "missing", "penalty"] = "score"
-    """score: as any other. missing: it has no reward, by its own doing (`reward.blamed`). penalty: it gets `penalty`
-    and no futures."""
+    """score: like any other reply. missing: it has no reward, and the policy is the cause (`reward.blamed`). penalty:
+    its reward is `penalty`, and no futures are played."""
     penalty: float = -1.0
     """The reward under the rule 'penalty'."""
 
 
 def list_metrics(value: Any) -> Any:
-    """Metrics as a list; from a mapping of names to weights or settings, too (`{accuracy: 1, bleu: {weight: 2}}`)."""
+    """Metrics as a list; also from a mapping of names to weights or settings (`{accuracy: 1, bleu: {weight: 2}}`)."""
     if not isinstance(value, Mapping):
         return value
     return [
@@ -49,21 +50,30 @@ def list_metrics(value: Any) -> Any:
     ]
 
 
+def _or_mapping(schema: dict[str, Any]) -> None:
+    """Describe the second form to editors: a mapping of names to weights or settings."""
+    items = {"type": schema.pop("type"), "items": schema.pop("items")}
+    settings = {"anyOf": [{"type": "number"}, {"type": "object"}]}
+    schema["anyOf"] = [items, {"type": "object", "additionalProperties": settings}]
+
+
 class RewardConfig(Section):
-    """What a conversation is worth."""
+    """How a conversation is scored."""
 
     metrics: Annotated[list[MetricConfig], BeforeValidator(list_metrics)] = Field(
-        default_factory=lambda: [MetricConfig(name="verifier")]
+        default_factory=lambda: [MetricConfig(name="verifier")], json_schema_extra=_or_mapping
     )
-    """Summed up after weight and clamp: a list of names or settings, or a mapping of names to weights or settings."""
+    """Metrics, summed after weight and clamp: a list of names or settings, or a mapping of names to weights or
+    settings."""
     overlong: ReplyRuleConfig = ReplyRuleConfig()
-    """Rule for replies cut at `episode.max_tokens`."""
+    """Rule for replies that were cut at `episode.max_tokens`."""
     malformed: ReplyRuleConfig = ReplyRuleConfig()
     """Rule for replies that say nothing and call no tool."""
     manager: Named = Named(name="inline")
     """Where verifiers run: inline, pool or remote."""
     blamed: Literal["worst", "missing"] = "worst"
-    """A score that is missing because of the policy's own words (see docs/why/missing.md). worst: it counts as the
-    worst value in the step. missing: it leaves the statistics, like scores that are missing for other reasons."""
+    """What a score counts as that is missing because of the policy's own words (see docs/why/missing.md). worst: the
+    worst value in the step. missing: it is left out of the statistics, like scores that are missing for other
+    reasons."""
     max_missing: float = Field(0.5, ge=0, le=1)
-    """A step in which a larger share of the replies has no reward of its own stops the run with the reasons."""
+    """The run stops, and lists the reasons, when more than this share of a step's replies has no reward."""

@@ -8,53 +8,53 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from upshot.config.bounds import Words
-from upshot.config.method import method_of
+from upshot.config.method import method_of, methods
 from upshot.config.other_names import translate_value
 from upshot.config.recipe.base import Named, Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""What stays of a moment after a step."""
+"""The share of a moment that is kept after a step."""
 
 
 class ScheduleConfig(Section):
-    """The learning rate over the steps; a name alone will do."""
+    """The learning-rate schedule; a plain string is short for `name`."""
 
     short_key: ClassVar[str] = "name"
 
     name: Literal["constant", "cosine", "linear"] = "constant"
-    """After the warm-up: stay, or fall to `lr * min_lr`."""
+    """After the warm-up: constant, or decay to `lr * min_lr` along a cosine or a line."""
     warmup_steps: float = Field(0, ge=0)
-    """Steps of linear warm-up; below 1 it is a share of all steps."""
+    """Steps of linear warm-up; a value below 1 is a share of all steps."""
     min_lr: float = Field(0.0, ge=0, le=1)
     """Final learning rate as a share of the peak."""
 
 
 class OptimizerConfig(Section):
-    """What turns gradients into steps; a name alone will do."""
+    """The optimizer; a plain string is short for `name`."""
 
     short_key: ClassVar[str] = "name"
 
     name: Literal["adamw", "adamw-8bit"] = "adamw"
-    """adamw: float32 state. adamw-8bit: its two moments in 8 bits, in blocks with a scale each."""
+    """adamw: float32 state. adamw-8bit: both moments in 8 bits, in blocks with one scale each."""
     weight_decay: float = Field(0.0, ge=0)
-    """Share of a weight, times the learning rate, that each step takes off it."""
+    """Decoupled weight decay: each step subtracts lr * weight_decay times the weight."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and of the second moment, per step."""
     grad_clip: float = Field(1.0, gt=0)
-    """Most norm of the gradient."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     offload: bool = False
-    """Keep the optimizer's float32 weights and moments on the host, and update them there."""
+    """Keep the optimizer's float32 weights and moments in host memory and update them there."""
 
 
 class ClipConfig(Section):
-    """Bounds of the ratio to the sampling policy; a number alone is both."""
+    """Bounds of the ratio to the sampling policy; a single number sets both."""
 
     short_key: ClassVar[str] = "high"
 
     low: float = Field(0.2, ge=0)
     """The ratio is clipped at 1 - low …"""
     high: float = Field(0.2, ge=0)
-    """… and at 1 + high; ppo's values move by so much at most, too."""
+    """… and at 1 + high; ppo also limits the change of its value estimates to this."""
 
     @classmethod
     def expand(cls, value: Any) -> Any:
@@ -63,47 +63,48 @@ class ClipConfig(Section):
 
 
 class KLConfig(Section):
-    """The KL divergence to the initial model, or with new adapters to the model without them; a number alone is its
-    weight."""
+    """The KL divergence to the initial model; with new adapters, to the model without them. A single number is short
+    for `weight`."""
 
     short_key: ClassVar[str] = "weight"
 
     weight: float = Field(0.0, ge=0)
-    """Factor on the divergence; 0: none."""
+    """Factor on the divergence; 0: no penalty."""
     where: Literal["loss", "reward"] = "loss"
-    """rl: added to the loss, or its sum over a reply taken off the reply's reward. ppo always takes it off each token's
-    reward."""
+    """rl: add it to the loss, or subtract its sum over a reply from the reply's reward. ppo always subtracts it from
+    each token's reward."""
     estimator: Literal["k2", "k3", "k3-corrected"] = "k3"
-    """rl, in the loss: k2: half the square of the log ratio. k3: the low-variance one, GRPO's usual choice.
-    k3-corrected: times the ratio to the sampling policy, for the divergence's own gradient."""
+    """rl, in the loss. k2: half the squared log ratio. k3: the low-variance estimator that GRPO usually takes.
+    k3-corrected: k3 times the ratio to the sampling policy, which gives the gradient of the divergence itself."""
 
     @field_validator("estimator", mode="before")
     @classmethod
     def _has_a_gradient(cls, value: Any) -> Any:
-        """Refuse k1 with the reason: it would train nothing and look as if it did."""
+        """Refuse k1 with the reason: it would look like a penalty and have no effect."""
         if value == "k1":
             raise ValueError(
-                "the log ratio k1 has no gradient in a loss (on samples of the policy it is zero in the mean); "
-                "take k2 or k3, or train.kl.where=reward, which takes k1 off the reward"
+                "the log ratio k1 has no gradient in a loss (its expectation over the policy's samples is zero); "
+                "use k2 or k3, or train.kl.where=reward, which subtracts k1 from the reward"
             )
         return value
 
 
 class ImportanceConfig(Section):
-    """Weights on tokens whose probability in the learner is not that of the sampler; a text alone is the rule."""
+    """Importance weights for tokens whose probability differs between learner and sampler; a plain string is short for
+    `rule`."""
 
     short_key: ClassVar[str] = "rule"
 
     rule: Literal["none", "truncate", "mask"] = "none"
-    """none: the sampler's probabilities count as the learner's. truncate: weigh each token by learner / sampler, cut at
-    the bounds. mask: the same, but tokens outside the bounds are not trained. With `model.engine: vllm` or
-    `model.engine.weights: fp8` truncate where nothing is said."""
+    """none: treat the sampler's probabilities as the learner's. truncate: weight each token by learner / sampler,
+    clipped to the bounds. mask: the same, but tokens outside the bounds are not trained. If it is not set, it is
+    truncate with `model.engine: vllm` and with fp8 weights or keys and values, else none."""
     level: Literal["token", "sequence"] = "token"
-    """One weight a token, or one a sequence."""
+    """One weight per token, or one per sequence."""
     high: float = Field(2.0, gt=0)
-    """Upper bound; of mask at least 1, the weight of a token where learner and sampler agree."""
+    """Upper bound. With mask at least 1, which is the weight of a token on which learner and sampler agree."""
     low: float = Field(0.0, ge=0)
-    """Lower bound; of mask at most 1."""
+    """Lower bound. With mask at most 1."""
 
     @model_validator(mode="after")
     def _in_order(self) -> ImportanceConfig:
@@ -111,8 +112,9 @@ class ImportanceConfig(Section):
             raise ValueError(f"train.importance.low is {self.low:g} and high is {self.high:g}; low must be below high")
         if self.rule == "mask" and not self.low <= 1 <= self.high:
             raise ValueError(
-                f"train.importance.low is {self.low:g} and high is {self.high:g}, and the rule 'mask' trains what lies "
-                "between them: where learner and sampler agree a token weighs 1, and none would; set low <= 1 <= high"
+                f"train.importance.low is {self.low:g} and high is {self.high:g}, but the rule 'mask' trains only "
+                "tokens whose weight is between them, and a token on which learner and sampler agree has weight 1; "
+                "set low <= 1 <= high"
             )
         return self
 
@@ -123,9 +125,10 @@ class DPOConfig(Section):
     beta: float = Field(0.1, gt=0)
     """Strength of the reference."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """sigmoid: the log-sigmoid of the margin. ipo: the squared distance of the margin a token from 1 / (2 beta)."""
+    """sigmoid: the log-sigmoid of the margin. ipo: the squared distance between the margin per token and 1 / (2
+    beta)."""
     min_gap: float = Field(0.0, ge=0)
-    """Pairs whose scores differ by less are left out."""
+    """Leave out pairs whose scores differ by less than this."""
 
 
 class KTOConfig(Section):
@@ -134,108 +137,116 @@ class KTOConfig(Section):
     beta: float = Field(0.1, gt=0)
     """Strength of the reference."""
     desirable_weight: float = Field(1.0, ge=0)
-    """Weight of the loss of good replies. Where good and bad ones are not equally many, set one of the two weights so
-    that weight times count is 1 to 1.33 times larger on the good side (the paper's equation 8)."""
+    """Weight of the loss on good replies. If good and bad replies are not equally frequent, choose the two weights so
+    that weight times count is 1 to 1.33 times larger on the good side (equation 8 of the paper)."""
     undesirable_weight: float = Field(1.0, ge=0)
-    """Weight of the loss of bad replies."""
+    """Weight of the loss on bad replies."""
 
 
 class PPOConfig(Section):
-    """The value head and what its estimates make of the reward: ppo."""
+    """The value head and the advantages computed with it: ppo."""
 
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """Decay of the advantage, per token."""
+    """GAE's lambda: decay per token."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount per token."""
     whiten: bool = True
-    """Advantages of a step are shifted and scaled to mean 0 and deviation 1."""
+    """Normalise a step's advantages to mean 0 and standard deviation 1."""
     value_weight: float = Field(0.5, ge=0)
     """Weight of the value loss."""
 
 
 class SaveConfig(Section):
-    """When a checkpoint is written, and which of them stay."""
+    """When checkpoints are written and which are kept."""
 
     every: int = Field(0, ge=0)
-    """Steps between checkpoints; 0: only at the end and when stopped."""
+    """Steps between checkpoints; 0: only at the end and when the run is stopped."""
     minutes: float = Field(0.0, ge=0)
-    """Minutes after which a finished step is saved whatever `every` says; 0: never."""
+    """Also save the next finished step after this many minutes; 0: never."""
     keep: int = Field(2, ge=1)
-    """Checkpoints to keep; the newest always stays."""
+    """Number of checkpoints to keep; the newest is always kept."""
     best: Words | None = "auto"
-    """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
-    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. auto: the held-out reward, or the
-    loss of sft, dpo and kto, where there are evaluations. None: none is the best."""
+    """Also keep the checkpoint with the best value of this evaluation metric (`eval.every`), such as
+    'eval/reward/mean'. Best means largest, and for losses smallest; put 'min ' or 'max ' before the name to choose.
+    auto: the held-out reward, or the loss for sft, dpo and kto, if there are evaluations. None: keep no best
+    checkpoint."""
+
+
+def _list_methods(schema: dict[str, Any]) -> None:
+    """Tell editors the names of the methods, and that code of the user's own has a path."""
+    schema["anyOf"] = [{"enum": methods.names()}, {"pattern": "^[^:]+:[^:]+$"}]
 
 
 class TrainConfig(Section):
     """How the policy learns."""
 
-    method: Words = "rl"
-    """rl: policy gradient over groups. sft, dpo, kto: from a data file: dialogues (or the task's own), pairs of
-    replies, replies marked good or bad. online-dpo: pairs of replies ranked by reward. ppo: value head and GAE. Or
+    method: Words = Field("rl", json_schema_extra=_list_methods)
+    """rl: policy gradient over groups. sft: imitate the dialogues of a data file or of the task. dpo: learn from pairs
+    of replies in a data file. kto: learn from replies in a data file that are marked good or bad. online-dpo: learn
+    from pairs of sampled replies, ranked by reward. ppo: policy gradient with a value head and GAE. Or
     'my_pkg.module:Method'."""
     data: str | None = None
-    """sft, dpo, kto: parquet or JSONL file of `upshot data prepare` or `upshot logs prepare`; None: the task's own
-    dialogues (sft)."""
+    """sft, dpo, kto: a parquet or JSONL file made by `upshot data prepare` or `upshot logs prepare`; None: the task's
+    own dialogues (sft only)."""
     steps: int = Field(100, ge=0)
-    """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make, and
-    without: none, so that the run is its warm start."""
+    """Optimizer steps; for rl, online-dpo and ppo each step is one round of rollouts. 0 together with `epochs`: as many
+    steps as the epochs take. 0 without `epochs`: none, so the run is only its warm start."""
     epochs: float | None = Field(None, gt=0, le=1e6)
-    """Passes over the rows or examples. If a recipe sets `steps` too, training ends with whichever comes first; on the
-    command line or in a call, one of them replaces the other. None: `steps` alone."""
+    """Passes over the rows or examples. If a recipe also sets `steps`, training ends with whichever comes first; on the
+    command line or in a call, setting one replaces the other. None: only `steps` counts."""
     prompts_per_step: int = Field(16, ge=1)
-    """Rows a step; sft, dpo and kto: examples a step."""
+    """Rows per step; sft, dpo and kto: examples per step."""
     group_size: int = Field(8, ge=1)
     """Replies to each row."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer updates a step: its replies or examples in this many parts, logged as one. After the first they are
-    off-policy (clipped)."""
+    """Optimizer updates per step: the step's replies or examples are split into this many parts, logged as one step.
+    All updates after the first are off-policy (clipped)."""
     token_budget: int = Field(0, ge=0)
-    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
-    0 (or auto): as the memory plan finds."""
+    """Maximum number of tokens in one micro-batch (prefixes that replies share count once); gradients are accumulated
+    over micro-batches. 0 (or auto): chosen by the memory plan."""
     async_steps: int = Field(0, ge=0, le=64)
-    """rl, online-dpo, ppo: a step's replies are sampled by the weights of this many steps before, while those steps are
-    learned; 0: by the newest weights, strictly on-policy."""
+    """rl, online-dpo, ppo: sample a step's replies with the weights from this many steps earlier, while those steps are
+    still being learned; 0: with the newest weights, strictly on-policy."""
     dynamic_sampling: int = Field(0, ge=0)
-    """rl: while some groups' rewards are all alike, play other rows in their place, at most this many times a step."""
+    """rl: replace groups whose rewards are all equal by other rows, at most this many times per step."""
     advantage: Named = Named(name="grpo")
-    """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
-    separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
-    gdpo: every part normalised, added, normalised over the step ({step_norm: sums | none}: only sums of several parts,
-    as published with classmates, or nothing over the step). reinforce++: normalised over the step, without groups
-    ({baseline: group}: centred by the group before). grpo takes {scale: group | step | none}.
+    """grpo: centred by the group's mean and divided by its standard deviation. dr-grpo: only centred. rloo: leave one
+    out. separated: each part centred on its own, then summed ({non_negative: true}: only the main part can be
+    negative). gdpo: each part normalised, summed, then normalised over the step ({step_norm: sums | none}: normalise
+    over the step only sums of several parts, as published with classmates, or nothing). reinforce++: normalised over
+    the step, without groups ({baseline: group}: centred by the group first). grpo takes {scale: group | step | none}.
     Or 'my_pkg.module:estimator'."""
     loss: Named = Named(name="clipped")
-    """rl, ppo: what is minimised. clipped: the clipped surrogate of PPO and GRPO. gspo: its ratio taken over whole
-    sequences. cispo: the ratio is a capped weight. reinforce: no ratio. Or 'my_pkg.module:surrogate'."""
+    """rl, ppo: the loss. clipped: the clipped surrogate of PPO and GRPO. gspo: the same with one ratio per sequence.
+    cispo: the ratio is a capped weight. reinforce: no ratio. Or 'my_pkg.module:surrogate'."""
     length_norm: Literal["sequence", "token", "constant"] = "token"
-    """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: sum over
-    replies x `episode.max_tokens` (Dr.GRPO)."""
+    """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: the sum
+    divided by the number of replies x `episode.max_tokens` (Dr.GRPO)."""
     clip: ClipConfig = ClipConfig()
-    """rl, ppo: bounds of the ratio to the sampling policy; a number alone is both."""
+    """rl, ppo: bounds of the ratio to the sampling policy; a single number sets both."""
     kl: KLConfig = KLConfig()
-    """rl, ppo: the divergence to the initial model; a number alone is its weight."""
+    """rl, ppo: the divergence to the initial model; a single number is short for `weight`."""
     entropy: float = Field(0.0, ge=0)
     """rl, ppo: weight of the entropy bonus."""
     importance: ImportanceConfig = ImportanceConfig()
-    """rl, ppo: importance sampling between sampler and learner; 'truncate' or 'mask' for short."""
+    """rl, ppo: importance weights between sampler and learner; short form: 'truncate' or 'mask'."""
     dpo: DPOConfig = DPOConfig()
     """dpo, online-dpo: how pairs are compared."""
     kto: KTOConfig = KTOConfig()
-    """kto: how good and bad replies are weighed."""
+    """kto: how good and bad replies are weighted."""
     ppo: PPOConfig = PPOConfig()
     """ppo: the value head and its advantages."""
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """The learning rate over the steps; 'cosine' or 'linear' for short."""
+    """The learning-rate schedule; short form: 'cosine' or 'linear'."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """What turns gradients into steps; 'adamw-8bit' for short."""
+    """The optimizer; short form: 'adamw-8bit'."""
     max_skipped: int = Field(3, ge=1)
-    """So many steps in a row without a finite loss and gradient stop the run; none of them changes the weights."""
+    """Stop the run after this many consecutive steps without a finite loss and gradient; such steps do not change the
+    weights."""
     save: SaveConfig = SaveConfig()
-    """When a checkpoint is written, and which of them stay."""
+    """When checkpoints are written and which are kept."""
 
     @field_validator("method")
     @classmethod
@@ -251,18 +262,18 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _ratio_in_minibatches(self) -> TrainConfig:
-        """Refuse a loss without a ratio on replies of other weights: its gradient would be another one's."""
+        """Refuse a loss without a ratio for replies sampled by other weights: its gradient would be wrong."""
         if self.loss.name == "reinforce" and self.minibatches > 1:
             raise ValueError(
-                f"train.loss 'reinforce' has no ratio, and of train.minibatches={self.minibatches} all but the first "
-                f"are off-policy; take train.loss 'clipped' or 'cispo', or train.minibatches=1"
+                f"train.loss 'reinforce' has no ratio, but all of train.minibatches={self.minibatches} after the first "
+                f"are off-policy; use train.loss 'clipped' or 'cispo', or train.minibatches=1"
             )
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _epochs_alone(cls, value: Any) -> Any:
-        """Where only epochs are given, they alone decide."""
+        """If only epochs are given, they alone set the length."""
         if isinstance(value, dict) and value.get("epochs") is not None and "steps" not in value:
             return {**value, "steps": 0}
         return value
@@ -274,8 +285,8 @@ class TrainConfig(Section):
 
     @property
     def trains_every_fork(self) -> bool:
-        """Along the tree: whether branches are trained that no sibling differs from: by a value head, or to keep them
-        near the reference or uncertain, which must not depend on how rewards vary."""
+        """Along the tree: whether branches are trained even if all siblings score the same. A value head needs them,
+        and so do the KL penalty and the entropy bonus, which must not depend on how rewards vary."""
         return method_of(self.method).value_head or bool(self.kl.weight or self.entropy)
 
     def resolve_steps(self, examples: int) -> TrainConfig:
