@@ -119,7 +119,7 @@ def test_groups_of_a_users_task_are_limited_and_one_that_fails_has_none(
     goal: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert groups_of(Mine(), Row("r7", (), goal=goal)) == {}
-    assert "task 'mine' cannot tell the groups of row 'r7'" in caplog.text
+    assert "task 'mine' cannot name the groups of row 'r7'" in caplog.text
     assert groups_of(Mine(), Row("r", (), goal={"level": 3})) == {"level": "3"}
 
 

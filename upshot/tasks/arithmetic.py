@@ -1,7 +1,8 @@
 """Word problems made by the project, in a language of some 150 words: what a model of half a million weights can learn.
 
 One or two steps, small numbers, one token a number. The demonstrations are flawed on purpose: some have no `####` line,
-some add up wrongly, and only some of them heed the feedback that follows. Reinforcement has something to mend.
+some add up wrongly, and only some of them heed the feedback that follows. So reinforcement learning has something to
+improve.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from upshot.core.conversation import Message, derive_seed
+from upshot.tasks.participants.feedback import Fault
 
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 THINGS = ("apples", "books", "coins", "pens", "cards", "stones", "shells", "stamps")
@@ -74,12 +76,12 @@ def make_problem(rng: random.Random) -> ArithmeticProblem:
 def problems(split: str, count: int, seed: int = 0) -> list[ArithmeticProblem]:
     """Distinct problems of a split. A question belongs to one split for good, by its own hash."""
     rng = random.Random(derive_seed(seed, "arithmetic", split))
-    found: dict[str, ArithmeticProblem] = {}
-    while len(found) < count:
+    distinct: dict[str, ArithmeticProblem] = {}
+    while len(distinct) < count:
         problem = make_problem(rng)
         if split_of_question(problem.question) == split:
-            found.setdefault(problem.question, problem)
-    return list(found.values())
+            distinct.setdefault(problem.question, problem)
+    return list(distinct.values())
 
 
 def split_of_question(question: str) -> str:
@@ -91,7 +93,7 @@ def split_of_question(question: str) -> str:
 def demonstration(
     problem: ArithmeticProblem,
     rng: random.Random,
-    feedback: Callable[[str], str | None],
+    review: Callable[[str], Fault | None],
     flawed: float,
     heedless: float,
 ) -> tuple[Message, ...]:
@@ -103,10 +105,10 @@ def demonstration(
         reply = problem.solution(slip, marked=bool(slip) and rng.random() < 0.5)
     for _ in range(rng.choice((2, 3))):
         talk.append(Message("assistant", reply))
-        told = feedback(reply)
-        if told is None:
+        fault = review(reply)
+        if fault is None:
             break
-        talk.append(Message("user", told))
+        talk.append(Message("user", fault.text))
         if rng.random() >= heedless:
             reply = problem.solution()
     return tuple(talk[:-1] if talk[-1].role == "user" else talk)

@@ -19,6 +19,8 @@ from upshot.tasks.verifiers.base import Claim
 
 log = logging.getLogger(__name__)
 
+SPLITS = ("train", "validation", "test")
+
 
 class Task(ABC):
     """Rows, and how their conversations are answered and verified.
@@ -32,6 +34,11 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split, in a stable order."""
+
+    def check_split(self, split: str) -> None:
+        """Refuse a split that a task with made-up rows does not have."""
+        if split not in SPLITS:
+            raise UserError(f"task '{self.name}' has no split '{split}'; known: {', '.join(SPLITS)}")
 
     def sources(self) -> list[str]:
         """The files, folders and Hub names that the rows are read from."""
@@ -67,8 +74,8 @@ class Task(ABC):
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """`format_error` of each turn the assistant took after the opening, '' where the form is kept."""
-        said = conversation.turns[len(conversation.row.messages) :]
-        return [self.format_error(turn.message.content) for turn in said if turn.message.role == "assistant"]
+        played = conversation.turns[len(conversation.row.messages) :]
+        return [self.format_error(turn.message.content) for turn in played if turn.message.role == "assistant"]
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
@@ -107,14 +114,14 @@ class Task(ABC):
 
 
 def groups_of(task: Task, row: Row) -> dict[str, str]:
-    """A row's groups as its task tells them, within the time limit; none, with a warning, when it fails to tell."""
+    """A row's groups as its task names them, within the time limit; none, with a warning, if that fails."""
     try:
         return {str(name): str(value) for name, value in limit_call_now(task, task.groups, row).items()}
     except UserError:
         raise
     except Exception as error:
         log.warning(
-            "task '%s' cannot tell the groups of row '%s': %s: %s", task.name, row.id, type(error).__name__, error
+            "task '%s' cannot name the groups of row '%s': %s: %s", task.name, row.id, type(error).__name__, error
         )
         return {}
 

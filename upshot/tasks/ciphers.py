@@ -2,7 +2,7 @@
 
 `<think> 4 + 3 = 7 . </think> #### 7`, each on a line of its own. The demonstrations think in the code in a share of the
 cases (`coded`), and both lead to the right answer: a model that learned from them can answer with thoughts that nobody
-else can read. What classmates make of a thought then tells the two apart.
+else can read. What classmates make of a thought then shows the difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ciphers(VerifiedTask):
     def __init__(self, coded: Share = 0.8, limit: Count | None = None, split_seed: Whole = 0) -> None:
         """Make the task.
 
-        coded: share of the demonstrations whose thought is in the code. limit: at most so many rows a split.
+        coded: share of the demonstrations whose thought is in the code. limit: maximum number of rows per split.
         """
         super().__init__(file="made", limit=limit, split_seed=split_seed)
         self.coded = coded

@@ -31,14 +31,7 @@ from upshot.tasks.tables import TableTask
 PLAIN = "You are a helpful assistant. Work with the user on their task and answer their messages."
 """The system prompt of the base and the trained rows, and of prepared data."""
 
-PROACTIVE = """You are a helpful assistant who works together with the user until the task is done well.
-The user often starts with half of what you need to know. So:
-- When the request leaves something open that would change your answer, ask about it before you answer. One or two \
-precise questions at a time, the most important first; never ask for what the user has already told you.
-- When the request is clear, do the work at once instead of asking.
-- Offer a concrete next step or a choice where the user seems unsure, and say what you assumed.
-- Keep to what the user wants in content and tone. Be brief: every sentence should help the user move on.
-- When a result is finished, give it in full, and ask whether it is what the user had in mind."""
+PROACTIVE = (Path(__file__).parent / "proactive.txt").read_text("utf-8").strip()
 """The system prompt of the proactive row, and of a share of the candidates when data is built."""
 
 HARD = "Level 5"
@@ -63,7 +56,7 @@ class CollabTask(TableTask):
 
     name = "collabllm"
     description = "The user works with an assistant on a task of theirs."
-    """What the simulated user is told the conversation is about."""
+    """What the conversation is about, in words for the simulated user."""
     metrics: Mapping[str, float] = {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -5e-4}
     """Weights of the multiturn-aware reward; the first one is the task metric of the paper's table."""
     options: Mapping[str, Mapping[str, Any]] = {}
@@ -112,8 +105,8 @@ class CollabTask(TableTask):
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The whole conversations of sft parquet: rows with `messages`, or with a `prompt` that is one."""
-        said: list[Any] = [record.get("messages") or record.get("prompt") for record in self._tables.get(split, [])]
-        return [messages_of(messages) for messages in said if is_dialogue(messages)][: self.limit]
+        columns: list[Any] = [record.get("messages") or record.get("prompt") for record in self._tables.get(split, [])]
+        return [messages_of(messages) for messages in columns if is_dialogue(messages)][: self.limit]
 
     def vocabulary(self) -> Sequence[str]:
         """The commonest words of prompts, replies, goals and references, when `tiny_words` asks for any."""
@@ -121,10 +114,10 @@ class CollabTask(TableTask):
             return []
         words: Counter[str] = Counter()
         for split, rows in self.all_rows().items():
-            said = [message for row in rows for message in row.messages]
-            said += [message for dialogue in self.dialogues(split) for message in dialogue]
+            messages = [message for row in rows for message in row.messages]
+            messages += [message for dialogue in self.dialogues(split) for message in dialogue]
             hidden = [str(text) for row in rows for text in (row.goal, row.reference) if text]
-            for text in (*(message.content for message in said), *hidden):
+            for text in (*(message.content for message in messages), *hidden):
                 words.update(text.split())
         return [word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0]))][: self.tiny_words]
 
@@ -244,15 +237,12 @@ class BigCodeBench(CollabTask):
         solution = f"{record.get('code_prompt') or ''}{record.get('canonical_solution') or ''}"
         kept = ("task_id", "test", "entry_point", "libs", "code_prompt")
         meta: dict[str, Any] = {key: record[key] for key in kept if key in record}
-        meta["extraction_requirement"] = record.get("extraction_requirement") or code_form(meta)
+        # What extracted code must look like for the tests to find it: the name they call, and how it begins.
+        name, start = str(meta.get("entry_point") or ""), str(meta.get("code_prompt") or "").rstrip()
+        form = [f"Runnable Python, no code fences. The function the tests call is `{name}`."] if name else []
+        form += [f"It begins with:\n{start}"] if start else []
+        meta["extraction_requirement"] = record.get("extraction_requirement") or "\n".join(form)
         return _goal_row(self.name, str(record["instruct_prompt"]), solution, meta)
-
-
-def code_form(meta: Mapping[str, Any]) -> str:
-    """What extracted code must look like for the tests to find it: the name they call, and how it begins."""
-    name, start = str(meta.get("entry_point") or ""), str(meta.get("code_prompt") or "").rstrip()
-    told = [f"Runnable Python, no code fences. The function the tests call is `{name}`."] if name else []
-    return "\n".join([*told, *([f"It begins with:\n{start}"] if start else [])])
 
 
 @tasks.register("abg-coqa")
@@ -270,8 +260,8 @@ class AbgCoqa(CollabTask):
     def parse(self, record: Record) -> Row:
         """A question about a story; the user has nothing to hide and says it at once."""
         target = record["target_turn"]
-        said = "\n".join(f"Q: {turn['question']}\nA: {turn['answer']}" for turn in record.get("history_turns") or ())
-        parts = [str(record["story"]).strip(), said, f"Q: {target['question']}"]
+        history = "\n".join(f"Q: {turn['question']}\nA: {turn['answer']}" for turn in record.get("history_turns") or ())
+        parts = [str(record["story"]).strip(), history, f"Q: {target['question']}"]
         text = "Read the story and answer the last question.\n\n" + "\n\n".join(part for part in parts if part)
         ambiguous = record.get("ambiguity") == "ambiguous"
         meta = {"ambiguous": ambiguous, "clarification": record.get("clarification_turn")}

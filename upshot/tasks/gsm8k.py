@@ -64,7 +64,7 @@ class Gsm8k(VerifiedTask):
     ) -> None:
         """Make the task.
 
-        mode: strict takes the number after `####`, flexible the last number where there is none.
+        mode: strict takes the number after `####`, flexible the last number if there is no such line.
         feedback: which faults the environment speaks of. tell: it also says when the answer is wrong.
         hint: of a step that does not hold it says what the left side comes to.
         fault_cost: what a fault costs the turn that has it, where credit is given by turns.
@@ -91,7 +91,7 @@ class Gsm8k(VerifiedTask):
         return REPLIES[form_of(row)].format(row.reference if number is None else show_number(number))
 
     def environment(self) -> Participant:
-        """Feedback on form, arithmetic and, if told so, the answer."""
+        """Feedback on form, arithmetic and, with `tell`, the answer."""
         return Feedback(self.review, cost=self.fault_cost)
 
     def review(self, conversation: Conversation) -> Fault | None:
@@ -124,8 +124,8 @@ class Gsm8k(VerifiedTask):
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """`format_error` of each turn, by the form that the row's prompt asks for."""
-        form, said = form_of(conversation.row), conversation.turns[len(conversation.row.messages) :]
-        return [self.format_error(turn.message.content, form) for turn in said if turn.message.role == "assistant"]
+        form, played = form_of(conversation.row), conversation.turns[len(conversation.row.messages) :]
+        return [self.format_error(turn.message.content, form) for turn in played if turn.message.role == "assistant"]
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row, with the number of steps of its solution as its difficulty."""
@@ -141,14 +141,10 @@ class Gsm8k(VerifiedTask):
         if not self.made:
             return super()._splits
         sizes = {"train": 4000, "validation": 400, "test": 400}
-        return {split: [self._made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
+        return {split: [_made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
 
     def _problems(self, split: str, count: int) -> list[arithmetic.ArithmeticProblem]:
         return arithmetic.problems(split, min(count, self.limit or count), self.split_seed)
-
-    def _made_row(self, problem: arithmetic.ArithmeticProblem) -> Row:
-        record = {"prompt": [{"role": "user", "content": problem.question}], "answer": str(problem.answer)}
-        return row_of({**record, "difficulty": problem.difficulty}, self.verifier)
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The project's flawed demonstrations; of GSM8K, each question with its own solution."""
@@ -161,17 +157,18 @@ class Gsm8k(VerifiedTask):
         out = []
         for number, problem in enumerate(self._problems(split, 4000)):
             rng = random.Random(derive_seed(self.split_seed, "demo", split, number))
-            out.append(arithmetic.demonstration(problem, rng, self._feedback_text, self.flawed, self.heedless))
+            out.append(arithmetic.demonstration(problem, rng, self.fault, self.flawed, self.heedless))
         return out
-
-    def _feedback_text(self, reply: str) -> str | None:
-        fault = self.fault(reply)
-        return fault.text if fault else None
 
     def vocabulary(self) -> Sequence[str]:
         """The words of the made problems; empty for GSM8K, which speaks English."""
-        told = [text.format(step="", value="") for text in (NO_LINE[MARK], NO_NUMBER[MARK], BROKEN, HINT, WRONG)]
-        return arithmetic.vocabulary(told) if self.made else []
+        sentences = [text.format(step="", value="") for text in (NO_LINE[MARK], NO_NUMBER[MARK], BROKEN, HINT, WRONG)]
+        return arithmetic.vocabulary(sentences) if self.made else []
+
+
+def _made_row(problem: arithmetic.ArithmeticProblem) -> Row:
+    record = {"prompt": [{"role": "user", "content": problem.question}], "answer": str(problem.answer)}
+    return row_of({**record, "difficulty": problem.difficulty}, Gsm8k.verifier)
 
 
 def form_of(row: Row) -> str:

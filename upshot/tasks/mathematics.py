@@ -1,4 +1,5 @@
-"""Mathematics with a reference answer: MATH and everything shaped like it. Multi-turn: told when there is no answer."""
+"""Mathematics with a reference answer: MATH and everything shaped like it. In several turns it says when an answer is
+missing."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Mathematics(VerifiedTask):
         return Feedback(self.review)
 
     def review(self, conversation: Conversation) -> Fault | None:
-        """A missing box; whether the answer is right is not told."""
+        """A missing box; it does not say whether the answer is right."""
         return Fault("format", NO_ANSWER) if self.format_error(self.response(conversation) or "") else None
 
     def format_error(self, text: str) -> str:

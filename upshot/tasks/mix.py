@@ -94,8 +94,8 @@ class Mix(Task):
 
     def vocabulary(self) -> Sequence[str]:
         """The words of all tasks, if every one of them has its own little language."""
-        found = [set(part.vocabulary()) for part in self.parts.values()]
-        return sorted(set().union(*found)) if all(found) else []
+        words = [set(part.vocabulary()) for part in self.parts.values()]
+        return sorted(set().union(*words)) if all(words) else []
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools of all tasks."""
@@ -164,12 +164,9 @@ def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float],
         if not decks[name]:
             decks[name] = rng.sample(list(pools[name]), len(pools[name]))
             rounds[name] += 1
-        out.append(_repeat(decks[name].pop(), rounds[name]))
+        row = decks[name].pop()
+        out.append(row if rounds[name] == 1 else replace(row, id=f"{row.id}~{rounds[name]}"))
     return out
-
-
-def _repeat(row: Row, round_: int) -> Row:
-    return row if round_ == 1 else replace(row, id=f"{row.id}~{round_}")
 
 
 def _mark(row: Row, name: str) -> Row:

@@ -23,11 +23,6 @@ CONFIDENCE = {
 }
 
 
-def letter_choices(choices: list[str]) -> str:
-    """Choices as lines (A) … (B) …."""
-    return "\n".join(f"({chr(65 + i)}) {choice}" for i, choice in enumerate(choices))
-
-
 @tasks.register("multiple-choice", "mmlu", "arc")
 class MultipleChoice(VerifiedTask):
     """Questions with lettered choices."""
@@ -45,12 +40,8 @@ class MultipleChoice(VerifiedTask):
         if texts and isinstance(question, str) and not record.get("prompt"):
             truth = record.get("answer", record.get("answerKey", record.get("answer_index")))
             truth = letter_of(truth, {"choices": choices}) or truth
-            record = {
-                **record,
-                "prompt": f"{question}\n{letter_choices(texts)}",
-                "choices": texts,
-                "ground_truth": truth,
-            }
+            lines = [f"({chr(65 + i)}) {text}" for i, text in enumerate(texts)]
+            record = {**record, "prompt": "\n".join([question, *lines]), "choices": texts, "ground_truth": truth}
         return super().parse(record)
 
     def format_error(self, text: str) -> str:
@@ -107,7 +98,7 @@ class MmluConfidence(MultipleChoice):
     verifies_all = True
 
     def __init__(self, stated: Literal["number", "words"] = "number", **rows: Any) -> None:
-        """stated: the confidence is a number out of 10, or told in words, which a judge rates."""
+        """stated: the confidence is a number out of 10, or stated in words that a judge rates."""
         super().__init__(**rows)
         self.verifier = "mmlu-confidence" if stated == "number" else "mmlu-verbal-confidence"
         if rows.get("instructions") is None:
@@ -116,7 +107,7 @@ class MmluConfidence(MultipleChoice):
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row of this verdict; where a judge rates, the letter stands under a name of its own."""
         row = super().parse(record)
-        own = record.get("reward_model")
-        if row.reference is None and isinstance(own, Mapping):
-            return replace(row, reference=own.get("ground_truth_for_llm_judge"))
+        verdict = record.get("reward_model")
+        if row.reference is None and isinstance(verdict, Mapping):
+            return replace(row, reference=verdict.get("ground_truth_for_llm_judge"))
         return row

@@ -11,11 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import product
 
 from upshot.config.bounds import Made, Often, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Observation, Participant
@@ -46,7 +45,7 @@ def question(slots: Sequence[str]) -> str:
 
 
 def asked_slots(text: str) -> list[str]:
-    """The slots a reply asks for; empty when it is no question."""
+    """The slots a reply asks for; empty if it does not ask."""
     words = text.split()
     return [slot for slot in SLOTS if slot in words] if words[:1] == ["which"] else []
 
@@ -98,12 +97,7 @@ class SlotsTask(Task):
     @cached_property
     def _goals(self) -> dict[str, list[dict[str, str]]]:
         """All goals, split for good: training never sees a held-out one."""
-        goals = [
-            {"size": size, "colour": colour, "thing": thing}
-            for size in SLOTS["size"]
-            for colour in SLOTS["colour"]
-            for thing in SLOTS["thing"]
-        ]
+        goals = [dict(zip(SLOTS, values, strict=True)) for values in product(*SLOTS.values())]
         random.Random(1).shuffle(goals)
         cut = len(goals) // 5
         return {"test": goals[:cut], "validation": goals[cut : 2 * cut], "train": goals[2 * cut :]}
@@ -118,17 +112,19 @@ class SlotsTask(Task):
 
     def rows(self, split: str) -> list[Row]:
         """Openings of a split's goals; training rows include half-way conversations."""
-        if split not in self._goals:
-            raise UserError(f"task 'slots' has no split '{split}'; known: train, validation, test")
+        self.check_split(split)
         rows = []
         for number in range(self.size):
             rng = random.Random(derive_seed(self.seed, split, number))
             goal = rng.choice(self._goals[split])
-            given = self._draw_slots(rng)
-            messages = [Message("user", _opening(goal, given, rng))]
-            if split == "train" and len(given) < len(SLOTS) and rng.random() < self.midway:
-                messages += self._half_way(goal, given, rng)
-            kind = "unambiguous" if len(given) == len(SLOTS) else "ambiguous"
+            stated = self._draw_slots(rng)
+            messages = [Message("user", _opening(goal, stated, rng))]
+            if split == "train" and len(stated) < len(SLOTS) and rng.random() < self.midway:
+                missing = [slot for slot in SLOTS if slot not in stated]
+                vague = rng.random() < 0.4
+                reply = rng.choice(VAGUE) if vague else say_goal({slot: goal[slot] for slot in missing})
+                messages += [Message("assistant", question(missing)), Message("user", reply)]
+            kind = "unambiguous" if len(stated) == len(SLOTS) else "ambiguous"
             rows.append(Row(f"slots/{split}/{number}", tuple(messages), goal, answer(goal), "slots", {"opening": kind}))
         return rows
 
@@ -151,29 +147,24 @@ class SlotsTask(Task):
             return list(SLOTS)
         return rng.sample(list(SLOTS), rng.randrange(len(SLOTS)))
 
-    def _half_way(self, goal: Mapping[str, str], given: list[str], rng: random.Random) -> list[Message]:
-        missing = [slot for slot in SLOTS if slot not in given]
-        told = rng.choice(VAGUE) if rng.random() < 0.4 else say_goal({slot: goal[slot] for slot in missing})
-        return [Message("assistant", question(missing)), Message("user", told)]
-
     def _dialogue(self, rng: random.Random) -> tuple[Message, ...]:
         goal = rng.choice(self._goals["train"])
-        given = self._draw_slots(rng)
-        missing = [slot for slot in SLOTS if slot not in given]
-        talk = [Message("user", _opening(goal, given, rng))]
+        stated = self._draw_slots(rng)
+        missing = [slot for slot in SLOTS if slot not in stated]
+        talk = [Message("user", _opening(goal, stated, rng))]
         if missing and rng.random() >= self.guessing:
             talk.append(Message("assistant", question(missing)))
             while rng.random() < self.vague:
                 talk += [Message("user", rng.choice(VAGUE)), Message("assistant", question(missing))]
             talk.append(Message("user", say_goal({slot: goal[slot] for slot in missing})))
             missing = []
-        said: dict[str, Any] = {slot: rng.choice(SLOTS[slot]) if slot in missing else goal[slot] for slot in SLOTS}
-        return (*talk, Message("assistant", answer(said)))
+        values = {slot: rng.choice(SLOTS[slot]) if slot in missing else goal[slot] for slot in SLOTS}
+        return (*talk, Message("assistant", answer(values)))
 
 
-def _opening(goal: Mapping[str, str], given: Sequence[str], rng: random.Random) -> str:
-    values = say_goal({slot: goal[slot] for slot in given})
+def _opening(goal: Mapping[str, str], stated: Sequence[str], rng: random.Random) -> str:
+    values = say_goal({slot: goal[slot] for slot in stated})
     want = rng.choice(("i want", "i need", "i would like"))
-    what = f"a {values}" if "thing" in given else f"something {values}"
+    what = f"a {values}" if "thing" in stated else f"something {values}"
     polite = rng.choice(("", "please"))
     return " ".join(f"{rng.choice(GREETINGS)} {want} {what} {polite}".split())

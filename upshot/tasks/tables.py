@@ -39,7 +39,7 @@ class TableTask(Task):
         file: a .jsonl, .parquet, .json or .csv file, a folder, or a Hub name with all splits; the task's own Hub set
         where no file is named. train_file, validation_file, test_file: one source for each instead.
         held_out: share of the goals (questions) that validation and test each get of a source without splits.
-        limit: at most so many rows a split. split_seed: which goals are held out.
+        limit: maximum number of rows per split. split_seed: which goals are held out.
         """
         named = {"train": train_file, "validation": validation_file, "test": test_file}
         self._named = {split: source for split, source in named.items() if source}
@@ -58,11 +58,11 @@ class TableTask(Task):
 
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split; splits share no goal."""
-        found = self._splits.get(split, [])
-        if not found:
+        rows_of_split = self._splits.get(split, [])
+        if not rows_of_split:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in self._splits.items()) or "none"
             raise UserError(f"task '{self.name}' has no rows in split '{split}' (rows: {sizes})")
-        return found[: self.limit]
+        return rows_of_split[: self.limit]
 
     def all_rows(self) -> Mapping[str, Sequence[Row]]:
         """The rows of every split that has any, however many there are."""

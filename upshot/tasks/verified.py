@@ -42,7 +42,7 @@ class VerifiedTask(TableTask):
             self.instructions = instructions
 
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
-        """A row for every record; what is odd about them and would otherwise only show in the results is said."""
+        """A row for every record; warns of oddities that would show only in the results."""
         where = f"task '{self.name}', {split}"
         rows = []
         for number, record in enumerate(records, 1):
@@ -50,8 +50,8 @@ class VerifiedTask(TableTask):
                 rows.append(self.parse(record))
             except UserError as error:
                 raise UserError(f"{where}, row {number}: {error}") from error
-        said = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
-        again = len(rows) - len(said)
+        distinct = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
+        again = len(rows) - len(distinct)
         if again:
             log.warning("%s: %d of %d rows say the same as another one; they are kept", where, again, len(rows))
         if wanting := sum(map(has_nan_answer, records)):
@@ -77,15 +77,15 @@ class VerifiedTask(TableTask):
             return None
         row = conversation.row
         source, options = self.verifier_of(row)
-        said = "\n\n".join(message.content for message in row.messages)
-        return Claim(source, response, row.reference, {**row.meta, "prompt": said}, options)
+        prompt = "\n\n".join(message.content for message in row.messages)
+        return Claim(source, response, row.reference, {**row.meta, "prompt": prompt}, options)
 
     def verifier_of(self, row: Row) -> tuple[str, Mapping[str, Any]]:
         """The name and the options of a row's verifier; data names no code, unless the task names the same."""
         source = row.source or self.verifier
         if ":" in source and source != self.verifier:
             raise UserError(
-                f"row '{row.id}' names code as its source ('{source}'), and data runs none; "
+                f"row '{row.id}' names code as its source ('{source}'), but data cannot run code; "
                 "if it is yours, make it the task's verifier"
             )
         return source, self.verifier_options if is_same_verifier(source, self.verifier) else {}

@@ -28,7 +28,6 @@ from upshot.tasks.users.plain import END_MARK, swap_roles
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karen", "Leo", "Maya")
 THINGS = ("apples", "books", "pencils", "marbles", "stamps", "cookies", "shells", "coins", "cards", "eggs")
 ANSWER = re.compile(r"The answer is (-?\d+)")
-SPLITS = ("train", "validation", "test")
 NOTHING_LEFT = "I told you everything."
 
 
@@ -134,12 +133,12 @@ class Knower(User):
     async def observe(self, conversation: Conversation) -> Observation:
         """The number that was asked for, or the next one; done when the assistant has answered or asked nothing."""
         last = conversation.last("assistant")
-        said = last.content if last is not None else ""
-        if ANSWER.search(said) or "?" not in said:
-            return Observation(done=True, reason="answered" if ANSWER.search(said) else "left")
+        question = last.content if last is not None else ""
+        if ANSWER.search(question) or "?" not in question:
+            return Observation(done=True, reason="answered" if ANSWER.search(question) else "left")
         problem, hidden = problem_of(conversation.row)
         heard = [message.content for message in conversation.messages if message.role == "user"]
-        return Observation((Message("user", answer_question(problem, hidden, said, heard)),))
+        return Observation((Message("user", answer_question(problem, hidden, question, heard)),))
 
 
 def answer_question(problem: Problem, hidden: Sequence[int], question: str, heard: Sequence[str]) -> str:
@@ -159,8 +158,8 @@ def problem_of(row: Row) -> tuple[Problem, list[int]]:
 
 def asks(conversation: Conversation) -> float:
     """A metric: whether the first thing that the assistant says is a question."""
-    own = conversation.turns[len(conversation.row.messages) :]
-    first = next((turn.message.content for turn in own if turn.message.role == "assistant"), "")
+    played = conversation.turns[len(conversation.row.messages) :]
+    first = next((turn.message.content for turn in played if turn.message.role == "assistant"), "")
     return float("?" in first and not ANSWER.search(first))
 
 
@@ -193,8 +192,7 @@ class WithheldTask(Task):
 
     def rows(self, split: str) -> Sequence[Row]:
         """Openings; no problem is in two splits."""
-        if split not in SPLITS:
-            raise UserError(f"task 'withheld' has no split '{split}'; known: {', '.join(SPLITS)}")
+        self.check_split(split)
         return self._midway if split == "train" and self.prompts else self._openings(split)
 
     def _openings(self, split: str) -> list[Row]:
@@ -210,9 +208,9 @@ class WithheldTask(Task):
         rows: dict[str, Row] = {}
         for number, line in enumerate(read_jsonl(path), 1):
             if not {"row", "messages", "futures"} <= line.keys() or line["row"] not in known:
-                told = f"row '{line['row']}'" if "row" in line else "no row"
+                row_id = f"row '{line['row']}'" if "row" in line else "no row"
                 raise UserError(
-                    f"task.prompts='{path}', line {number}: {told}, which is no reply of this task's training"
+                    f"task.prompts='{path}', line {number}: {row_id}; it is not a reply of this task's training"
                 )
             row, episode = known[line["row"]], line["messages"]
             for future in line["futures"] or [{"messages": []}]:
@@ -230,8 +228,8 @@ class WithheldTask(Task):
     async def verify(self, conversation: Conversation) -> Score:
         """1 if the last thing the assistant said is the right number, else 0."""
         last = conversation.last("assistant")
-        found = ANSWER.findall(last.content) if last is not None else []
-        return Score(float(found[-1:] == [conversation.row.reference]))
+        answers = ANSWER.findall(last.content) if last is not None else []
+        return Score(float(answers[-1:] == [conversation.row.reference]))
 
     def answer_text(self, row: Row) -> str:
         """The sentence that an answer ends with."""

@@ -196,7 +196,7 @@ def test_a_models_user_calls_its_tools_sees_what_came_of_it_and_the_policy_does_
 @pytest.mark.parametrize(
     ("user", "why"),
     [
-        (plain(SEND.replace("send_back", "refund") % "17"), "'refund', which is none of its tools"),
+        (plain(SEND.replace("send_back", "refund") % "17"), "'refund', which is not one of its tools"),
         (plain(SEND % "99"), "more than 16 tool calls in one turn"),
     ],
 )

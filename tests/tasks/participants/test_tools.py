@@ -158,3 +158,10 @@ def test_tools_can_be_described_in_the_system_prompt(tmp_path: Path) -> None:
     assert system.role == "system"
     assert "<tool_call>" in system.content
     assert '"calculator"' in system.content
+
+
+def test_a_search_takes_any_text_for_words() -> None:
+    corpus = Corpus([Passage("", 'snake_case OR "quotes" AND brackets)'), Passage("", "nothing of that")])
+    for query in ('"snake_case"', "OR", "brackets) NEAR(", "quotes*", "lone \ud83d snake_case"):
+        assert [p.text[:5] for p in corpus.search(query, 1)] == (["snake"] if query != "OR" else []), query
+    assert corpus.search("the of and") == corpus.search("") == []

@@ -53,8 +53,8 @@ class Candidate:
         """`score`, or the mean of a metric over the futures that have a value; None when it is missing."""
         if name == "score":
             return self.score
-        given = self.rewards.get(name.removeprefix("rewards."))
-        numbers = map(_number, given if isinstance(given, list) else [given])
+        values_of = self.rewards.get(name.removeprefix("rewards."))
+        numbers = map(_number, values_of if isinstance(values_of, list) else [values_of])
         values = [number for number in numbers if number is not None]
         return sum(values) / len(values) if values else None
 
@@ -70,8 +70,8 @@ class Candidate:
     @cached_property
     def place(self) -> bytes:
         """A digest of where the reply was tried: the goal and every word before it."""
-        said = [plain(self.goal), *(part for m in self.history for part in (m.role, m.content.strip()))]
-        return hashlib.blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        parts = [plain(self.goal), *(part for m in self.history for part in (m.role, m.content.strip()))]
+        return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ def candidate_of(record: Mapping[str, Any], goal_alone: bool = False) -> Candida
     record = {**facts(extra.get("interaction_kwargs")), **extra, **record}
     goal = _text(first(record, GOAL))
     unsaid = goal_alone and goal and not any(record.get(name) for name in ("prompt", "messages"))
-    said, completion = ((), "") if unsaid else _history_and_reply(record)
-    if any(m.tool_calls or m.role == "tool" for m in said):
+    messages, completion = ((), "") if unsaid else _history_and_reply(record)
+    if any(m.tool_calls or m.role == "tool" for m in messages):
         raise BadRow("tool calls, which these formats do not hold")
-    history = tuple(m for m in said if m.role != "system")
+    history = tuple(m for m in messages if m.role != "system")
     if not unsaid and (not history or history[-1].role != "user"):
         raise BadRow("prompt does not end with the user")
     if not unsaid and not completion.strip():
@@ -127,7 +127,7 @@ def candidate_of(record: Mapping[str, Any], goal_alone: bool = False) -> Candida
         goal=goal,
         reference=_text(first(record, REFERENCE)),
         metadata=facts(record.get("single_turn_metadata")),
-        system="\n".join(m.content for m in said if m.role == "system"),
+        system="\n".join(m.content for m in messages if m.role == "system"),
         sessions=record.get("sessions") or (),
         rewards=facts(record.get("rewards")),
     )
@@ -136,16 +136,16 @@ def candidate_of(record: Mapping[str, Any], goal_alone: bool = False) -> Candida
 def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
     """History and completion from `prompt`/`completion`, or from whole `messages`."""
     if record.get("prompt") is not None and record.get("completion") is not None:
-        said = _messages(record["completion"], "assistant")
-        if len(said) != 1 or said[0].role != "assistant":
+        messages = _messages(record["completion"], "assistant")
+        if len(messages) != 1 or messages[0].role != "assistant":
             raise BadRow("completion is not one assistant message")
-        return _messages(record["prompt"], "user"), said[0].content
+        return _messages(record["prompt"], "user"), messages[0].content
     whole = record.get("messages") or record.get("prompt")  # the verl recipe's sft files call it prompt
     if whole and not isinstance(whole, str):
-        said = _messages(whole, "user")
-        if said[-1].role != "assistant":
+        messages = _messages(whole, "user")
+        if messages[-1].role != "assistant":
             raise BadRow("messages do not end with the assistant")
-        return said[:-1], said[-1].content
+        return messages[:-1], messages[-1].content
     raise BadRow("no prompt and completion")
 
 

@@ -63,16 +63,16 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
         return _hub(source, hub_splits, without)
-    raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name or owner/name@config)")
+    raise UserError(f"'{source}' is neither a file, a folder nor a Hugging Face name (owner/name or owner/name@config)")
 
 
 def how_to_prepare(file: str) -> str:
     """The command that makes a file of `upshot data prepare`, for an error message; '' for any other file."""
-    found = re.fullmatch(r"(sft|rl|dpo|user)_(train|validation)\.parquet", Path(file).name)
-    if found is None:
+    named = re.fullmatch(r"(sft|rl|dpo|user)_(train|validation)\.parquet", Path(file).name)
+    if named is None:
         return ""
     return (
-        f"make it with `upshot data prepare --dataset SOURCE --for {found[1]} --out {Path(file).parent}` (the "
+        f"make it with `upshot data prepare --dataset SOURCE --for {named[1]} --out {Path(file).parent}` (the "
         "first lines of the recipe, or of the one that it extends, name the SOURCE)"
     )
 
@@ -171,7 +171,7 @@ def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> di
         raise UserError(f"'{name}' is a Hugging Face name: pip install -e '.[hub]', or give a file") from error
     try:
         loaded = load_dataset(*name.split("@"))
-    except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend
+    except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: the user can fix all of these
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"cannot load '{name}' from Hugging Face: {first_line}; without a network, download it elsewhere and give "

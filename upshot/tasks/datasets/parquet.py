@@ -1,8 +1,8 @@
 """The rows of the sft, rl and dpo files and their arrow schemas, as verl and TRL read them.
 
 verl takes `rl_*.parquet` (prompt, data_source, reward_model, extra_info, agent_name) and `sft_*.parquet` (messages);
-TRL takes `sft_*.parquet` (messages) and `dpo_*.parquet` (prompt, chosen, rejected as messages). The schemas are
-written out, so that a file of one row, or of none, has the same types as a large one.
+TRL takes `sft_*.parquet` (messages) and `dpo_*.parquet` (prompt, chosen, rejected as messages). Schemas are those of an
+example row, so that a file of one row, or of none, has the same types as a large one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,18 @@ if TYPE_CHECKING:
     import pyarrow
 
 AGENT_NAME = "collabllm_agent"
-"""The agent loop that verl runs for a row, unless told otherwise."""
+"""The agent loop that verl runs for a row by default."""
+
+
+def message_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as the files hold them: role and content."""
+    return [{"role": m.role, "content": m.content} for m in messages]
+
+
+EXAMPLE = Candidate(
+    (Message("user", ""),), "", "", score=0.0, goal="", reference="", sessions=[message_dicts([Message("user", "")])]
+)
+"""A candidate with every column filled."""
 
 
 def sft_row(candidate: Candidate, system: str) -> dict[str, Any]:
@@ -81,11 +93,6 @@ def opening(candidate: Candidate, system: str) -> list[dict[str, str]]:
     return message_dicts([*([Message("system", system)] if system else []), *candidate.history])
 
 
-def message_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as the files hold them: role and content."""
-    return [{"role": m.role, "content": m.content} for m in messages]
-
-
 def verl_row(row: Row, index: int, split: str, truth: str | None, style: str = "rule", **extra: str) -> dict[str, Any]:
     """A task's row in verl's columns; `truth` is what a verifier compares with, `extra` more of `extra_info`."""
     return {
@@ -98,13 +105,7 @@ def verl_row(row: Row, index: int, split: str, truth: str | None, style: str = "
 
 def verl_schema(*extra: str) -> pyarrow.Schema:
     """The arrow schema of such rows: the same for every task, so that files can be mixed."""
-    import pyarrow as pa
-
-    text = pa.string()
-    places = [("index", pa.int64()), ("split", text), ("id", text), *((name, text) for name in extra)]
-    verdict = pa.struct([("style", text), ("ground_truth", text)])
-    columns = [("data_source", text), ("prompt", message_list()), ("reward_model", verdict)]
-    return pa.schema([*columns, ("extra_info", pa.struct(places))])
+    return _schema_of(verl_row(Row("", EXAMPLE.history), 0, "", "", **dict.fromkeys(extra, "")))
 
 
 def message_list() -> pyarrow.DataType:
@@ -116,35 +117,20 @@ def message_list() -> pyarrow.DataType:
 
 def schema_for(purpose: str, metrics: Sequence[str] = ()) -> pyarrow.Schema:
     """The arrow schema of the sft, rl or dpo files of candidates; rl rows keep what the metrics gave."""
+    if purpose == "sft":
+        return _schema_of(sft_row(EXAMPLE, ""))
+    if purpose == "dpo":
+        return _schema_of(dpo_row(CandidatePair(EXAMPLE, EXAMPLE), ""))
+    row = rl_row(replace(EXAMPLE, rewards={name: [0.0] for name in metrics}), "", 0, "", "", "", "")
+    if not metrics:  # parquet has no struct without fields
+        del row["extra_info"]["rewards"]
+    return _schema_of(row)
+
+
+def _schema_of(row: dict[str, Any]) -> pyarrow.Schema:
     import pyarrow as pa
 
-    text, number, messages = pa.string(), pa.float64(), message_list()
-    if purpose == "sft":
-        return pa.schema([("messages", messages), ("conv_id", text), ("score", number)])
-    if purpose == "dpo":
-        columns = [("prompt", messages), ("chosen", messages), ("rejected", messages)]
-        scores = [("score_chosen", number), ("score_rejected", number), ("conv_id", text)]
-        return pa.schema([*columns, *scores])
-    interaction = pa.struct([("name", text), ("single_turn_prompt", text), ("task_desc", text)])
-    places = [("index", pa.int64()), ("split", text), ("conv_id", text), ("turn_id", pa.int64())]
-    single_turn = [(f"single_turn_{part}", text) for part in ("prompt", "completion", "metadata")]
-    reply: list[tuple[str, Any]] = [("prompt", messages), ("completion", text), ("score", number)]
-    reply += [("sessions", pa.list_(messages))]
-    if metrics:  # parquet has no struct without fields
-        reply.append(("rewards", pa.struct([(name, pa.list_(number)) for name in metrics])))
-    extra = pa.struct([*places, *single_turn, *reply, ("interaction_kwargs", interaction)])
-    return pa.schema(
-        [
-            ("prompt", messages),
-            ("raw_prompt", messages),
-            ("ground_truth", text),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("data_source", text),
-            ("agent_name", text),
-            ("index", pa.int64()),
-            ("extra_info", extra),
-        ]
-    )
+    return pa.Table.from_pylist([row]).schema
 
 
 def write_parquet(path: Path, rows: Sequence[dict[str, Any]], schema: pyarrow.Schema | None = None) -> None:

@@ -114,8 +114,8 @@ def extra_of(record: Mapping[str, Any]) -> dict[str, Any]:
     extra |= facts(extra.pop(METADATA, None))
     verdict = {key: value for key, value in facts(record.get("reward_model")).items() if key not in (*TRUTH, "style")}
     used = {*PROMPT, "messages", "extra_info", "reward_model"}
-    own = {key: value for key, value in record.items() if key not in used and value is not None}
-    extra = {key: value for key, value in verdict.items() if value is not None} | extra | own
+    columns = {key: value for key, value in record.items() if key not in used and value is not None}
+    extra = {key: value for key, value in verdict.items() if value is not None} | extra | columns
     known = {name: first(extra, names) for name, names in ALIASES.items()}
     return extra | {name: value for name, value in known.items() if value is not None}
 
@@ -127,11 +127,11 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
         if isinstance(value, str) and value:
             return (Message("user", value),), True
         if value is not None and not isinstance(value, str) and len(value):
-            said = messages_of(value)
-            while said and said[-1].role == "assistant":  # the reply to imitate is not part of the opening
-                said = said[:-1]
-            if said:
-                return said, False
+            messages = messages_of(value)
+            while messages and messages[-1].role == "assistant":  # the reply to imitate is not part of the opening
+                messages = messages[:-1]
+            if messages:
+                return messages, False
     question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
     if question is None:
         raise UserError(
@@ -142,8 +142,8 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
 
 def reference_of(record: Mapping[str, Any]) -> Any:
     """The ground truth of a record; None where it has none."""
-    given = first(facts(record.get("reward_model")), TRUTH)
-    return first(record, ANSWER) if given is None else given
+    truth = first(facts(record.get("reward_model")), TRUTH)
+    return first(record, ANSWER) if truth is None else truth
 
 
 def has_nan_answer(record: Mapping[str, Any]) -> bool:
@@ -207,23 +207,23 @@ def _replies(record: Mapping[str, Any], name: str, futures: bool, where: str) ->
     messages = messages_of(whole, where=where)
     spoken = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
-        raise UserError(f"{where}: nobody answers in this conversation; there is no assistant message to score")
+        raise UserError(f"{where}: nobody answers in this conversation; it has no assistant message to score")
     cut = spoken[-1] if futures else spoken[0]
-    said = messages[cut : cut + 1] if futures else messages[cut:]
-    return RecordedReplies(_scored_row(record, name, messages[:cut]), said=said)
+    ending = messages[cut : cut + 1] if futures else messages[cut:]
+    return RecordedReplies(_scored_row(record, name, messages[:cut]), said=ending)
 
 
 def _scored_row(record: Mapping[str, Any], name: str, opening: tuple[Message, ...]) -> Row:
-    told = facts(facts(record.get("extra_info")).get("interaction_kwargs"))
+    interaction = facts(facts(record.get("extra_info")).get("interaction_kwargs"))
     goal = first(record, (*GOAL, *QUESTION[:2]))
     reference = first(record, (*REFERENCE, *ANSWER[:3]))
     return Row(
         name,
         opening,
-        first(told, (*GOAL, *QUESTION[:2])) if goal is None else goal,
+        first(interaction, (*GOAL, *QUESTION[:2])) if goal is None else goal,
         first(facts(record.get("reward_model")), (*REFERENCE, *ANSWER[:3])) if reference is None else reference,
         str(record.get("data_source", record.get("source", ""))),
-        {**facts(record.get("single_turn_metadata")), **facts(record.get("meta")), **told},
+        {**facts(record.get("single_turn_metadata")), **facts(record.get("meta")), **interaction},
     )
 
 
@@ -253,19 +253,19 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
         where = f"{key} '{path}', row {number}"
         whole, prompt = record.get("messages"), record.get("prompt")
         if whole is None and "prompt" in record and "completion" in record:
-            said = (*messages_of(prompt, where=where), *messages_of(record["completion"], "assistant", where))
+            messages = (*messages_of(prompt, where=where), *messages_of(record["completion"], "assistant", where))
         elif whole is None and not is_dialogue(prompt):
             raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {', '.join(record)}")
         else:
-            said = messages_of(prompt if whole is None else whole, where=where)
-        dialogues.append(said)
+            messages = messages_of(prompt if whole is None else whole, where=where)
+        dialogues.append(messages)
     return dialogues
 
 
 def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list[Preference]:
     """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
     needed = (*PAIR, *(PAIR_SCORES if min_gap else ()))
-    found = []
+    pairs = []
     for number, record in enumerate(_examples(path, "data prepare --for dpo", key), start=1):
         where = f"{key} '{path}', row {number}"
         record = _split_pair(record)
@@ -275,8 +275,8 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
             raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
         if not min_gap or record[PAIR_SCORES[0]] - record[PAIR_SCORES[1]] >= min_gap - ROUNDING:
             chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
-            found.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
-    return found
+            pairs.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def goal_key(row: Row) -> str:
 
 
 def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
-    """The goals to hold out: about `share` (from 1 on: so many), at least one where there are two, never all."""
+    """The goals to hold out: about `share` of them (1 and above is a count), at least one of two or more, never all."""
     distinct = set(goals)
     if share <= 0 or len(distinct) < 2:
         return set()
@@ -47,17 +47,17 @@ def split_in_three(tables: Mapping[str, Sequence[Row]], share: float, seed: int 
 
     A source that is all train has `share` of its goals held out for each of test and validation.
     """
-    found: dict[str, list[Row]] = {}
+    splits: dict[str, list[Row]] = {}
     taken: set[str] = set()
     for split in ("test", "validation", "train"):
-        found[split] = [row for row in tables.get(split, ()) if goal_key(row) not in taken]
-        taken |= {goal_key(row) for row in found[split]}
-    if not found["test"] and not found["validation"]:
+        splits[split] = [row for row in tables.get(split, ()) if goal_key(row) not in taken]
+        taken |= {goal_key(row) for row in splits[split]}
+    if not splits["test"] and not splits["validation"]:
         for number, split in enumerate(("test", "validation")):
-            goals = hold_out(map(goal_key, found["train"]), share, seed + number)
-            found[split] = [row for row in found["train"] if goal_key(row) in goals]
-            found["train"] = [row for row in found["train"] if goal_key(row) not in goals]
-    return {split: rows for split, rows in found.items() if rows}
+            goals = hold_out(map(goal_key, splits["train"]), share, seed + number)
+            splits[split] = [row for row in splits["train"] if goal_key(row) in goals]
+            splits["train"] = [row for row in splits["train"] if goal_key(row) not in goals]
+    return {split: rows for split, rows in splits.items() if rows}
 
 
 def split_in_two(

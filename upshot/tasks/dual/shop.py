@@ -8,20 +8,19 @@ by rule from a seed, in a language of some 120 words that a new tiny model learn
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Observation, Participant, User
 from upshot.tasks.participants.dual import SharedState, act_as_user
 from upshot.tasks.participants.tools import ToolEnvironment, ToolRequest
 
-SPLITS = ("train", "validation", "test")
 ORDERS = [str(number) for number in range(10, 70)]
 KINDS = ("lost", "arrived", "line", "box")
 """What is wrong, in the order of groups."""
@@ -62,10 +61,10 @@ def hang_up(shop: dict[str, Any]) -> str:
 
 def send_back(shop: dict[str, Any], order: str) -> str:
     """Take the parcel of an order to the post."""
-    own = _order(shop, order)
-    if own["parcel"] != "arrived":
+    bought = _order(shop, order)
+    if bought["parcel"] != "arrived":
         raise ValueError("no such parcel")
-    own["parcel"] = "back"
+    bought["parcel"] = "back"
     return "sent"
 
 
@@ -78,36 +77,29 @@ def restart_box(shop: dict[str, Any]) -> str:
 def _order(shop: dict[str, Any], order: str) -> dict[str, Any]:
     if order not in shop["orders"]:
         raise ValueError("no such order")
-    own: dict[str, Any] = shop["orders"][order]
-    return own
+    return shop["orders"][order]  # type: ignore[no-any-return]
 
 
 class Caller(User):
-    """Does what it is asked to do and can do, says so, and leaves when it is told that all is done."""
+    """Does what it is asked to do and can do, says so, and leaves when the policy says that all is done."""
 
     def __init__(self, tools: ToolEnvironment) -> None:
         self.tools = tools
-        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
         """Its answer to what the policy asks, having done it."""
         last = conversation.last("assistant")
-        said = last.content if last is not None else ""
+        request = last.content if last is not None else ""
         for words, (tool, answer) in ASKED.items():
-            if words in said:
+            if words in request:
                 arguments = {"order": conversation.row.goal} if tool == "send_back" else {}
                 acts = await act_as_user(self.tools, [ToolRequest("", tool, arguments)], conversation)
-                metrics = {"user_turns": 1.0, "user_acts": 1.0}
-                spoken = answer if acts[0]["good"] else acts[0]["answer"]
-                return self._count(Observation((Message("user", spoken),), note={"acts": acts}, metrics=metrics))
+                text = answer if acts[0]["good"] else acts[0]["answer"]
+                return self.reply(text, {"user_turns": 1.0, "user_acts": 1.0}, {"acts": acts})
         asked = sum(message.content == "what do you mean" for message in conversation.messages)
-        if "done" in said.split() or asked >= PATIENCE:
-            return self._count(Observation(done=True, reason="user", metrics={"user_ended": 1.0}))
-        return self._count(Observation((Message("user", "what do you mean"),), metrics={"user_turns": 1.0}))
-
-    def _count(self, observation: Observation) -> Observation:
-        self._counts.update(observation.metrics)
-        return observation
+        if "done" in request.split() or asked >= PATIENCE:
+            return self.reply("", {"user_ended": 1.0}, done=True)
+        return self.reply("what do you mean", {"user_turns": 1.0})
 
 
 def call(name: str, order: str = "") -> str:
@@ -163,8 +155,7 @@ class ShopTask(Task):
 
     def rows(self, split: str) -> list[Row]:
         """Calls: an equal share of each kind."""
-        if split not in SPLITS:
-            raise UserError(f"task 'shop' has no split '{split}'; known: {', '.join(SPLITS)}")
+        self.check_split(split)
         return [self._row(split, number) for number in range(self.size)]
 
     def groups(self, row: Row) -> Mapping[str, str]:
@@ -186,7 +177,7 @@ class ShopTask(Task):
         parcel = kind if kind in ("lost", "arrived") else rng.choice(("lost", "arrived"))
         orders = {name: {"parcel": p, "refunded": False} for name, p in ((order, parcel), (other, "arrived"))}
         shop = {"orders": orders, "line": kind != "line", "box": kind != "box"}
-        right: dict[str, Any] = {"orders": {name: dict(own) for name, own in orders.items()}, "line": True, "box": True}
+        right: dict[str, Any] = copy.deepcopy(shop) | {"line": True, "box": True}
         wish = "my phone line is dead"
         if kind in ("lost", "arrived"):
             wish = f"please refund order {order}"

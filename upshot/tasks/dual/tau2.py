@@ -82,9 +82,11 @@ class Tau2Task(Task):
             raise UserError(f"τ²-bench has no domain '{domain}'; {did_you_mean(domain, self.registry.get_domains())}")
         self.domain = domain
         self.describe = describe
-        own, theirs = self._pristine.tools, self._pristine.user_tools
-        self._tools = ToolEnvironment([DomainTool(t, self, "assistant") for t in own.get_tools().values()], role)
-        at_hand = theirs.get_tools().values() if theirs is not None else ()
+        agent_tools, user_tools = self._pristine.tools, self._pristine.user_tools
+        self._tools = ToolEnvironment(
+            [DomainTool(t, self, "assistant") for t in agent_tools.get_tools().values()], role
+        )
+        at_hand = user_tools.get_tools().values() if user_tools is not None else ()
         self._user_tools = ToolEnvironment([DomainTool(t, self, "user") for t in at_hand], by="user")
 
     @cached_property
@@ -143,9 +145,9 @@ class Tau2Task(Task):
             messages=self.trajectory(conversation),
         )
         task, kind = self._tasks[conversation.row.reference], evaluator.EvaluationType.ALL
-        found = evaluator.evaluate_simulation(run, task, kind, False, self.domain, strict_replay=False)
-        parts = {str(name.value): value for name, value in (found.reward_breakdown or {}).items()}
-        return Score(float(found.reward), detail={"parts": parts})
+        outcome = evaluator.evaluate_simulation(run, task, kind, False, self.domain, strict_replay=False)
+        parts = {str(name.value): value for name, value in (outcome.reward_breakdown or {}).items()}
+        return Score(float(outcome.reward), detail={"parts": parts})
 
     def trajectory(self, conversation: Conversation) -> list[Any]:
         """What was said and done, in the classes of its evaluators; acts in their order, before the words."""
@@ -175,5 +177,5 @@ class Tau2Task(Task):
         if self.describe:
             policy += f"\n\n{self._tools.describe()}"
         history = (task.initial_state.message_history if task.initial_state is not None else None) or []
-        said = [Message(m.role, m.content) for m in history if m.role in ("user", "assistant") and m.content]
-        return Row(name, (Message("system", policy), *said), simulator.system_prompt, name, self.name)
+        messages = [Message(m.role, m.content) for m in history if m.role in ("user", "assistant") and m.content]
+        return Row(name, (Message("system", policy), *messages), simulator.system_prompt, name, self.name)

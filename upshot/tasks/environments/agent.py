@@ -1,4 +1,4 @@
-"""What somebody else's program is told when it is to play an episode."""
+"""What an external program gets to play an episode."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class AgentEpisode:
     def to_dict(self) -> dict[str, Any]:
         """As a program reads it from its standard input."""
         row = self.row
-        told = {name: getattr(self, name) for name in ("base_url", "api_key", "model", "reward_url", "reward_key")}
+        access = {name: getattr(self, name) for name in ("base_url", "api_key", "model", "reward_url", "reward_key")}
         messages = [message.to_dict() for message in row.messages]
         fields = {"goal": row.goal, "reference": row.reference, "source": row.source, "meta": dict(row.meta)}
-        return {**told, "row": {"id": row.id, "messages": messages, **fields}}
+        return {**access, "row": {"id": row.id, "messages": messages, **fields}}
 
 
 AgentFunction = Callable[[AgentEpisode], Any]

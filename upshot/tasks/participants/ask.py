@@ -24,7 +24,7 @@ class Flaw:
     code: str
     """Short, countable and stable."""
     hint: str
-    """What the model is told when it is asked again."""
+    """The correction that the model gets with the next attempt."""
     fatal: bool = True
 
 
@@ -57,10 +57,10 @@ async def ask(
     messages = [Message("user", prompt)]
     bearable: Mapping[str, Any] | None = None
     for attempt in range(repairs + 1):
-        own = sampling
+        drawn = sampling
         if attempt and sampling.seed is not None:
-            own = replace(sampling, seed=derive_seed(sampling.seed, attempt))
-        request = Request(messages, own, schema=schema if model.abilities.schema else None, role=role)
+            drawn = replace(sampling, seed=derive_seed(sampling.seed, attempt))
+        request = Request(messages, drawn, schema=schema if model.abilities.schema else None, role=role)
         (completion,) = await model.generate(request)
         values, flaw = read_answer(completion.text, completion.finish, check)
         if flaw is None and values is not None:

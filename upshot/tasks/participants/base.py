@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from upshot.config.registry import Registry
@@ -27,9 +28,9 @@ class Observation:
     messages: tuple[Message, ...] = ()
     """Said next, in proper chat roles; empty when there is nothing to add."""
     done: bool = False
-    """Nobody speaks after this."""
+    """Whether the conversation ends here."""
     reason: str = "done"
-    """Why it is done: 'user' (ended the chat), 'solved', 'given up' …"""
+    """Why it ends: 'user' (the user left), 'answered', 'finished' …"""
     note: Mapping[str, Any] = field(default_factory=dict)
     """Hidden thoughts and flags, kept with the turn for the reader; never rendered."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -62,8 +63,17 @@ class Participant(Helper, ABC):
 class User(Participant):
     """A simulated user: opens where nobody has spoken yet, and counts what it does."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        return Counter()
+
+    def reply(
+        self, text: str, metrics: Mapping[str, float], note: Mapping[str, Any] | None = None, done: bool = False
+    ) -> Observation:
+        """What the user says, counted; with `done` it leaves."""
+        self._counts.update(metrics)
+        messages = (Message("user", text),) if text else ()
+        return Observation(messages, done=done, reason="user", note=note or {}, metrics=metrics)
 
     async def start(self, conversation: Conversation) -> None:
         """Say the opening message where nobody has spoken yet."""

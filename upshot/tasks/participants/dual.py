@@ -53,8 +53,8 @@ class StateTool(Tool):
 
     def apply(self, state: Any, arguments: Mapping[str, Any]) -> str:
         """Work on a state as it is."""
-        given = {name: str(arguments[name]) for name in self.parameters}
-        return limit_call_now(self.function, self.function, state, **given)
+        values = {name: str(arguments[name]) for name in self.parameters}
+        return limit_call_now(self.function, self.function, state, **values)
 
 
 class SharedState:
@@ -144,11 +144,13 @@ def with_tools(user: Participant, environment: Participant | None) -> Participan
 async def act_as_user(
     tools: ToolEnvironment | None, calls: Sequence[ToolRequest], conversation: Conversation, done: int = 0
 ) -> list[dict[str, Any]]:
-    """Do what a user wants to do, having `done` so many acts in this turn; `RuleBroken` where it may not."""
-    own = tools.tools if tools is not None else {}
-    foreign = next((call.name for call in calls if call.name not in own), None)
+    """Make the calls of a user that has `done` this many in its turn; `RuleBroken` if it may not make them."""
+    known = tools.tools if tools is not None else {}
+    foreign = next((call.name for call in calls if call.name not in known), None)
     if foreign is not None:
-        raise RuleBroken(f"the user called '{foreign}', which is none of its tools ({', '.join(own) or 'it has none'})")
+        raise RuleBroken(
+            f"the user called '{foreign}', which is not one of its tools ({', '.join(known) or 'it has none'})"
+        )
     if done + len(calls) > MAX_ACTS:
         raise RuleBroken(f"the user made more than {MAX_ACTS} tool calls in one turn and said nothing")
     assert tools is not None

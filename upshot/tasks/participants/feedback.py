@@ -12,7 +12,7 @@ from upshot.tasks.participants.base import Observation, Participant
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a reply, and what the policy is told about it."""
+    """What is wrong with a reply, and what the policy hears about it."""
 
     kind: str
     """format, arithmetic, wrong …: counted as '<kind>_errors'."""
@@ -39,11 +39,16 @@ class Feedback(Participant):
     async def observe(self, conversation: Conversation) -> Observation:
         """The next thing that is wrong, if any."""
         fault = self.review(conversation)
-        told: str | None = conversation.session.get("fault")
+        before: str | None = conversation.session.get("fault")
         metrics: dict[str, float] = {}
-        if told is not None:
-            used = float(fault is None or fault.kind != told)
-            metrics |= {"feedback": 1.0, "feedback_used": used, f"{told}_feedback": 1.0, f"{told}_feedback_used": used}
+        if before is not None:
+            used = float(fault is None or fault.kind != before)
+            metrics |= {
+                "feedback": 1.0,
+                "feedback_used": used,
+                f"{before}_feedback": 1.0,
+                f"{before}_feedback_used": used,
+            }
         conversation.session["fault"] = fault.kind if fault else None
         if fault is None:
             return Observation(done=True, reason="answered", metrics=metrics)

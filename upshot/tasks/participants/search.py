@@ -1,10 +1,9 @@
-"""Search over a local corpus: BM25 over passages, no service, no index on disk."""
+"""Search over a local corpus: BM25 by SQLite's full-text index, in memory; no service, no index on disk."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter, defaultdict
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 from upshot.core.errors import UserError
 from upshot.core.files import iter_jsonl, read_text
 
-_K1, _B = 1.2, 0.75
-_WORD = re.compile(r"\w+")
+_STOP = re.compile("a|an|and|are|as|at|be|by|for|from|in|is|it|of|on|or|that|the|to|was|were|which|who|what")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +23,35 @@ class Passage:
 
 
 class Corpus:
-    """Passages with an inverted index in memory."""
+    """Passages with a full-text index in memory."""
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self.passages = list(passages)
-        self._postings: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._lengths: list[int] = []
-        for number, passage in enumerate(self.passages):
-            counts = Counter(_tokens(f"{passage.title} {passage.text}"))
-            self._lengths.append(counts.total())
-            for word, count in counts.items():
-                self._postings[word].append((number, count))
-        self._mean = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
+        self._index = sqlite3.connect(":memory:", check_same_thread=False)
+        self._index.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text)")
+        rows = ((number, _utf8(passage.title), _utf8(passage.text)) for number, passage in enumerate(self.passages))
+        self._index.executemany("INSERT INTO passages(rowid, title, text) VALUES (?, ?, ?)", rows)
 
     def search(self, query: str, count: int = 3) -> list[Passage]:
         """The passages that fit a query best; ties go to the earlier passage."""
-        scores: dict[int, float] = defaultdict(float)
-        for word in dict.fromkeys(_tokens(query[:1000])):
-            postings = self._postings.get(word, [])
-            weight = math.log(1 + (len(self.passages) - len(postings) + 0.5) / (len(postings) + 0.5))
-            for number, found in postings:
-                length = 1 - _B + _B * self._lengths[number] / self._mean
-                scores[number] += weight * found * (_K1 + 1) / (found + _K1 * length)
-        best = sorted(scores, key=lambda number: (-scores[number], number))[:count]
-        return [self.passages[number] for number in best]
+        words = dict.fromkeys(re.findall(r"\w+", _utf8(query[:1000]).lower()))
+        # Quoted, a word is never an operator of SQLite's query language.
+        asked = " OR ".join(f'"{word}"' for word in words if not _STOP.fullmatch(word))
+        ranked = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY rank, rowid LIMIT ?"
+        rows = self._index.execute(ranked, (asked, count)) if asked else ()
+        return [self.passages[number] for (number,) in rows]
+
+
+def _utf8(text: str) -> str:
+    """The text without lone surrogates, which SQLite cannot store."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def load_corpus(path: str) -> Corpus:
     """A corpus from JSONL rows {title?, text} (also `contents`), or from a text file whose paragraphs are passages."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f"no corpus file '{path}' (JSONL with 'text', or a text file of paragraphs)")
+        raise UserError(f"there is no corpus file '{path}' (JSONL with 'text', or a text file of paragraphs)")
     if file.suffix != ".jsonl":
         parts = [part.strip() for part in re.split(r"\n\s*\n", read_text(file, "corpus")) if part.strip()]
         return Corpus(Passage("", part) for part in parts)
@@ -67,14 +63,3 @@ def load_corpus(path: str) -> Corpus:
                 raise UserError(f"{path}, line {line.number}: every line must be an object with 'text'")
             passages.append(Passage(str(line.row.get("title", "")), str(text)))
     return Corpus(passages)
-
-
-def _tokens(text: str) -> list[str]:
-    return [word for word in _WORD.findall(text.lower()) if word not in _STOP]
-
-
-_STOP = frozenset(
-    ["a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "in", "is", "it", "of", "on", "or"]
-) | {
-    *("that", "the", "to", "was", "were", "which", "who", "what"),
-}

@@ -1,7 +1,7 @@
 """Tool calls in OpenAI's format: the policy calls, the environment answers in tool messages, until no call is made.
 
 A call comes as `message.tool_calls` where the backend parses them, or as `<tool_call>{"name": …, "arguments": {…}}
-</tool_call>` in the text, as open models write it. What is wrong with a call is told to the policy, never raised.
+</tool_call>` in the text, as open models write it. An error in a call is reported to the policy, never raised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,8 @@ class Search(Tool):
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """The passages, numbered."""
-        found = self.corpus.search(str(arguments["query"]), self.count)
-        lines = [f"[{n}] {p.title + ': ' if p.title else ''}{p.text}" for n, p in enumerate(found, 1)]
+        passages = self.corpus.search(str(arguments["query"]), self.count)
+        lines = [f"[{n}] {p.title + ': ' if p.title else ''}{p.text}" for n, p in enumerate(passages, 1)]
         return "\n".join(lines) or "nothing found"
 
 
@@ -139,19 +139,17 @@ class Python(Tool):
 
 def make_tools(names: Sequence[str], corpus: str = "", sandbox: str = "local", results: int = 3) -> list[Tool]:
     """Tools by name: calculator, python, search."""
-    made: list[Tool] = []
+    known: dict[str, Callable[[], Tool]] = {
+        "calculator": Calculator,
+        "python": lambda: Python(sandbox),
+        "search": lambda: Search(load_corpus(corpus), results),
+    }
     for name in names:
-        if name == "calculator":
-            made.append(Calculator())
-        elif name == "python":
-            made.append(Python(sandbox))
-        elif name == "search":
-            if not corpus:
-                raise UserError("the tool 'search' needs the option 'corpus' (a .jsonl or text file)")
-            made.append(Search(load_corpus(corpus), results))
-        else:
-            raise UserError(f"unknown tool '{name}'; {did_you_mean(name, ['calculator', 'python', 'search'])}")
-    return made
+        if name not in known:
+            raise UserError(f"unknown tool '{name}'; {did_you_mean(name, known)}")
+        if name == "search" and not corpus:
+            raise UserError("the tool 'search' needs the option 'corpus' (a .jsonl or text file)")
+    return [known[name]() for name in names]
 
 
 class ToolEnvironment(Participant):

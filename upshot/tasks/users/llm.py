@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from upshot.config.bounds import Count, NonNegative, Share, Whole
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.core.conversation import Conversation, derive_seed
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
 from upshot.tasks.participants.base import Observation, User, count, find_model, users
@@ -57,7 +57,7 @@ class LLMUser(User):
         task_description: what conversations are for (default: the task's own words); a row's `meta['task_desc']`
             comes first.
         persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
-        vagueness: how much the user tells by itself.
+        vagueness: how much the user says without being asked.
         end_signal: what the user writes to leave (default: $COLLABLLM_TERMINATION_SIGNAL, else [[TERMINATE CHAT]]).
         template: name or path (.j2) of the prompt.
         repairs: how often an unusable or out-of-role answer is asked for again.
@@ -68,16 +68,10 @@ class LLMUser(User):
         check_persona(persona)
         self.model = find_model("the user 'llm'", model, models or {})
         self.task_description = task_description or str(getattr(task, "description", ""))
-        self.persona = persona
-        self.vagueness = VAGUENESS[vagueness]
+        self.persona, self.vagueness, self.seed = persona, VAGUENESS[vagueness], seed
         self.end_signal = end_signal or os.environ.get(SIGNAL_VARIABLE) or END_SIGNAL
-        self.template = template
+        self.template, self.repairs, self.paste_share, self.noise = template, repairs, paste_share, noise
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
-        self.repairs = repairs
-        self.paste_share = paste_share
-        self.noise = noise
-        self.seed = seed
-        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
@@ -85,7 +79,12 @@ class LLMUser(User):
         heard: list[UserAnswer] = []
 
         def check(values: Mapping[str, Any]) -> Flaw | None:
-            return key_flaw(values) or self._flaw(conversation, values, heard)
+            missing = next((key for key in SCHEMA["required"] if key not in values), None)
+            if missing is not None:
+                return Flaw("missing_key", f'the key "{missing}" is missing')
+            if not isinstance(values["response"], str):
+                return Flaw("not_text", '"response" must be text')
+            return self._flaw(conversation, values, heard)
 
         seed = derive_seed(conversation.seed, "user", len(conversation.turns))
         sampling = Sampling(self.sampling.max_tokens, self.sampling.temperature, seed=seed)
@@ -136,34 +135,28 @@ class LLMUser(User):
             spoke = conversation.last("assistant") is not None
             metrics["user_ended"] = 1.0
             metrics["user_ended_early"] = float(is_early_end(spoke, current))
-        self._counts.update(metrics)
         name, _ = choose_persona(self.persona, conversation.row, self.seed)
         before = conversation.session.get("user", {})
         conversation.session["user"] = {"persona": name, "answer": current, "turns": before.get("turns", 0) + 1}
-        note: dict[str, Any] = {
-            "current_answer": current,
-            "thought": as_text(answer.values["thought"]),
-            "persona": name,
-        }
+        note = {"current_answer": current, "thought": as_text(answer.values["thought"]), "persona": name}
         if answer.flaws:
             note["flaws"] = list(answer.flaws)
-        said = heard.said
+        text = heard.text
         if self.noise:
             drawn = random.Random(derive_seed(conversation.seed, "noise", len(conversation.turns)))
-            said = mistype(said, self.noise, drawn)
-        messages = (Message("user", said),) if said else ()
-        return Observation(messages, done=heard.ended, reason="user", note=note, metrics=metrics)
+            text = mistype(text, self.noise, drawn)
+        return self.reply(text, metrics, note, heard.ended)
 
     def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[UserAnswer]) -> Flaw | None:
         """What is wrong with an answer, the first that applies; what was measured is kept in `heard`."""
         response = values["response"]
-        said, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
-        if not said and not ended:
+        text, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
+        if not text and not ended:
             return Flaw("empty", '"response" is empty')
         last = conversation.last("assistant")
-        flip = is_role_flip(said, last.content if last is not None else "")
-        share = copied_share(as_text(conversation.row.goal), said)
-        heard.append(UserAnswer(values, said, ended, flip, share))
+        flip = is_role_flip(text, last.content if last is not None else "")
+        share = copied_share(as_text(conversation.row.goal), text)
+        heard.append(UserAnswer(values, text, ended, flip, share))
         if flip:
             return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
         if share >= self.paste_share:
@@ -176,20 +169,10 @@ class UserAnswer:
     """One usable answer of the model, measured."""
 
     values: Mapping[str, Any]
-    said: str
+    text: str
     ended: bool
     flip: bool
     overlap: float
-
-
-def key_flaw(values: Mapping[str, Any]) -> Flaw | None:
-    """What is wrong with the shape of an answer."""
-    missing = [key for key in SCHEMA["required"] if key not in values]
-    if missing:
-        return Flaw("missing_key", f'the key "{missing[0]}" is missing')
-    if not isinstance(values["response"], str):
-        return Flaw("not_text", '"response" must be text')
-    return None
 
 
 def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:

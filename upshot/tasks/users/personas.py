@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
 
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean
 
-PERSONAS: dict[str, str] = {
-    "plain": "You are an ordinary person with something to get done. You write short, everyday sentences.",
-    "hurried": "You are between two meetings and type on a phone. You write fragments, skip greetings and "
-    "punctuation, and lose patience with long answers.",
-    "novice": "You know little about the subject. You mix up terms, do not always follow explanations, and say so.",
-    "expert": "You know the subject well and have strong preferences. You are blunt when something is wrong.",
-    "rambling": "You think while you type. You mention things that do not matter and sometimes correct what you "
-    "said before.",
-    "doubtful": "You do not trust the first answer. You ask why, and sometimes you doubt things that are right.",
-    "careless": "You misremember details now and then and make typing mistakes. When asked directly you look again "
-    "and put it right.",
-}
+_TABLE = yaml.safe_load((Path(__file__).parent / "personas.yaml").read_text("utf-8"))
+PERSONAS: dict[str, str] = _TABLE["personas"]
 """Built-in personas by name."""
-
-VAGUENESS: dict[str, str] = {
-    "low": "Say what you need in your first message, in your own words. Add details when they matter.",
-    "medium": "Begin with the gist in one or two sentences. Give a further detail only when it comes up, at most two "
-    "in a message.",
-    "high": "Begin with one short, vague sentence that names little more than the subject. Never volunteer a detail: "
-    "give one only when you are asked for just that, one in a message.",
-}
-"""How much the user tells by itself."""
-
+VAGUENESS: dict[str, str] = _TABLE["vagueness"]
+"""How much the user says by itself."""
 MIXED = "mixed"
 
 

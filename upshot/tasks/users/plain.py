@@ -82,15 +82,12 @@ class PlainUser(User):
         seed: of the draw of personas.
         """
         if "{goal}" not in prompt:
-            raise UserError(f"the prompt of the user 'plain' says nowhere {{goal}}: '{prompt}'")
+            raise UserError(f"the prompt of the user 'plain' has no {{goal}}: '{prompt}'")
         self.model = find_model("the user 'plain'", model, models or {})
         check_persona(persona)
-        self.persona, self.noise, self.seed = persona, noise, seed
-        self.task = task
-        self.prompt = prompt
+        self.prompt, self.persona, self.noise, self.seed, self.task = prompt, persona, noise, seed, task
         self.end_marks = [end_mark] if isinstance(end_mark, str) else end_mark
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
-        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model says nothing."""
@@ -109,19 +106,15 @@ class PlainUser(User):
         ended = any(mark in text for mark in self.end_marks)
         for mark in self.end_marks:
             text = text.replace(mark, "")
-        said = text.strip()
+        text = text.strip()
         if self.noise:
-            said = mistype(said, self.noise, random.Random(derive_seed(conversation.seed, "noise", len(shown))))
-        if not said and not ended:
+            text = mistype(text, self.noise, random.Random(derive_seed(conversation.seed, "noise", len(shown))))
+        if not text and not ended:
             self._counts.update({"user_failed": 1.0})
             raise ModelCallError("user empty", "the user's model said nothing and did not leave")
         metrics = {"user_turns": 1.0, "user_ended": float(ended), **({"user_acts": float(len(acts))} if acts else {})}
-        self._counts.update(metrics)
-        messages = (Message("user", said),) if said else ()
-        note: dict[str, Any] = {"acts": acts} if acts else {}
-        if person:
-            note["persona"] = name
-        return Observation(messages, done=ended, reason="user", note=note, metrics=metrics)
+        note = {**({"acts": acts} if acts else {}), **({"persona": name} if person else {})}
+        return self.reply(text, metrics, note, ended)
 
     async def _speak(self, shown: Sequence[Message], conversation: Conversation, acts: int = 0) -> str:
         # The first call of a turn has the seed it would have without tools.

@@ -47,21 +47,21 @@ def overlap(source: str, text: str, n: int = 6) -> float:
 def copied_share(goal: str, message: str, n: int = 6) -> float:
     """How far a message is a copy of the goal: the share of the goal that it repeats, or, in a message of two n-grams
     and more, the share of the message that comes from the goal word by word (a paragraph of a long goal)."""
-    said = words(message)
-    if len(said) < 3:
+    spoken = words(message)
+    if len(spoken) < 3:
         return 0.0
     wanted = words(goal)
-    share = _share(wanted, said, n)
-    return max(share, _share(said, wanted, n)) if len(said) >= 2 * n else share
+    share = _share(wanted, spoken, n)
+    return max(share, _share(spoken, wanted, n)) if len(spoken) >= 2 * n else share
 
 
 def _share(source: list[str], text: list[str], n: int) -> float:
     n = min(n, len(source))
     if n < 3 or len(text) < n:
         return 0.0
-    said = {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
+    grams = {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
     wanted = [tuple(source[i : i + n]) for i in range(len(source) - n + 1)]
-    return sum(gram in said for gram in wanted) / len(wanted)
+    return sum(gram in grams for gram in wanted) / len(wanted)
 
 
 def is_role_flip(message: str, assistant: str = "") -> bool:

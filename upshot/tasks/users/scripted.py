@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from upshot.core.conversation import Conversation, Message
+from upshot.core.conversation import Conversation
 from upshot.tasks.participants.base import Observation, User, users
 from upshot.tasks.participants.templates import as_text
 
@@ -23,20 +23,16 @@ class ScriptedUser(User):
         """Make the user; `leave_when_answered` ends the chat once the assistant's last message holds the reference."""
         self.lines = lines
         self.leave_when_answered = leave_when_answered
-        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """The next line, or leaving when there is none or the answer has been given."""
-        lines = script_of(conversation, self.lines)
-        state = conversation.session.get("user", {"turns": 0})
-        if state["turns"] >= len(lines) or (self.leave_when_answered and self._has_answer(conversation)):
-            metrics = {"user_ended": 1.0}
-            self._counts.update(metrics)
-            return Observation(done=True, reason="user", metrics=metrics)
-        conversation.session["user"] = {"turns": state["turns"] + 1}
-        metrics = {"user_turns": 1.0}
-        self._counts.update(metrics)
-        return Observation((Message("user", lines[state["turns"]]),), metrics=metrics)
+        """The next line, or its leaving when no line is left or the answer has been given."""
+        sentences = (part.strip() for part in _SENTENCE_END.split(as_text(conversation.row.goal)))
+        lines = conversation.row.meta.get("script") or self.lines or [part for part in sentences if part]
+        turns = conversation.session.get("user", {"turns": 0})["turns"]
+        if turns >= len(lines) or (self.leave_when_answered and self._has_answer(conversation)):
+            return self.reply("", {"user_ended": 1.0}, done=True)
+        conversation.session["user"] = {"turns": turns + 1}
+        return self.reply(str(lines[turns]), {"user_turns": 1.0})
 
     @staticmethod
     def _has_answer(conversation: Conversation) -> bool:
@@ -44,13 +40,3 @@ class ScriptedUser(User):
         if not reference or last is None:
             return False
         return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", last.content) is not None
-
-
-def script_of(conversation: Conversation, lines: list[str] | None) -> list[str]:
-    """The lines of a conversation's user."""
-    own = conversation.row.meta.get("script")
-    if own:
-        return [str(line) for line in own]
-    if lines:
-        return lines
-    return [part.strip() for part in _SENTENCE_END.split(as_text(conversation.row.goal)) if part.strip()]

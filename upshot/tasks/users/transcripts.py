@@ -47,16 +47,16 @@ def ask_outcome(goal: Any, messages: Sequence[Message]) -> list[Message]:
 
 
 def transcript_of(record: Mapping[str, Any]) -> Transcript:
-    """The conversation of a row; `BadRow` where there is none in which a user and an assistant speak.
+    """The conversation of a row; `BadRow` if user and assistant do not both speak in it.
 
     Columns: `messages` (or `conversation`, `conversations`) with role and content, or ShareGPT's from and value.
     """
-    given = next((record[name] for name in COLUMNS if isinstance(record.get(name), list | tuple)), None)
-    if given is None:
+    listed = next((record[name] for name in COLUMNS if isinstance(record.get(name), list | tuple)), None)
+    if listed is None:
         raise BadRow(f"no {' or '.join(COLUMNS)}")
-    said = [_message(item) for item in given if isinstance(item, Mapping)]
+    messages = [_message(item) for item in listed if isinstance(item, Mapping)]
     spoken: list[Message] = []
-    for message in said:
+    for message in messages:
         if message.role not in ("user", "assistant") or not message.content.strip():
             continue
         if spoken and spoken[-1].role == message.role:  # two in a row are one turn
