@@ -187,7 +187,7 @@ class Bench:
         for seed, (name, shape) in enumerate(self.shapes.items()):
             started = time.perf_counter()
             module = build(shape, seed, self.device)
-            seat = self.pool.seats[name]
+            seat = self.pool.slots[name]
             settings = {"own_stream": True, "max_running": self.args.conversations}
             kv = seat.region.size - round_up(memory.spans(module)[-1].stop)
             engine = Engine(module, set(), EngineSettings(kv_bytes=kv, **settings))
@@ -225,7 +225,7 @@ class Bench:
     def swaps(self, rate: float) -> None:
         """Random models come in, say what they said alone, and leave; sometimes in the middle of it."""
         rng = random.Random(1)
-        seats = self.pool.seats
+        seats = self.pool.slots
         whole, loads, sizes, wrong, halves, broken = [], [], [], 0, 0, 0
         half: dict[str, list[Sequence]] = {}
         started = time.perf_counter()
@@ -314,7 +314,7 @@ class Bench:
         """A step of all against the sum of each one's own; the second time, when every step is captured."""
         alone = {}
         for name in self.shapes:
-            self.pool.seats[name].enter()
+            self.pool.slots[name].enter()
             self.step({name})
             alone[name] = self.step({name})
         everybody = set(self.shapes)

@@ -75,8 +75,8 @@ def refused(recipe: str, *overrides: str) -> str:
         ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, but all of train.minibatches=2 after"),
         ("train={loss: reinforce, async_steps: 1}", "'reinforce' has no ratio, and with train.async_steps=1"),
         ("seed=-1", "seed = -1: input should be greater than or equal to 0"),
-        ("train.importance={rule: mask, high: 0.5}", "high is 0.5, and the rule 'mask' .*set low <= 1 <= high"),
-        ("train.importance={rule: mask, low: 1.5}", "low is 1.5 and high is 2, and the rule 'mask'"),
+        ("train.importance={rule: mask, high: 0.5}", "high is 0.5, but the rule 'mask' .*set low <= 1 <= high"),
+        ("train.importance={rule: mask, low: 1.5}", "low is 1.5 and high is 2, but the rule 'mask'"),
         (
             "train={group_size: 1, prompts_per_step: 1, advantage: reinforce++} credit=reply",
             "train.group_size and train.prompts_per_step are 1, but 'reinforce\\+\\+' compares the replies of a step",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upshot.core.score import Reason, Score, mean_score, tell_missing
+from upshot.core.score import Reason, Score, describe_missing, mean_score
 from upshot.models.base import ModelCallError
 from upshot.rewards.reward import MetricWeight, combine
 
@@ -66,7 +66,7 @@ def test_what_is_missing_keeps_its_words_on_the_way_to_the_reward() -> None:
     assert mean_score([absent, Score.missing("error"), absent]) == absent
     total = combine([{"m": absent}], {"m": MetricWeight()}).total
     assert total == Score.missing("timeout", "m: after 9 s", metric="m")
-    assert tell_missing([total, Score(1.0), total, Score.missing("error")]) == [
+    assert describe_missing([total, Score(1.0), total, Score.missing("error")]) == [
         "2 x timeout: m: after 9 s",
         "1 x error",
     ]

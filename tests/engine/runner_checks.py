@@ -417,18 +417,18 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
     pool = ModelPool(layout, DEVICE)
     engines = {}
     for name, model in models.items():
-        seat = pool.seats[name]
-        seat.furnish(model)
-        sizes = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=seat.kv_bytes, own_stream=True)
-        seat.engine = engines[name] = Engine(model, eos_ids=set(), settings=sizes, seat=seat)
-        assert type(seat.engine.runner.driver).__name__ == "FusedDriver"
+        slot = pool.slots[name]
+        slot.furnish(model)
+        sizes = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=slot.kv_bytes, own_stream=True)
+        slot.engine = engines[name] = Engine(model, eos_ids=set(), settings=sizes, swap_slot=slot)
+        assert type(slot.engine.runner.driver).__name__ == "FusedDriver"
     captured: dict[str, list[object]] = {}
     for name in "abab":
         engine = engines[name]
         [seq] = engine.submit(prompt, Rules(max_tokens=4, temperature=0))
         engine.step()
         other = engines["b" if name == "a" else "a"]
-        other.seat.enter()  # type: ignore[union-attr]
+        other.swap_slot.enter()  # type: ignore[union-attr]
         assert engine.parked and not engine.runner.cache.k.numel()
         engine.run_until_done()
         assert seq.ids == said[name]

@@ -211,7 +211,7 @@ def test_the_only_served_model_is_found_and_an_unknown_one_named():
             async with connect(f"{server.url}#b") as model:
                 await model.generate(ask())
             async with connect(f"{server.url}#c") as model:
-                with pytest.raises(UserError, match="knows no model 'c'"):
+                with pytest.raises(UserError, match="does not know the model 'c'"):
                     await model.generate(ask())
 
     asyncio.run(several())
@@ -331,7 +331,7 @@ def test_a_scoring_that_fails_for_a_moment_is_tried_again():
 
 def test_an_endpoint_that_cannot_score_given_ids_is_named():
     async def unknown(model, server):
-        with pytest.raises(UserError, match="does not tell the log-probabilities of given ids"):
+        with pytest.raises(UserError, match="does not report the log-probabilities of given ids"):
             await model.logprobs([5, 6], [7])
         assert not server.records
 

@@ -133,7 +133,7 @@ def test_a_lent_policy_scores_given_ids_and_a_model_that_cannot_is_named(model: 
     async def main() -> tuple[tuple[float, ...], tuple[float, ...]]:
         lent = connect_all({"judge": {"model": "policy", "max_tokens": 7, "temperature": 0.5}}, policy=model)["judge"]
         async with lent, connect("scripted:ok") as other:
-            with pytest.raises(UserError, match="'scripted:ok' does not tell"):
+            with pytest.raises(UserError, match="'scripted:ok' does not report"):
                 await other.logprobs([5], [6])
             return await lent.logprobs([5, 6], [7, 8, 9]), await model.logprobs([5, 6], [7, 8, 9])
 

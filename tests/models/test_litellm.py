@@ -112,8 +112,8 @@ def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(monkeypatch):
     with_server(body, {}, model="no-such-model")
 
 
-def test_the_openai_client_is_no_way_to_call_any_more():
-    with pytest.raises(UserError, match=r"models.user: 'via: openai' is gone: our own client speaks OpenAI's protocol"):
+def test_the_openai_client_is_not_a_way_to_call():
+    with pytest.raises(UserError, match=r"models.user.via = 'openai': input should be 'http' or 'litellm'"):
         connect({"url": "http://127.0.0.1:9/v1", "model": MODEL, "via": "openai"}, role="user")
 
 

@@ -80,11 +80,11 @@ def test_a_call_finds_a_place_wherever_there_is_one_and_loads_are_kept_whatever_
         for step, draw in steps:
             rng = random.Random(draw)
             if step == "call":
-                free = [r for r in routing._open_to_calls(()) if r.in_flight < concurrency]
+                free = [r for r in routing.open_to_calls(()) if r.in_flight < concurrency]
                 try:
                     place = routing.take(bytes([draw % 7]) * 4)
                 except AttemptError as error:
-                    assert not routing._open_to_calls(()) and error.reason in ("connection", "rate_limited")
+                    assert not routing.open_to_calls(()) and error.reason in ("connection", "rate_limited")
                 else:
                     assert place in free or not free, "where one is free, one of the free takes the call"
                     held += [place] if place else []
@@ -115,7 +115,7 @@ def test_whoever_waits_for_a_place_hears_of_one_that_is_free():
         routing.update(URLS[:1])
         first = routing.take(b"k")
         assert routing.take(b"k") is None
-        waiting = [asyncio.create_task(routing.wait_for_change()) for _ in range(3)]
+        waiting = [asyncio.create_task(routing.change.wait()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         routing.leave(first)

@@ -92,7 +92,7 @@ def test_latency_is_concurrent():
         ("scripted:ecko", "did you mean 'echo'?"),
         ("scripted:no_such_module:f", "cannot import"),
         ("scripted:tests.models.test_scripted:nothing", "has no 'nothing' (scripted model)"),
-        ("policy", "there is none here"),
+        ("policy", "no model is trained here"),
     ],
 )
 def test_what_cannot_be_connected_is_said_at_once(spec, message):

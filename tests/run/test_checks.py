@@ -91,7 +91,7 @@ def test_an_endpoint_is_asked_for_a_few_tokens_and_offline_for_none(tmp_path: Pa
     assert wrong(settings) == []
     assert [body["max_tokens"] for body in Endpoint.asked] == [16]
     Endpoint.status = 404
-    assert "knows no model 'listed'" in wrong(settings)[0]
+    assert "does not know the model 'listed'" in wrong(settings)[0]
 
 
 def test_a_name_that_the_endpoint_does_not_list_is_told(

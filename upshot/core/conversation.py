@@ -67,11 +67,11 @@ class Sample:
     finish: str
     """stop (the model ended its turn) or length (cut at the limit)."""
     version: int = 0
-    """Version of the weights that sampled it; played ahead of the learner, how many steps those had taken."""
+    """Version of the weights that sampled it; with `train.async_steps`, how many steps those weights had taken."""
     thought: tuple[int, int] | None = None
-    """Where among `ids` the model thought, its markers left out; None when it did not."""
+    """The span of the thought in `ids`, without its markers; None if there is no thought."""
     answer: int = 0
-    """Where among `ids` begins what others hear; `len(ids)` when the model never came to it."""
+    """The position in `ids` where the answer begins, which others see; `len(ids)` if the model never reached it."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -85,7 +85,8 @@ class Turn:
     message: Message
     sample: Sample | None = None
     note: Mapping[str, Any] = field(default_factory=dict)
-    """What the speaker thought or measured (a simulated user's hidden thought, flags); shown, never rendered."""
+    """What the speaker thought or measured (a simulated user's hidden thought, flags); shown in reports, never
+    rendered."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class Conversation:
         self.session: dict[str, Any] = {}
         """Private state of the participants of this conversation (environment session, simulated user's memory)."""
         self.turn_scores: Mapping[int, Score] = {}
-        """What the environment gave for single turns of the policy, counted from 0."""
+        """Scores that the environment gave for single policy turns, by turn number from 0."""
         self.ended: str | None = None
-        """Why nobody speaks any more: 'user', 'done', 'turns', 'length' …; None while it can go on."""
+        """Why it ended: 'user', 'done', 'turns', 'length' …; None while it can continue."""
         self._rng: random.Random | None = None
 
     def __repr__(self) -> str:
@@ -151,10 +152,10 @@ class Conversation:
         return turn
 
     def fork(self, *path: object) -> Conversation:
-        """A conversation that shares all turns so far and goes its own way, with its own random stream.
+        """A copy that shares all turns so far and continues independently, with its own random stream.
 
-        The session is copied in full, so a fork's participants never write into their sibling's state; only what
-        cannot be copied (a lock, a connection) is shared.
+        The session is deep-copied, so the participants of a fork never write into a sibling's state; only objects that
+        cannot be copied (a lock, a connection) are shared.
         """
         key = "/".join([self.key, *map(str, path)])
         twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
@@ -194,7 +195,7 @@ class Conversation:
         return out
 
     def places(self) -> Iterator[tuple[int, Sample]]:
-        """The policy's samples, each with the position in `ids` where its first sampled id stands."""
+        """The policy's samples, each with the position of its first sampled id in `ids`."""
         at = 0
         for sample in self.samples():
             at += len(sample.context)
@@ -203,7 +204,7 @@ class Conversation:
 
     @property
     def unrendered(self) -> list[Message]:
-        """Messages said since the last sample: what the next prompt must still render."""
+        """Messages since the last sample, which the next prompt still has to render."""
         pending: list[Message] = []
         for turn in reversed(self.turns):
             if turn.sample is not None:

@@ -1,4 +1,5 @@
-"""Errors that the user can fix (one clear line, exit code 2, no traceback), and closing in spite of errors."""
+"""Errors that the user can fix (one clear line, exit code 2, no traceback), and closing several things despite
+errors."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ class UserError(Exception):
     """Something in the input is wrong; the message names the thing, the value and the way out."""
 
     excerpt: str = ""
-    """Lines of the input that are shown below the message as they stand, a caret under the place."""
+    """Lines of the input, shown below the message with a caret under the error."""
 
 
 class BudgetExceeded(UserError):
@@ -20,7 +21,7 @@ class BudgetExceeded(UserError):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The known word that another one is most like; empty where it is like none."""
+    """The known word that is most similar; empty if none is similar."""
     return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
 
 
@@ -37,12 +38,12 @@ def user_error_in(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((found for part in error.exceptions if (found := user_error_in(part))), None)
+        return next((inner for part in error.exceptions if (inner := user_error_in(part))), None)
     return None
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something ended: the user's error where an exception holds one, else its own message."""
+    """Why something failed: the `UserError` inside an exception, else the exception's own message."""
     return str(user_error_in(error) or error) or type(error).__name__
 
 
@@ -54,7 +55,7 @@ class Closable(Protocol):
 
 
 async def close_all(things: Iterable[Closable | None]) -> None:
-    """Close everything, in order, whatever one of them does; what failed is raised when all had their turn."""
+    """Close everything in order, even if one of them raises; errors are raised after all were closed."""
     async with AsyncExitStack() as stack:
         for thing in reversed([thing for thing in things if thing is not None]):
             stack.push_async_callback(thing.aclose)

@@ -1,13 +1,12 @@
 """Files that are whole or not there: lines of JSON, JSON files, folders; and texts that somebody else wrote.
 
-JSON lines are read and written in this one way. A line ends with a line feed and with nothing else: what people and
-models write holds U+2028, U+0085 and other marks that `str.splitlines` takes for ends. A last line without its line
-feed counts when it is a whole object; else it is torn, as a killed process leaves it: no reader returns it, and the
-next writer cuts it off.
+All JSON lines are read and written here. Only a line feed ends a line: texts of people and models contain U+2028,
+U+0085 and other characters that `str.splitlines` treats as line ends. A last line without a line feed counts if it is a
+complete object. If not, it is torn, as a killed process leaves it: readers skip it, and the next writer removes it.
 
-What is written always can be: numbers of numpy, lone surrogates, NaN (null) and objects of any kind (their text).
+Every value can be written: numpy numbers, lone surrogates, NaN (as null) and any other object (as its text).
 
-Files and folders are written beside their place, synced and renamed, so that a power cut leaves the old one or the new.
+Files and folders are written under a temporary name, synced and renamed, so a power cut leaves the old one or the new.
 What this does not do: keep two processes from writing the same file (`run/lock.py` does).
 """
 
@@ -55,7 +54,7 @@ def iter_jsonl(file: IO[bytes]) -> Iterator[JsonLine]:
 
 
 def parse_json_line(data: bytes) -> JsonObject | None:
-    """The object of a line; None when there is none."""
+    """The object of a line; None if the line holds no object."""
     try:
         row = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -76,16 +75,13 @@ def read_user_jsonl(file: IO[bytes], name: str) -> Iterator[JsonObject]:
     for line in iter_jsonl(file):
         if line.row is None:
             start = line.data[:60].decode(errors="replace").strip()
-            raise UserError(f"{name}, line {line.number} {_fault(line.data)}: {start!r}")
+            try:
+                line.data.decode()
+                fault = "is not JSON, or not an object"
+            except UnicodeDecodeError:
+                fault = "is not UTF-8; save the file as UTF-8"
+            raise UserError(f"{name}, line {line.number} {fault}: {start!r}")
         yield line.row
-
-
-def _fault(data: bytes) -> str:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return "is not UTF-8; save the file as UTF-8"
-    return "is not JSON, or not an object"
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -85,7 +85,7 @@ class Retries:
         return self._failed + self._limited
 
     def next_wait(self, error: AttemptError) -> float | None:
-        """Seconds until the next attempt after this failure; None: there is none."""
+        """Seconds until the next attempt after this failure; None: give up."""
         patience = self._policy.patience_s
         if error.reason == "rate_limited" and patience is not None:
             wait = self._wait(error, self._limited)

@@ -1,8 +1,9 @@
-"""Who may talk to our servers, and how a request ends that is broken off: one rule for all of them.
+"""Who may talk to our servers, and how an aborted request ends: the same rules for all of them.
 
-With a key: whoever sends it. Without one: programs of this machine only. So the server listens on loopback, and because
-a page in a browser reaches loopback too, a request must name a loopback host (a page that rebinds its name to 127.0.0.1
-names its own) and bring JSON that says so (a page of another origin may send only plain text or forms unasked).
+With a key, whoever sends it is let in. Without one, only programs on this machine are: the server listens on loopback.
+A page in a browser can reach loopback too, so a request must name a loopback host (a page that rebinds its own name to
+127.0.0.1 sends that name) and declare its body as JSON (without permission, a page of another origin can send only
+plain text or forms).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from upshot.core.errors import UserError
 
@@ -23,9 +25,9 @@ Result = TypeVar("Result")
 OPEN_PATH = "/health"
 """Answered without a key."""
 HALF_BODIES = 16
-"""Bodies of the largest size whose pieces may be held at once while they arrive."""
+"""Memory for bodies that are still arriving, in bodies of the maximum size."""
 LINGER_S = 10.0
-"""How long the rest of a refused body is read and thrown away, so that the refusal is heard."""
+"""How long the rest of a refused body is read and discarded, so that the client receives the refusal."""
 
 
 def is_loopback(host: str) -> bool:
@@ -36,10 +38,10 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def demand_key(host: str, key: str | None, way_out: str, said: str = "--host") -> None:
+def demand_key(host: str, key: str | None, way_out: str, option: str = "--host") -> None:
     """Refuse to listen beyond loopback without a key; `way_out` says how one is set, `said` where the host is."""
     if not key and not is_loopback(host):
-        raise UserError(f"{said} {host} is not loopback: {way_out}, or listen on 127.0.0.1")
+        raise UserError(f"{option} {host} is not loopback: {way_out}, or listen on 127.0.0.1")
 
 
 def find_key(file: str | None, variable: str) -> str | None:
@@ -60,9 +62,11 @@ def find_key(file: str | None, variable: str) -> str | None:
 def refusal(method: str, path: str, header: Callable[[str], str | None], key: str | None) -> tuple[int, str] | None:
     """(status, reason) for a request that may not come in, None for one that may."""
     if key:
-        if path != OPEN_PATH and not _brings(key, header):
+        sent = (header("authorization") or "").removeprefix("Bearer ").strip() or header("x-api-key") or ""
+        right = hmac.compare_digest(sent.encode(errors="replace"), key.encode(errors="replace"))
+        if path != OPEN_PATH and not right:
             return 401, "the API key is missing or wrong: send 'Authorization: Bearer KEY'"
-    elif not is_loopback(_host_name(header("host") or "")):
+    elif not is_loopback(urlsplit(f"//{header('host') or ''}").hostname or ""):
         return 403, "without a key only requests to a loopback host are answered: ask 127.0.0.1, or set a key"
     kind = (header("content-type") or "").partition(";")[0].strip().lower()
     if method == "POST" and kind != "application/json":
@@ -71,7 +75,7 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
 
 
 class BodyRefused(Exception):
-    """A body that is not read to its end: too large, too slow, or one too many at once."""
+    """A body that is not read to its end: it is too large or too slow, or too many arrive at once."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -80,15 +84,15 @@ class BodyRefused(Exception):
 
 
 class ClientGone(Exception):
-    """The client has hung up before its answer was ready, or before all of its request was sent."""
+    """The client disconnected before its answer was ready, or before it had sent the whole request."""
 
 
 @dataclass(eq=False)
 class RequestGate:
-    """ASGI middleware in front of every route: who may come in, and the size and pace of what comes in.
+    """ASGI middleware before every route: checks access, and limits the size and duration of request bodies.
 
-    Before anything is kept of the body: who may not come in must not fill the memory either. What is refused on the
-    way in is answered here; an application lets `BodyRefused` pass.
+    Access is checked before anything of the body is kept: a client without access must not be able to fill the memory.
+    Refusals are answered here; the application must let `BodyRefused` pass.
     """
 
     app: Any
@@ -126,7 +130,7 @@ class RequestGate:
 
 
 class IncomingBody:
-    """One request's body on its way in, and what is left of it when the answer is ready."""
+    """The body of one request while it arrives, and the unread rest when the answer is ready."""
 
     def __init__(self, gate: RequestGate, receive: Any, send: Any, headers: Mapping[str, str]) -> None:
         self._gate = gate
@@ -167,23 +171,20 @@ class IncomingBody:
         return message
 
     async def send(self, message: Any) -> None:
-        """Send the answer; its end when the body has arrived, too, though nobody reads it.
+        """Send the answer, but finish it only when the whole body has arrived, even if it is not used.
 
-        A connection that is closed with bytes unread on it is reset, and the reset may overtake the answer.
+        Closing a connection with unread bytes resets it, and the reset may overtake the answer.
         """
         if not self._complete and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         elif not self._complete and not message.get("more_body"):
             await self._send({**message, "more_body": True})
-            await self._discard_rest()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(self._deadline, self._now() + LINGER_S)):
+                    while not self._complete:
+                        await self._next()
             message = {"type": "http.response.body", "body": b""}
         await self._send(message)
-
-    async def _discard_rest(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(self._deadline, self._now() + LINGER_S)):
-                while not self._complete:
-                    await self._next()
 
     def release(self) -> None:
         """Count nothing of it as held any more."""
@@ -192,7 +193,7 @@ class IncomingBody:
 
 
 class CalmEnd:
-    """ASGI middleware: a request that is broken off (the client went, the server stops) ends without a traceback."""
+    """ASGI middleware: a request that is aborted (the client left, the server stops) ends without a traceback."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -219,9 +220,9 @@ class CalmEnd:
 
 
 async def while_connected(receive: Callable[[], Awaitable[Any]], work: Awaitable[Result]) -> Result:
-    """The result of the work, unless the client hangs up: then the work is cancelled, for others wait behind it.
+    """The result of the work; if the client disconnects, the work is cancelled, since others wait behind it.
 
-    To be called when the body has been read: what `receive` (the request's) brings next is the hang-up.
+    Call it after the body has been read: the next thing that the request's `receive` returns is then the disconnect.
     """
     doing, hung_up = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
@@ -248,13 +249,3 @@ def metrics_page(prefix: str, counters: Mapping[str, Any], gauges: Mapping[str, 
             else:
                 lines.append(f"{title} {value:.15g}")
     return "\n".join(lines) + "\n"
-
-
-def _brings(key: str, header: Callable[[str], str | None]) -> bool:
-    given = (header("authorization") or "").removeprefix("Bearer ").strip() or header("x-api-key") or ""
-    return hmac.compare_digest(given.encode(errors="replace"), key.encode(errors="replace"))
-
-
-def _host_name(value: str) -> str:
-    """The name in a Host header, without its port."""
-    return value[1:].partition("]")[0] if value.startswith("[") else value.partition(":")[0]

@@ -65,7 +65,7 @@ def end_group(group: int) -> None:
 
 
 def end_session(leader: int) -> None:
-    """SIGKILL to whatever is left of a session, whatever groups it has split into; Linux tells them by /proc."""
+    """SIGKILL to whatever is left of a session, whatever groups it has split into; on Linux they are found in /proc."""
     end_group(leader)
     for pid in session_members(leader):
         with contextlib.suppress(ProcessLookupError, PermissionError):

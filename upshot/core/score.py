@@ -87,14 +87,14 @@ class Reason(StrEnum):
     """The user's own words, kept in the detail."""
 
     @classmethod
-    def read(cls, text: object, otherwise: Reason | None = None) -> Reason:
-        """The reason for a word of a model, service or exception; `otherwise` (OTHER) for unknown words."""
+    def read(cls, text: object, default: Reason | None = None) -> Reason:
+        """The reason for a word of a model, service or exception; `default` (OTHER) for unknown words."""
         word = str(text).removeprefix("user ")
         if word in _SAME:
             return _SAME[word]
         if re.fullmatch(r"http_\d{3}", word):
             return cls.UNAVAILABLE if word.removeprefix("http_") in _OVERLOADED else cls.HTTP_ERROR
-        return cls(word) if word in cls._value2member_map_ else otherwise or cls.OTHER
+        return cls(word) if word in cls._value2member_map_ else default or cls.OTHER
 
     @property
     def cause(self) -> Cause:
@@ -165,17 +165,17 @@ class Score:
         return cls.missing(reason, f"{who}: {text}"[: WHY_CHARACTERS - len(place)] + place, **detail)
 
     @classmethod
-    def of(cls, given: object, who: str) -> Score:
-        """The score that somebody's code returned: one of ours, or a plain number; missing when it is neither."""
-        if isinstance(given, Score):
-            return given
+    def of(cls, result: object, who: str) -> Score:
+        """The score that user code returned, a `Score` or a plain number; missing if it is neither."""
+        if isinstance(result, Score):
+            return result
         value = math.nan
-        if hasattr(type(given), "__float__"):  # numbers of any library have it, texts do not
+        if hasattr(type(result), "__float__"):  # numbers of any library have it, texts do not
             with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-                value = float(given)  # type: ignore[arg-type]
+                value = float(result)  # type: ignore[arg-type]
         if math.isfinite(value):
             return cls(value)
-        shown = f"{given!r:.80} ({type(given).__name__})" if _is_plain(given) else f"a {type(given).__name__}"
+        shown = f"{result!r:.80} ({type(result).__name__})" if _is_plain(result) else f"a {type(result).__name__}"
         return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {shown}; it should return a Score or a finite number")
 
     @property
@@ -224,7 +224,7 @@ def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:
     return Score.missing(commonest, example.why)
 
 
-def tell_missing(scores: Iterable[Score]) -> list[str]:
+def describe_missing(scores: Iterable[Score]) -> list[str]:
     """How often each reason occurred, commonest first, with what is known of one case: '3 x bad_row: bleu: no …'."""
     absent = [score for score in scores if score.is_missing]
     counts = Counter(str(score.reason) for score in absent)

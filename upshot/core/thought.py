@@ -10,7 +10,7 @@ first opening marker and the next closing one:
 
 Further markers are part of what they stand in.
 
-`GrowingThought` tells the same of a text while it grows, where nothing can be taken back: there a closing marker that
+`GrowingThought` splits a text while it grows, where nothing can be taken back: there a closing marker that
 nothing opened is text.
 """
 
@@ -113,8 +113,8 @@ class GrowingThought:
                 self._held = self._held.removeprefix(opening)
                 self._repeated = False
                 continue
-            before, found, after = self._held.partition(self._awaited[0]) if self._awaited else (self._held, "", "")
-            if found:
+            before, marker, after = self._held.partition(self._awaited[0]) if self._awaited else (self._held, "", "")
+            if marker:
                 self._say(parts, before.rstrip())
                 self._held, self._inside, self._fresh = after, not self._inside, True
                 self._awaited = [MARKERS[1]] if self._inside else []
@@ -127,7 +127,7 @@ class GrowingThought:
             break
         return parts[0], parts[1]
 
-    def _say(self, said: list[str], text: str) -> None:
+    def _say(self, parts: list[str], text: str) -> None:
         if text:
-            said[not self._inside] += text
+            parts[not self._inside] += text
             self._fresh = False

@@ -1,13 +1,13 @@
-"""A time limit for code that is not ours: a metric, participant, environment or verifier of the user's own.
+"""A time limit for user code: a metric, participant, environment or verifier that is not part of Upshot.
 
-What it waits for is cancelled when its time is up. What it computes without waiting would hold up everything else, so
-that is interrupted by an alarm, whichever thread it runs in: by a signal in the main thread, and in any other (signals
-reach the main thread only, and `upshot.reward` in a notebook runs in a thread of its own) by an exception that a second
-thread raises there. Both end a loop of Python code; the signal also ends `time.sleep` and other system calls.
+When the time is up, awaited work is cancelled. Code that computes without awaiting would block everything else, so an
+alarm interrupts it: in the main thread a signal, in any other thread an exception that a second thread raises there
+(signals reach only the main thread, and `upshot.reward` in a notebook runs in its own thread). Both end a loop of
+Python code; the signal also ends `time.sleep` and other system calls.
 
-Two things cannot be ended: a call inside a C library that does not return to Python, and code that catches everything.
-Not counted: the time in which the program itself works for that code (helper models, sandbox, worker processes, all of
-which have limits of their own) or stands still at a `breakpoint()`.
+Two things cannot be interrupted: a call inside a C library that does not return to Python, and code that catches
+every exception. Time that Upshot itself spends on behalf of that code (helper models, sandbox, worker processes, which
+have their own limits) and time at a `breakpoint()` do not count.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 call_seconds: ContextVar[float] = ContextVar("call_seconds", default=120.0)
-"""The limit of one call; a run sets its recipe's."""
+"""The limit of one call; a run sets it from its recipe."""
 LATE_S = 1.0
-"""A timer this late means that the whole program stood still; its time is given once more."""
+"""A timer this late means that the whole program was suspended; the call then gets its time again."""
 AGAIN_S = 1.0
-"""Seconds after which the alarm rings again, for code that caught the first one."""
+"""Seconds after which the alarm is repeated, for code that caught the first one."""
 
 _clock: ContextVar[_Clock | None] = ContextVar("_clock", default=None)
 
 
 class CallTimeout(Exception):
-    """A call of the user's own code took longer than its limit."""
+    """A call to user code took longer than its limit."""
 
     reason = "timeout"
 
 
 async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a method of `owner`; `CallTimeout` when `owner` is the user's own code and takes too long.
+    """Call a method of `owner`; `CallTimeout` if `owner` is user code and takes too long.
 
-    The user's method may be a plain function, too: it is called here, and everything else waits meanwhile.
+    The method may also be a plain function: it is called directly, and everything else waits for it.
     """
     if _ours(owner):
         return await method(*args, **kwargs)
@@ -78,7 +78,7 @@ async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.
 
 
 def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same for a call that does not wait."""
+    """The same for a plain function."""
     if _ours(owner):
         return work(*args, **kwargs)
     seconds = call_seconds.get()
@@ -90,7 +90,7 @@ def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs:
 
 
 def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorates what has a limit of its own: the clock of whoever calls it stands still meanwhile."""
+    """Decorator for functions with their own limit: the caller's clock is paused while they run."""
 
     @functools.wraps(work)
     async def held(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -107,7 +107,7 @@ def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, A
 
 
 class _Clock:
-    """Counts down the seconds of one call, except while it is held."""
+    """Counts down the seconds of one call, except while it is paused."""
 
     def __init__(self, seconds: float, timeout: asyncio.Timeout) -> None:
         self.seconds = self._left = seconds
@@ -150,7 +150,7 @@ class _Clock:
 
 @types.coroutine
 def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """Drive a coroutine; what it computes between two awaits is under the alarm."""
+    """Drive a coroutine; the code between two awaits runs under the alarm."""
     send: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
@@ -177,12 +177,12 @@ def _too_long(owner: object, seconds: float) -> CallTimeout:
 
 
 class TimeUp(BaseException):
-    """The alarm, as seen by the code it interrupts: no `except Exception` catches it."""
+    """The alarm as the interrupted code sees it; `except Exception` does not catch it."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise `TimeUp` in what runs inside after this many seconds; an outer or a foreign alarm goes on afterwards."""
+    """Raise `TimeUp` in the enclosed code after this many seconds; an outer alarm continues afterwards."""
     by_signal = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     with _signal_alarm(seconds) if by_signal else _thread_alarm(seconds):
         yield
@@ -203,14 +203,14 @@ def _signal_alarm(seconds: float) -> Iterator[None]:
 
 
 def _on_signal(_signal: int, _frame: types.FrameType | None) -> None:
-    # Set anew each time rather than by an interval: a slow, traced step would be interrupted by the next ring for ever.
+    # Set again each time instead of using an interval: a slow, traced step would be interrupted forever.
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     if sys.gettrace() is None:  # a person at a breakpoint may take as long as they like
         raise TimeUp
 
 
 _innermost: dict[int, _Ringer] = {}
-"""The alarm that may ring, by thread: an outer one waits until the inner one is over."""
+"""The active alarm of each thread: an outer alarm waits until the inner one is over."""
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def _thread_alarm(seconds: float) -> Iterator[None]:
         ringer.start()
         yield
     finally:
-        while True:  # the alarm may ring in this very place: then once more
+        while True:  # the alarm may be raised in this very block: then try again
             try:
                 ringer.stop()
                 if outer is None:
@@ -235,9 +235,10 @@ def _thread_alarm(seconds: float) -> Iterator[None]:
 
 
 class _Ringer(threading.Thread):
-    """Raises `TimeUp` in the thread that made it when its time is up, again and again until it is stopped.
+    """Raises `TimeUp` in the thread that made it when its time is up, repeatedly until it is stopped.
 
-    A thread for every alarm costs about 0.1 ms; one for all of them would need a queue that an exception cannot split.
+    One thread per alarm costs about 0.1 ms. A single thread for all alarms would need a queue, and an exception that
+    arrives in the middle of a queue operation would corrupt it.
     """
 
     def __init__(self, target: int, seconds: float) -> None:
@@ -267,16 +268,16 @@ class _Ringer(threading.Thread):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target_thread), ctypes.py_object(TimeUp))
 
     def stop(self) -> None:
-        """Ring no more; an alarm that is still on its way to this thread is taken here.
+        """Stop the alarm; if one is already on its way to this thread, receive it here.
 
-        It is not called back (SetAsyncExc with NULL): CPython 3.11 would then look for it for ever, and a traced step
-        of a debugger would never end.
+        It is not cancelled (SetAsyncExc with NULL): CPython 3.11 would then keep checking for it forever, and a traced
+        step in a debugger would never end.
         """
         with self._ringing:
             self._over.set()
         if self._rang:
             with suppress(TimeUp):
-                for _ in range(100):  # it comes at the next jump back
+                for _ in range(100):  # it arrives at the next backward jump
                     pass
 
 

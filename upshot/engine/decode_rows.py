@@ -7,6 +7,7 @@ So the rows are one list, the same object while nothing changes, and a calendar 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os.path import commonprefix
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def find_shared(
 ) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
     """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start.
 
-    `skip`: so many first pages are known to be the same and do not count. `least`: rows that make a group.
+    `skip`: this many first pages are known to be the same and do not count. `least`: rows that make a group.
     """
     starts = np.zeros(len(rows), dtype=np.int32)
     families: dict[int, list[int]] = {}
@@ -104,17 +105,8 @@ def find_shared(
     for members in families.values():
         if len(members) < least:
             continue
-        common = min(len(rows[i].pages) for i in members) - 1
-        first = rows[members[0]].pages
-        for i in members[1:]:
-            pages = rows[i].pages
-            while common and pages[:common] != first[:common]:
-                # Halve until equal, then grow: a handful of slice comparisons instead of one a page.
-                low, high = 0, common
-                while low < high:
-                    middle = (low + high + 1) // 2
-                    low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
-                common = low
+        # Of lists of pages, not of paths; a row's last page is its own.
+        common = len(commonprefix([rows[i].pages[:-1] for i in members]))  # noqa: RUF071
         if common - skip < MIN_SHARED_PAGES:
             continue
         for at in range(0, len(members), most):

@@ -1,8 +1,8 @@
-"""The engine: queue, step loop, versions of the weights. Knows ids, not text.
+"""The engine: queue, step loop, versions of the weights. It works on ids and does not know text.
 
-On the CPU a step runs on the event loop itself, so batches form in the same order every run and `breakpoint()` works.
-After an optimizer step call `weights_changed`: what older weights computed is never read again, and requests under way
-keep their ids and are computed again on the new weights (their `version` stays that of their first id).
+On the CPU a step runs on the event loop itself, so batches form in the same order in every run and `breakpoint()`
+works. Call `weights_changed` after an optimizer step: results of older weights are never used again. Running requests
+keep their ids and are recomputed with the new weights (their `version` stays that of their first id).
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class EngineSettings:
     lean: bool = True
     """Drive known families layer by layer (llama/block_driver.py) instead of through the model's forward."""
     merge: Merging = "copy"
-    """LoRA adapters in the weights they sit on (llama/merged.py): in a copy of them, in the model's own while the
-    engine is not parked (then nobody else may use the model), or never: they are called, which is slower."""
+    """Whether LoRA adapters are merged into their weights (llama/merged.py). copy: into a copy. in place: into the
+    model's own weights while the engine is not parked; nothing else may use the model then. never: adapters are called
+    as modules, which is slower."""
     weights: Literal["model", "fp8"] = "model"
     """fp8: projections in 8 bits, a scale for each row of weights and each token (llama/eight_bit.py; Hopper and
     later)."""
@@ -71,9 +72,10 @@ class EngineSettings:
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
     own_stream: bool = False
-    """Steps run beside those of other engines of the process (GPU only); for models that the learner does not train."""
+    """Run steps concurrently with those of other engines in the process (GPU only); for models that are not trained."""
     exact: bool = False
-    """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
+    """Make log-probabilities bitwise equal to those of the learner's exact forward, whatever the batch; slower
+    (exact/)."""
 
 
 class QueueFull(Exception):
@@ -88,11 +90,11 @@ class Engine:
         model: torch.nn.Module,
         eos_ids: set[int] | None = None,
         settings: EngineSettings | None = None,
-        seat: SwapSlot | None = None,
+        swap_slot: SwapSlot | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.seat = seat
-        """Where weights and pages lie when they share memory with other models', and when it is their turn."""
+        self.swap_slot = swap_slot
+        """Where weights and pages are when models share memory, and when it is this model's turn."""
         self.model = model
         self.shape = shape_of(model)
         self.eos_ids = frozenset(eos_ids if eos_ids is not None else _eos_of(model))
@@ -120,7 +122,7 @@ class Engine:
             self._await_weights()
             with self._own_device():
                 self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
-                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings, seat
+                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings, swap_slot
                 )
         else:
             from upshot.engine.cpu.runner import TorchRunner
@@ -128,7 +130,7 @@ class Engine:
 
             driver = select_driver(model, self.shape, self.settings, kernels=False)
             self.runner = TorchRunner(
-                driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, seat
+                driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, swap_slot
             )
         self.pool = PagePool(n_pages, self.settings.page_size)
         self.scheduler = Scheduler(
@@ -137,12 +139,12 @@ class Engine:
             self.settings.chunk_tokens or (16384 if self.on_gpu else 2048),
             score_rows=max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab),
         )
-        if seat is not None:
-            self.scheduler.holds = lambda: seat.holds
+        if swap_slot is not None:
+            self.scheduler.holds = lambda: swap_slot.holds
 
     @contextmanager
     def _own_device(self) -> Iterator[None]:
-        """Inside: the model's GPU is the current one, on which kernels, streams and graphs run."""
+        """Make the model's GPU the current device, on which kernels, streams and graphs run."""
         if self.shape.device.type != "cuda":
             yield
             return
@@ -150,7 +152,7 @@ class Engine:
             yield
 
     def _await_weights(self) -> None:
-        """Steps on a stream of their own begin behind what wrote the weights."""
+        """Make steps on a separate stream wait until the weights are written."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.default_stream(self.shape.device))
 
@@ -190,7 +192,7 @@ class Engine:
         """Queue n continuations of `ids`; they read the prompt once."""
         most, stops = self._room(ids, rules, n), rules.stop_ids | self.eos_ids
         each = [rules.of_row(most, derive_seed(rules.seed, "sample", i), stops) for i in range(n)]
-        seqs = [Sequence(list(ids), own, on_token=on_token, on_done=on_done) for own in each]
+        seqs = [Sequence(list(ids), rule, on_token=on_token, on_done=on_done) for rule in each]
         self._check_vocabulary(seqs[0])
         if grammar is not None:
             for seq in seqs:
@@ -228,7 +230,7 @@ class Engine:
         self.scheduler.add(leader)
         self.prompted += len(leader.ids) * n
         self._unseen += len(leader.ids)
-        away = self.seat is not None and (self.seat.holds or not self.seat.here)
+        away = self.swap_slot is not None and (self.swap_slot.holds or not self.swap_slot.here)
         if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing and not away:
             try:
                 self.step()  # the GPU works while the caller prepares more
@@ -307,12 +309,12 @@ class Engine:
         return self.version
 
     def park(self, keep_steps: bool = False) -> None:
-        """Give back the memory of keys, values, captured steps and merged weights; the next step takes it again.
+        """Release the memory of keys, values, captured steps and merged weights; the next step allocates it again.
 
-        Nothing is lost: what is under way keeps its ids and goes on from them. `keep_steps`: captured ones stay, for an
-        engine that will find its weights and pages where they were.
+        Nothing is lost: running requests keep their ids and continue from them. `keep_steps`: keep captured steps, for
+        an engine whose weights and pages will be at the same addresses again.
         """
-        if self.parked and (keep_steps or self.seat is None):
+        if self.parked and (keep_steps or self.swap_slot is None):
             return
         self._drain()
         self.scheduler.restart()
@@ -324,11 +326,11 @@ class Engine:
             self._return_memory()
 
     def resume(self) -> None:
-        """Take back what `park` gave."""
+        """Allocate again what `park` released."""
         if not self.parked:
             return
-        if self.seat is None:
-            self._return_memory()  # what others cached lies where there must be one piece
+        if self.swap_slot is None:
+            self._return_memory()  # pages need one contiguous block, and cached memory of others may split it
         self._await_weights()
         with self._own_device():
             self.runner.resume()
@@ -343,8 +345,8 @@ class Engine:
 
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
-        if self.seat is not None and not self.seat.here and self.scheduler.busy:
-            self.seat.enter()
+        if self.swap_slot is not None and not self.swap_slot.here and self.scheduler.busy:
+            self.swap_slot.enter()
         if self.parked and self.scheduler.busy:
             self.resume()
         # The first chunk is a small one, so that the GPU works while the host plans the next.
@@ -401,7 +403,7 @@ class Engine:
         try:
             await asyncio.sleep(0)
             while self.scheduler.busy:
-                if self.seat is None or await self.seat.turn():
+                if self.swap_slot is None or await self.swap_slot.turn():
                     self.step()
                 await asyncio.sleep(0)
             self._drain()

@@ -1,8 +1,8 @@
 """Pages of the KV cache: who holds which, which hold a known prefix, which can be taken.
 
-Pure bookkeeping, no tensors. A page is a number. Page 0 belongs to nobody: kernels may write there what nobody reads.
-A published page is found again by the exact tokens it holds and by what came before it, so prefixes are shared
-without hashing and a wrong match is impossible. A page nobody holds stays findable until its space is needed.
+Pure bookkeeping, no tensors. A page is a number. Page 0 is never assigned: kernels may write values there that are not
+read. A published page is found by the exact tokens it holds and by the chain of pages before it, so prefixes are shared
+without hash collisions. A page without holders stays findable until its space is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PagePool:
         self._key: list[tuple[int, bytes] | None] = [None] * n_pages
         """Under what each page is published."""
         self._idle: deque[int] = deque()
-        """Published pages that nobody held at some time, oldest first; only the last entry of a page counts."""
+        """Published pages that had no holder at some time, oldest first; only the last entry of a page counts."""
         self._entries = [0] * n_pages
         """How often each page is in that queue."""
         self._n_idle = 0
@@ -54,7 +54,7 @@ class PagePool:
         return len(self._free) + self._n_idle
 
     def has(self, count: int) -> bool:
-        """Whether so many pages could be taken now."""
+        """Whether this many pages could be taken now."""
         return len(self._free) + self._n_idle >= count or self.available >= count
 
     @property
@@ -146,7 +146,7 @@ class PagePool:
         self._returned.append(pages)
 
     def settle(self, most: int = 0) -> None:
-        """Drop what was given back, of at most so many sequences (0: of all)."""
+        """Drop the pages that were given back, of at most this many sequences (0: of all)."""
         if self._returned:
             count = most or len(self._returned)
             for pages in self._returned[:count]:
@@ -184,14 +184,14 @@ class PagePool:
         """Make full pages findable after `chain`; the chain after them. An equal page already there wins."""
         packed = packed_ids(ids).tobytes()
         size = self.page_size * WIDTH
-        found, keys, fresh = self._found, self._key, self._next_chain
+        known, keys, fresh = self._found, self._key, self._next_chain
         start = 0
         for page in pages:
             key = (chain, packed[start : start + size])
             start += size
-            own = (page, fresh)
-            hit = found.setdefault(key, own)
-            if hit is own:
+            entry = (page, fresh)
+            hit = known.setdefault(key, entry)
+            if hit is entry:
                 keys[page] = key
                 fresh += 1
             chain = hit[1]

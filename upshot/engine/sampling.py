@@ -102,10 +102,5 @@ def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
         except Exception as error:  # the row is drawn with the others; `Scheduler.commit` ends the sequence
             seq.error = error
             continue
-        apply_bitmask(logits, index, mask)
-
-
-def apply_bitmask(logits: Tensor, row: int, mask: np.ndarray) -> None:
-    """Set what a grammar forbids in one row to -inf, in place."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
-    logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
+        logits[index].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)

@@ -1,10 +1,10 @@
 """Which sequences compute what in the next step. Pure bookkeeping, no tensors.
 
-A step either reads prompts (chunks of up to `chunk_tokens` ids in all) or extends every running sequence by one id.
-Where there is work of both kinds they take turns: neither waits for more than one step of the other.
-Sequences are admitted in order while pages last; when a running sequence finds no page, the one admitted last gives its
-pages back and is computed again later from its ids (its randomness is keyed by position, so it goes on unchanged).
-Results may come back one step late: `plan` never needs the ids of the step under way.
+A step either reads prompts (chunks of up to `chunk_tokens` ids in total) or extends every running sequence by one id.
+If there is work of both kinds, they alternate, so neither waits for more than one step of the other.
+Sequences are admitted in order while pages last. If a running sequence finds no free page, the sequence admitted last
+gives up its pages and is recomputed later from its ids; random draws are keyed by position, so its text is unchanged.
+Results may arrive one step late: `plan` never needs the ids of the step in progress.
 """
 
 from __future__ import annotations
@@ -100,23 +100,17 @@ class Scheduler:
         """The next step, or None if nothing can be computed until results are committed."""
         decode = self._just_read and bool(self.running)
         for read in (not decode, decode):
-            plan = self._reading_step(chunk_tokens or self.chunk_tokens) if read else self._decode_step()
-            if plan is not None:
+            plan = StepPlan([])
+            if read:
+                plan.chunks = self._read_prompts(chunk_tokens or self.chunk_tokens)
+                plan.rows = [s for c in plan.chunks for s in c.samplers]
+            else:
+                plan.rows, plan.touched = self._extend_running()
+            if plan.rows or plan.chunks:
                 self._just_read = read
+                plan.copies, self._copies = self._copies, []
                 return plan
         return None
-
-    def _reading_step(self, budget: int) -> StepPlan | None:
-        chunks = self._read_prompts(budget)
-        return StepPlan([s for c in chunks for s in c.samplers], chunks, self._take_copies()) if chunks else None
-
-    def _decode_step(self) -> StepPlan | None:
-        rows, touched = self._extend_running()
-        return StepPlan(rows, [], self._take_copies(), touched) if rows else None
-
-    def _take_copies(self) -> list[tuple[int, int]]:
-        copies, self._copies = self._copies, []
-        return copies
 
     def _read_prompts(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -242,7 +236,7 @@ class Scheduler:
         return rows
 
     def _own_page(self, seq: Sequence, rows: list[Sequence]) -> bool:
-        """Make the page of the sequence's next id exist and be its own; False if there is none to be had now."""
+        """Make the page of the sequence's next id exist and be its own; False if no page is available now."""
         index = (seq.length - 1) // self.pool.page_size
         if index < len(seq.pages) and self.pool.alone(seq.pages[index]):
             return True

@@ -56,15 +56,15 @@ def given_logprobs(logits: Tensor, ids: Tensor, tops: int) -> tuple[Tensor, ...]
     parts = []
     for some, chosen in zip(logits.split(rows), ids.split(rows), strict=True):
         every = some.float().log_softmax(-1)
-        own = every.gather(-1, chosen[:, None])[:, 0]
-        parts.append((own, *every.topk(min(tops, every.shape[1]), dim=-1)) if tops else (own,))
+        picked = every.gather(-1, chosen[:, None])[:, 0]
+        parts.append((picked, *every.topk(min(tops, every.shape[1]), dim=-1)) if tops else (picked,))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def by_sequence(wanted: ScoreRequest, found: tuple[Tensor, ...]) -> list[Scored]:
+def by_sequence(wanted: ScoreRequest, results: tuple[Tensor, ...]) -> list[Scored]:
     """What `given_logprobs` found, for each sequence."""
-    own = found[0].tolist()
-    values, order = (x.tolist() for x in found[1:]) if wanted.tops else ([], [])
+    logprobs = results[0].tolist()
+    values, order = (x.tolist() for x in results[1:]) if wanted.tops else ([], [])
     out: list[Scored] = []
     at = 0
     for seq, count in wanted.shares:
@@ -72,6 +72,6 @@ def by_sequence(wanted: ScoreRequest, found: tuple[Tensor, ...]) -> list[Scored]
         if seq.rules.top_logprobs:
             pairs = zip(order[at : at + count], values[at : at + count], strict=True)
             tops = [likeliest(o, v, seq.rules.top_logprobs) for o, v in pairs]
-        out.append((seq, own[at : at + count], tops))
+        out.append((seq, logprobs[at : at + count], tops))
         at += count
     return out

@@ -1,4 +1,4 @@
-"""One continuation in the making: its ids, its pages, how it is sampled and when it ends."""
+"""One continuation while it is sampled: its ids, its pages, its sampling rules and when it ends."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class SwapSlot(Protocol):
 
 
 def allocate_pages(
-    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, seat: SwapSlot | None
+    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, swap_slot: SwapSlot | None
 ) -> tuple[Tensor, Tensor]:
-    """Room for keys and for values, all zeros: in the seat, or wherever there is some."""
-    if seat is None:
+    """Room for keys and for values, all zeros: in the slot, or wherever there is space."""
+    if swap_slot is None:
         keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
         return keys, values
-    both = seat.pages((2, *size), dtype).zero_()  # what others left there may be no numbers
+    both = swap_slot.pages((2, *size), dtype).zero_()  # what others left there may not be numbers
     return both[0], both[1]

@@ -65,7 +65,7 @@ class Completion:
     finish: str
     """stop, length, or tool_calls."""
     ids: tuple[int, ...] | None = None
-    """Sampled ids, the end-of-turn token included; None where the backend does not tell."""
+    """Sampled ids, the end-of-turn token included; None where the backend does not report them."""
     logprobs: tuple[float, ...] | None = None
     """Beside `ids`: log softmax(logits / temperature) of each, before top-k/top-p/min-p cuts."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
@@ -94,7 +94,7 @@ class Abilities:
     seed: bool = False
     """Same request, same seed: same completion."""
     scores: bool = False
-    """Tells the log-probabilities of given ids."""
+    """Reports the log-probabilities of given ids."""
 
 
 class Model(Helper, ABC):
@@ -122,8 +122,8 @@ class Model(Helper, ABC):
         """log p of each `given` id after `prompt` and those before it, at temperature 1; `UserError` if it cannot."""
         if not self.abilities.scores:
             raise UserError(
-                f"model '{self.name}' does not tell the log-probabilities of given ids; a model in this process does, "
-                "and a server that answers `echo` with `logprobs` (vLLM, upshot serve; say so with token_ids: true)"
+                f"model '{self.name}' does not report the log-probabilities of given ids; a model in this process "
+                "does, and so does a server that answers `echo` with `logprobs` (vLLM, upshot serve): token_ids: true"
             )
         if not prompt or not given:
             raise UserError(f"log-probabilities need a prompt and given ids, got {len(prompt)} and {len(given)}")

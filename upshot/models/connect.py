@@ -57,7 +57,9 @@ def connect(
     guards: Guards = {"role": role, "budget": budget, "limits": endpoints.limits(spec)}
     if spec.kind == "policy":
         if policy is None:
-            raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
+            raise UserError(
+                f"{where or role or 'model'}: 'policy' means the model in training, but no model is trained here"
+            )
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.copy_at(when) if when else policy, **guards)
     if spec.kind == "replicas":
@@ -67,7 +69,7 @@ def connect(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
         )
     if spec.kind == "local" and pool is not None:
-        return LocalModel(spec, pool.seat(role), **guards)
+        return LocalModel(spec, pool.slot(role), **guards)
     return _backend(spec)(spec, **guards)
 
 
@@ -103,8 +105,8 @@ def connect_all(
     endpoints = Endpoints()
     by_spec: dict[str, Model] = {}
     out: dict[str, Model] = {}
-    for role, given in specs.items():
-        spec = ModelSpec.parse(given, f"{where}.{role}")
+    for role, named in specs.items():
+        spec = ModelSpec.parse(named, f"{where}.{role}")
         key = spec.model_dump_json()
         if key not in by_spec:
             by_spec[key] = connect(

@@ -117,7 +117,7 @@ class EndpointModel(GuardedModel):
                 )
             self.served = next(iter(owners))
         if owners and self.served not in owners:
-            tell_unlisted(str(self.spec.url), self.served, tuple(sorted(owners)))
+            warn_unlisted(str(self.spec.url), self.served, tuple(sorted(owners)))
         if self.spec.token_ids is None and owners.get(self.served) in ID_SERVERS:
             self.abilities = replace(self.abilities, ids_out=True, seed=True, scores=True)
 
@@ -145,7 +145,8 @@ class EndpointModel(GuardedModel):
         return answer
 
     async def stream(self, request: Request, hear: Callable[[str], None]) -> Completion:
-        """One completion of a chat, heard as it comes; tried once. A thought that the server tells apart is marked."""
+        """One completion of a chat, heard as it comes; tried once. A thought in a field of its own is put between
+        markers."""
         if self._client is None:
             raise ModelCallError("closed", f"model '{self.name}' is not started")
         request = replace(request, sampling=self.spec.sampling(request.sampling))
@@ -166,7 +167,7 @@ class EndpointModel(GuardedModel):
         except MissingScores as error:
             trouble = str(error)
         raise UserError(
-            f"'{self.name}' does not tell the log-probabilities of given ids ({trouble}); it must answer `echo` with "
+            f"'{self.name}' does not report the log-probabilities of given ids ({trouble}); it must answer `echo` with "
             "`logprobs` and `max_tokens: 0`, as vLLM and upshot serve do"
         )
 
@@ -205,7 +206,7 @@ class EndpointModel(GuardedModel):
         if error.status in (401, 403):
             return self._key_error(error.status)
         if error.status == 404:
-            known = f"knows no model '{self.served}' or no such route (HTTP 404: {error.detail})"
+            known = f"does not know the model '{self.served}' or this route (HTTP 404: {error.detail})"
             return UserError(f"{self.spec.url} {known}")
         return ModelCallError(error.reason, error.detail)
 
@@ -216,8 +217,8 @@ class EndpointModel(GuardedModel):
 
 
 @lru_cache  # said once, however often a model is started
-def tell_unlisted(url: str, served: str, listed: tuple[str, ...]) -> None:
-    """Warn of a name that an endpoint does not list: some serve what they do not list, most do not."""
+def warn_unlisted(url: str, served: str, listed: tuple[str, ...]) -> None:
+    """Warn about a name that an endpoint does not list: some endpoints serve models they do not list, most do not."""
     log.warning("%s does not list the model '%s'; %s", url, served, did_you_mean(served, listed[:20]))
 
 

@@ -82,10 +82,10 @@ class EngineModel(Model):
             room = self.engine.shape.max_length
             raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
         grammar = self._grammar(request)
-        given = request.given
+        scored = request.given
         try:
-            if given:
-                seqs = [self.engine.score(ids[:-given], ids[-given:], request.top_logprobs, on_done)]
+            if scored:
+                seqs = [self.engine.score(ids[:-scored], ids[-scored:], request.top_logprobs, on_done)]
             else:
                 seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
         except QueueFull as error:

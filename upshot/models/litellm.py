@@ -84,7 +84,7 @@ class LiteLLMModel(GuardedModel):
             raise AttemptError("timeout", f"no answer within {self.spec.timeout_s:g} s") from error
         except (ModelCallError, UserError):
             raise
-        except Exception as error:  # the libraries' own classes, told apart by name and status
+        except Exception as error:  # the libraries' own classes; `failure_of` sorts them by name and status
             if self._learn(body, error):
                 return await self._attempt(request, n, seed)
             failure = failure_of(error, self.name)

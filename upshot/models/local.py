@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -67,7 +68,9 @@ def local_path(name: str) -> str:
         return str(folder)
     above = Path(name).parts[:-1]
     if name.startswith((".", "/", "~")) or (above and Path(above[0]).is_dir()):  # runs/X, and there is a folder runs
-        raise UserError(f"there is no folder '{name}'{_how_to_make(folder)}")
+        recipe = next((part for part in reversed(folder.parts) if part in list_recipes()), None)
+        way_out = f"; train it first: upshot train {recipe}" if recipe else ""  # where it would be a run of ours
+        raise UserError(f"there is no folder '{name}'{way_out}")
     if "/" not in name and get_close_matches(name.lower(), [SMOLLM2], cutoff=0.8):
         raise UserError(f"there is no model '{name}'; did you mean '{SMOLLM2}'?")
     return name
@@ -81,12 +84,6 @@ def describe_choice(name: str) -> str:
     chosen = _checkpoint_of(run)
     kind = "best" if (run / "checkpoints" / "best.json").is_file() else "newest"
     return f"{run}: its {kind} checkpoint, {chosen.name}"
-
-
-def _how_to_make(folder: Path) -> str:
-    """What makes a folder that is not there: where it would be a run of a recipe of ours, that recipe."""
-    made = next((part for part in folder.parts[:-1] if part in list_recipes()), folder.name)
-    return f"; train it first: upshot train {made}" if made in list_recipes() else ""
 
 
 def _checkpoint_of(run: Path) -> Path:
@@ -126,15 +123,18 @@ def pick_dtype(name: str, device: str) -> Any:
     return kind
 
 
-def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+def load_local(name: str, dtype: str = "auto", device: str = "auto", four_bits: bool = False) -> tuple[Any, Any]:
     """(module, tokenizer) of a folder, hub name or `smollm2-135m`: float32 on the CPU, bfloat16 on a GPU.
 
     Many CPUs have no bfloat16 arithmetic and take hundreds of times as long with it, so auto never picks it there.
+    `four_bits`: the projections are in 4 bits (NF4, scales quantized too); embedding, head and norms are not.
     """
+    if four_bits and find_spec("bitsandbytes") is None:
+        raise UserError(NO_BITSANDBYTES)
     path = local_path(name)
     import_frameworks()
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # whoever loads has a bar of its own, or none
@@ -142,11 +142,16 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
     tokenizer = load_tokenizer(name)
+    how: dict[str, Any] = {"dtype": kind}
+    if four_bits:
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": kind}
+        how |= {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **nf4), "device_map": device}
     try:
-        module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+        module: Any = AutoModelForCausalLM.from_pretrained(path, **how)
     except (SafetensorError, *DAMAGED) as error:
-        raise UserError(f"cannot load the model '{name}': {describe_damage(error)}") from error
-    return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+        bits = " in 4 bits" if four_bits else ""
+        raise UserError(f"cannot load the model '{name}'{bits}: {describe_damage(error)}") from error
+    return (module if four_bits else module.to(device)).eval(), tokenizer
 
 
 DAMAGED = (OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
@@ -204,31 +209,6 @@ def _ask_hub(name: str) -> None:
 HUB_S = 10.0
 """Seconds that the hub may take to answer a first question."""
 NO_BITSANDBYTES = "model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none"
-
-
-def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
-    """As `load_local`, the projections in 4 bits (NF4, scales quantized too); embedding, head and norms as they are."""
-    import importlib.util
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(NO_BITSANDBYTES)
-    path = local_path(name)
-    import_frameworks()
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    device = pick_device(device)
-    kind = pick_dtype(dtype, device)
-    bits = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=kind,
-    )
-    try:
-        module = AutoModelForCausalLM.from_pretrained(path, dtype=kind, quantization_config=bits, device_map=device)
-    except DAMAGED as error:
-        raise UserError(f"cannot load the model '{name}' in 4 bits: {describe_damage(error)}") from error
-    return module.eval(), load_tokenizer(name)
 
 
 def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
@@ -309,13 +289,13 @@ class BorrowedModel(GuardedModel):
 class LocalModel(BorrowedModel):
     """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
 
-    def __init__(self, spec: ModelSpec, seat: Any = None, **guards: Unpack[Guards]) -> None:
+    def __init__(self, spec: ModelSpec, swap_slot: Any = None, **guards: Unpack[Guards]) -> None:
         from upshot.models.grammar import available
 
         guards["limits"] = EndpointLimits(1_000_000)
         GuardedModel.__init__(self, spec, **guards)
-        self._seat = seat
-        """Its place in a pool (`pool.seat.PoolSeat`)."""
+        self._swap_slot = swap_slot
+        """Its place in a pool (`serving.swap.pool.PoolSlot`)."""
         self.sharers = 1
         """Models connected together, on one device, without a plan: keys and values of all have one budget."""
         self.borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None
@@ -347,23 +327,23 @@ class LocalModel(BorrowedModel):
 
         module, tokenizer = self._load()
         renderer = Renderer(tokenizer)
-        if self._seat is None:
+        if self._swap_slot is None:
             kv_bytes = int(self.spec.kv_gb * 2**30) or shared_kv(module.device, self.sharers)
         else:
-            self._seat.furnish(module)
-            kv_bytes = self._seat.kv_bytes
+            self._swap_slot.furnish(module)
+            kv_bytes = self._swap_slot.kv_bytes
         settings = EngineSettings(own_stream=True, kv_bytes=kv_bytes, weights=self.spec.weights, kv=self.spec.kv)
-        engine = Engine(module, renderer.end_ids, settings, self._seat)
-        if self._seat is not None:
-            self._seat.engine = engine
+        engine = Engine(module, renderer.end_ids, settings, self._swap_slot)
+        if self._swap_slot is not None:
+            self._swap_slot.engine = engine
         return EngineModel(engine, tokenizer, self.name, renderer)
 
     def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
-        if self._seat is None:
+        if self._swap_slot is None:
             module, tokenizer = load_whole(self.spec.model, self.spec.dtype, self.spec.device)
         else:
-            kind = pick_dtype(self.spec.dtype, str(self._seat.arena.device))
+            kind = pick_dtype(self.spec.dtype, str(self._swap_slot.arena.device))
             module, tokenizer = load_whole(self.spec.model, str(kind).removeprefix("torch."), "cpu")
         if self.spec.weights == "fp8":
             from upshot.engine.llama.eight_bit import narrow_projections
@@ -377,5 +357,5 @@ class LocalModel(BorrowedModel):
         inner, self.inner = self.inner, None
         if inner is not None:
             await inner.aclose()
-        if self._seat is not None:
-            self._seat.vacate()
+        if self._swap_slot is not None:
+            self._swap_slot.vacate()

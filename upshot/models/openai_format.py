@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from upshot.core.thought import MARKERS
@@ -33,7 +33,7 @@ class ApiAnswer:
 
 async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[str], None]) -> Completion:
     """A streamed chat answer, heard as it comes; a thought that stands in a field of its own is put between markers."""
-    said: list[str] = []
+    text = ""
     finish, thinking = "stop", False
     async for event in events:
         for choice in event.get("choices") or ():
@@ -47,9 +47,9 @@ async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[
                 thinking = False
             for piece in pieces:
                 hear(piece)
-            said += pieces
+                text += piece
             finish = choice.get("finish_reason") or finish
-    return Completion("".join(said), finish)
+    return Completion(text, finish)
 
 
 def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer
     """The log-probabilities of a request's given ids; raises `BadResponse` or `MissingScores`."""
     ids, given = list(request.prompt), request.given
     try:
-        found = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
+        values = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
         tokens = int((data.get("usage") or {}).get("prompt_tokens") or len(ids))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise BadResponse(f"{type(error).__name__}: {error}") from error
-    numbers = all(isinstance(value, int | float) for value in found[-given:])
-    if len(found) != len(ids) or found[0] is not None or not numbers:  # of a prompt's first id there is none
+    numbers = all(isinstance(value, int | float) for value in values[-given:])
+    if len(values) != len(ids) or values[0] is not None or not numbers:  # a prompt's first id has none
         raise MissingScores(
-            f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each"
+            f"{len(values)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each"
         )
     cost = tokens * price_in / 1e6
-    logprobs = tuple(float(value) for value in found[-given:])
+    logprobs = tuple(float(value) for value in values[-given:])
     scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
     return ApiAnswer([scored], tokens, 0, cost)
 
@@ -230,14 +230,12 @@ def _read_logprobs(data: Mapping[str, Any] | None) -> Logprobs:
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+@cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the others for 256 and what follows."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+    """GPT-2's characters for bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-
-_ALPHABET = byte_alphabet()
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TokenPieces:
@@ -271,8 +269,8 @@ class TokenPieces:
             name = self.tokenizer.convert_ids_to_tokens(token) or ""
             if byte := _BYTE.fullmatch(name):
                 return bytes([int(byte[1], 16)])
-            if name and all(c in _ALPHABET for c in name):
-                return bytes(_ALPHABET[c] for c in name)
+            if name and all(c in byte_alphabet() for c in name):
+                return bytes(byte_alphabet()[c] for c in name)
         return text.encode()
 
 

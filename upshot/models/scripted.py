@@ -71,7 +71,7 @@ class AbsentPolicy(Model):
 
     async def generate(self, request: Request) -> list[Completion]:
         """Refuse."""
-        raise UserError("there is no policy here to ask; name another model for the role that asks it (models.…=)")
+        raise UserError("no policy is available here; name a different model for the role that asks it (models.…=)")
 
 
 def _completion(text: str, request: Request) -> Completion:
@@ -115,7 +115,8 @@ def ok(request: Request) -> str:
 
 @script("rater")
 def rate(request: Request) -> str:
-    """Says OK; asked for JSON, draws each number of it from a hash of the prompt: a stand-in judge that tells apart."""
+    """Says OK; asked for JSON, draws each number of it from a hash of the prompt: a stand-in judge whose ratings
+    differ."""
     if request.schema is None:
         return "OK"
     answer = example_of(request.schema, "OK")

@@ -43,20 +43,15 @@ def smollm2_folder() -> Path:
             scratch = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.", dir=folder.parent))
             try:
                 convert(source, scratch)
-                _readable(scratch)
+                mask = os.umask(0)  # readable as any other file of the user's: temporary folders are private
+                os.umask(mask)
+                os.chmod(scratch, 0o777 & ~mask)
+                for path in scratch.iterdir():
+                    os.chmod(path, 0o666 & ~mask)
                 os.rename(scratch, folder)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return folder
-
-
-def _readable(folder: Path) -> None:
-    """As any other file of the user's: temporary folders and safetensors would be private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(folder, 0o777 & ~mask)
-    for path in folder.iterdir():
-        os.chmod(path, 0o666 & ~mask)
 
 
 def gguf_file() -> Path:
@@ -111,7 +106,7 @@ def save_tokenizer(facts: dict[str, Any], target: Path) -> None:
     control = [token for token, kind in zip(tokens, facts["tokenizer.ggml.token_type"], strict=True) if kind == 3]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     ids = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    special = {f"{own}_token": tokens[int(facts[f"tokenizer.ggml.{name}_token_id"])] for own, name in ids.items()}
+    special = {f"{ours}_token": tokens[int(facts[f"tokenizer.ggml.{name}_token_id"])] for ours, name in ids.items()}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         **special,

@@ -1,11 +1,12 @@
 """Text that stays text: what a message says never becomes a special token.
 
-A chat template mixes its own marks (`<|im_start|>`) with what people, tools and rows say, and a tokenizer cannot tell
-them apart afterwards. So `guard` puts a character that no text has into every special token that a message spells, the
-template renders the guarded words, and `encode` reads what is guarded as ordinary text and the rest as always. Text
-that spells no special token is encoded by the tokenizer itself, as a whole: its ids are the template's own.
+A chat template mixes its own marks (`<|im_start|>`) with what people, tools and rows say, and a tokenizer cannot
+distinguish them afterwards. So `guard` puts a character that no text has into every special token that a message
+spells, the template renders the guarded words, and `encode` reads what is guarded as ordinary text and the rest as
+always. Text that spells no special token is encoded by the tokenizer itself, as a whole: its ids are the template's
+own.
 
-Where text cannot be told from marks by its ids (a template whose marks are ordinary words, such as Llama 2's [/INST]; a
+Where text and marks have the same ids (a template whose marks are ordinary words, such as Llama 2's [/INST]; a
 tokenizer whose model itself knows the special token as a word), a space is put inside: `[ /INST]`.
 """
 
@@ -29,7 +30,7 @@ class SpecialTokens:
         self._backend: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special), *marks}
-        # A single character cannot be told from itself.
+        # A single character has no place for a guard inside it.
         self.tokens = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
         self._words = {*words}
         self._any = re.compile(_any_of([*self.tokens, *words]))
@@ -97,5 +98,5 @@ class SpecialTokens:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern of these texts, the longest that fits; of nothing where there are none."""
+    """A pattern of these texts, the longest that fits; without texts, one that matches nothing."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"

@@ -31,7 +31,8 @@ _LETTER = {"\b": "\\b", "\f": "\\f", "\r": "\\r", "\t": "\\t", "\n": "\\n"}
 def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The JSON object in a reply: the whole of it, else a fenced block, else the first balanced object that parses.
 
-    A draft inside `<think>` is none. Raises `ValueError` with the reason when there is none or it breaks the schema.
+    A draft inside `<think>` does not count. Raises `ValueError` with the reason if there is no object or it breaks the
+    schema.
     """
     problem = "no JSON object in the reply"
     for candidate in _candidates(text):
@@ -77,9 +78,9 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
-        mended = _WRONG_ESCAPE.sub(lambda match: match[0] if match[1] else "\\\\", text)
+        repaired = _WRONG_ESCAPE.sub(lambda match: match[0] if match[1] else "\\\\", text)
         try:
-            return json.loads(mended, strict=False, parse_constant=refuse_constant)
+            return json.loads(repaired, strict=False, parse_constant=refuse_constant)
         except ValueError:
             raise error from None
 

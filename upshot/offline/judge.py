@@ -11,7 +11,7 @@ from typing import Any
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable, write_jsonl
-from upshot.core.score import Score, tell_missing
+from upshot.core.score import Score, describe_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.offline.statistics import wilson
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))
     report = agreement(scores, labels, args.threshold)
     print(table(args.metric, report))
-    for line in tell_missing(scores):
+    for line in describe_missing(scores):
         print(f"  missing {line}")
     if args.out:
         judged = zip(records, scores, labels, strict=True)

@@ -19,7 +19,7 @@ from upshot.config.load import load_recipe
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_jsonl
-from upshot.core.score import LASTING, Reason, Score, tell_missing
+from upshot.core.score import LASTING, Reason, Score, describe_missing
 from upshot.core.thought import find_thought
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import Job, Journal, name_row, open_log
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**report, "file": str(out)}))
     else:
         print("\n".join([table(str(path), report), *tell_views(report["views"]), *tell_pairs(report["pairs"])]))
-        for told in tell_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
+        for told in describe_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
             print(f"  no prediction: {told}")
         print(f"every prediction is in {out}")
     return 0 if report["all"]["valid"] else 1

@@ -18,7 +18,7 @@ from upshot.api.reward import open_scorer
 from upshot.api.settings import METRICS
 from upshot.config.registry import import_thing
 from upshot.core.files import read_jsonl
-from upshot.core.score import LASTING, Score, tell_missing
+from upshot.core.score import LASTING, Score, describe_missing
 from upshot.offline.arguments import read_metrics, read_model, read_rows
 from upshot.offline.job import Job, Journal, name_row, open_log
 from upshot.rewards.build import ARROW
@@ -104,5 +104,5 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
         values = [score["value"] for score in scores if "value" in score]
         mean = f"{sum(values) / len(values):10.4f}" if values else f"{'-':>10}"
         out.append(f"{name:<24}{mean}{len(values):>8}{len(scores) - len(values):>9}")
-    out += [f"  missing {told}" for told in tell_missing(Score.from_dict(score) for score in rows[0][1])]
+    out += [f"  missing {told}" for told in describe_missing(Score.from_dict(score) for score in rows[0][1])]
     return "\n".join(out)

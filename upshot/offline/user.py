@@ -16,7 +16,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score, tell_missing
+from upshot.core.score import Score, describe_missing
 from upshot.core.time_limit import limit_call
 from upshot.offline.arguments import SCRIPT, read_mapping, read_model, read_rows
 from upshot.offline.job import Job, Journal, open_log
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**report, "file": str(out)}))
     else:
-        told = [f"  missing {line}" for line in tell_missing(failed)]
+        told = [f"  missing {line}" for line in describe_missing(failed)]
         print("\n".join([*tell_report(args.file, report), *told, f"every turn is in {out}"]))
     return 0 if report["transcripts"] else 1
 

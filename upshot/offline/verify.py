@@ -18,7 +18,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import check_writable, write_jsonl
-from upshot.core.score import Reason, Score, tell_missing
+from upshot.core.score import Reason, Score, describe_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
     if args.out:
         write_jsonl(Path(args.out), (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
-    missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
+    missing = "".join(f"\n  missing {line}" for line in describe_missing(scores))
     print(json.dumps(summary) if args.json else printable(show(summary) + missing))
     return 0 if summary["scored"] else 1
 

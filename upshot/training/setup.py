@@ -13,7 +13,7 @@ from upshot.core.errors import UserError
 from upshot.core.files import read_text
 from upshot.models.local import (
     adapter_config,
-    load_4bit,
+    load_local,
     load_tokenizer,
     load_whole,
     local_path,
@@ -34,7 +34,7 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
     device = pick_device(config.device)
     if path:
         if config.quantize == "4bit":
-            module, tokenizer = load_4bit(path, config.dtype, device)
+            module, tokenizer = load_local(path, config.dtype, device, four_bits=True)
         else:
             module, tokenizer = load_whole(path, config.dtype, device)
         tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer

@@ -53,11 +53,11 @@ def engine_in(
     pool: ModelPool, name: str, settings: Callable[..., EngineSettings] = EngineSettings, **over: Any
 ) -> Engine:
     """The engine of one model in the pool."""
-    seat = pool.seats[name]
+    slot = pool.slots[name]
     module = make(name, **over)
-    seat.furnish(module)
-    seat.engine = Engine(module, set(), settings(kv_bytes=seat.kv_bytes), seat)
-    return seat.engine
+    slot.furnish(module)
+    slot.engine = Engine(module, set(), settings(kv_bytes=slot.kv_bytes), slot)
+    return slot.engine
 
 
 def ask(engine: Engine, seed: int, count: int = 4, **more: Any) -> list[Sequence]:

@@ -44,7 +44,7 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
     address = pool.arena.memory.data_ptr()
     before = pool.swaps
     while pool.swaps < before + 200:
-        name = rng.choice([name for name, seat in pool.seats.items() if not seat.here])
+        name = rng.choice([name for name, slot in pool.slots.items() if not slot.here])
         engine = engines[name]
         if not engine.scheduler.busy:
             assert [seq.ids for seq in asked[name]] == said[name]
@@ -61,15 +61,15 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
 def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu", piece=256)
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
-    assert second.seat is not None and second.seat.here and first.parked
+    assert second.swap_slot is not None and second.swap_slot.here and first.parked
 
     async def play() -> None:
         early = ask(first, 1)
         first.wake()
         await asyncio.sleep(0)
         late = []
-        while not first.seat.here:  # type: ignore[union-attr]
-            if pool.seats["m0"].load is not None and not late:
+        while not first.swap_slot.here:  # type: ignore[union-attr]
+            if pool.slots["m0"].load is not None and not late:
                 late = ask(first, 3)
             await asyncio.sleep(0)
         assert late, "a load takes several turns of the loop"
@@ -97,8 +97,8 @@ def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_ne
         other.wake()
         held = False
         while other.scheduler.busy:
-            seat = pool.seats["m0"]
-            held |= seat.holds
+            slot = pool.slots["m0"]
+            held |= slot.holds
             await asyncio.sleep(0)
         assert held and busy.scheduler.busy, "the other did not wait for all of it"
         while busy.scheduler.busy:
@@ -192,18 +192,18 @@ def test_a_place_that_is_too_small_for_the_weights_is_refused_with_both_sizes() 
     found = lay_out({"m4": 1 << 15}, 1 << 15)
     assert found is not None
     with pytest.raises(UserError, match=r"'m4' have .* MiB, the memory plan has 0\.0 MiB"):
-        ModelPool(found, "cpu").seats["m4"].furnish(make("m4"))
+        ModelPool(found, "cpu").slots["m4"].furnish(make("m4"))
 
 
 def test_pages_are_zeros_when_an_engine_comes_back() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
-    second.seat.leave()  # type: ignore[union-attr]
+    second.swap_slot.leave()  # type: ignore[union-attr]
     pool.arena.memory.fill_(255)  # no numbers at all, read as floats
-    first.seat.enter()  # type: ignore[union-attr]
+    first.swap_slot.enter()  # type: ignore[union-attr]
     assert not first.runner.store.k.any() and not first.runner.store.v.any()
     asked = ask(first, 1)
     first.run_until_done()
     assert [seq.ids for seq in asked] == alone("m0", 1)
     assert torch.isfinite(torch.tensor([p for seq in asked for p in seq.logprobs])).all()
-    assert pool.seats["m0"].kv_bytes >= KV
+    assert pool.slots["m0"].kv_bytes >= KV

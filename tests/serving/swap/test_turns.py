@@ -85,7 +85,7 @@ def pool_of(layout: MemoryLayout) -> tuple[ModelPool, dict[str, Fake]]:
     """A pool of engines that only count."""
     pool = ModelPool(layout, "cpu", piece=2 * ALIGNED)
     engines = {}
-    for name, slot in pool.seats.items():
+    for name, slot in pool.slots.items():
         size = slot.region.size
         slot.engine = engines[name] = Fake()  # type: ignore[assignment]
         slot.weights = SimpleNamespace(flat=torch.zeros(size, dtype=torch.uint8), size=size)  # type: ignore[assignment]
@@ -95,7 +95,7 @@ def pool_of(layout: MemoryLayout) -> tuple[ModelPool, dict[str, Fake]]:
 def tick(pool: ModelPool) -> None:
     """One turn of the event loop: the pool looks, and every engine that is there makes a step."""
     pool.tick()
-    for slot in pool.seats.values():
+    for slot in pool.slots.values():
         engine: Any = slot.engine
         if slot.here and engine.busy:
             slot.used = pool.ticks
@@ -136,20 +136,20 @@ ONE_PLACE = MemoryLayout(2 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", 0, 2
 
 def ticks_until(pool: ModelPool, name: str, most: int = 4 * TURN) -> int:
     """Ticks that pass until a model is there."""
-    return next(number for number in range(most) if pool.seats[name].here or tick(pool))
+    return next(number for number in range(most) if pool.slots[name].here or tick(pool))
 
 
 def test_a_free_place_is_taken_at_once() -> None:
     pool, engines = pool_of(MemoryLayout(3 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", ALIGNED, 3 * ALIGNED))))
     engines["a"].waiting.append([9999])
-    pool.seats["a"].enter()
+    pool.slots["a"].enter()
     engines["b"].waiting.append([1])
-    assert ticks_until(pool, "b") <= 2 and pool.seats["a"].here and engines["a"].running
+    assert ticks_until(pool, "b") <= 2 and pool.slots["a"].here and engines["a"].running
 
 
 def test_a_model_without_work_leaves_after_a_while_but_not_at_once() -> None:
     pool, engines = pool_of(ONE_PLACE)
-    pool.seats["a"].enter()
+    pool.slots["a"].enter()
     engines["a"].waiting.append([40])
     engines["b"].waiting.append([1])
     took = ticks_until(pool, "b")
@@ -158,7 +158,7 @@ def test_a_model_without_work_leaves_after_a_while_but_not_at_once() -> None:
 
 def test_a_model_with_work_stays_for_its_turn_then_ends_what_it_has_begun_and_begins_nothing_new() -> None:
     pool, engines = pool_of(ONE_PLACE)
-    pool.seats["a"].enter()
+    pool.slots["a"].enter()
     engines["a"].waiting.extend([[TURN + 50] for _ in range(8)])
     engines["b"].waiting.append([1])
     took = ticks_until(pool, "b")
@@ -170,7 +170,7 @@ def test_a_model_with_work_stays_for_its_turn_then_ends_what_it_has_begun_and_be
 def test_who_has_waited_longest_comes_first() -> None:
     regions = (Region("there", 0, ALIGNED), Region("first", 0, 2 * ALIGNED), Region("many", 0, 2 * ALIGNED))
     pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
-    pool.seats["there"].enter()
+    pool.slots["there"].enter()
     engines["first"].waiting.append([1])
     tick(pool)
     engines["many"].waiting.extend([[1] for _ in range(50)])
@@ -181,7 +181,7 @@ def test_who_has_waited_longest_comes_first() -> None:
 def test_what_a_model_waits_for_in_vain_is_taken_by_nobody_else() -> None:
     regions = (Region("large", 0, 2 * ALIGNED), Region("there", ALIGNED, 2 * ALIGNED), Region("small", 0, ALIGNED))
     pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
-    pool.seats["there"].enter()
+    pool.slots["there"].enter()
     engines["there"].waiting.append([2 * TURN])
     engines["large"].waiting.append([1])
     for _ in range(TURN + 2):

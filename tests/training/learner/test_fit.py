@@ -13,7 +13,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
-from upshot.models.local import load_4bit
+from upshot.models.local import load_local
 from upshot.run.run import TrainingRun, train
 from upshot.training.learner.forward.select import checkpointing_of
 from upshot.training.learner.memory import fit
@@ -121,7 +121,7 @@ def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path
 def test_four_bits_without_bitsandbytes_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install bitsandbytes"):
-        load_4bit("smollm2-135m")
+        load_local("smollm2-135m", four_bits=True)
 
 
 def test_four_bits_without_adapters_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from upshot.config.bounds import FolderName
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe.base import Named, Section
+from upshot.config.recipe.episode import CreditConfig, EpisodeConfig, FuturesConfig
 from upshot.config.recipe.model import PolicyConfig
 from upshot.config.recipe.reward import RewardConfig
-from upshot.config.recipe.rollout import CreditConfig, EpisodeConfig, FuturesConfig
 from upshot.config.recipe.train import TrainConfig
 
 OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

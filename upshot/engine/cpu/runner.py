@@ -42,14 +42,14 @@ class DecodeStep:
         self.row_index = torch.arange(self.n)
         self.table: Tensor | None = None
         if window is None:
-            own = positions
+            places_in_row = positions
             self.table = self._table(rows, positions)
         else:
-            own = positions - window.starts
-        self.own = torch.from_numpy(own)
-        self.length = int(own.max()) + 1
+            places_in_row = positions - window.starts
+        self.own = torch.from_numpy(places_in_row)
+        self.length = int(places_in_row.max()) + 1
         # Rows of one length see all there is.
-        self._masks: dict[int, Tensor | None] = {0: None} if int(own.min()) + 1 == self.length else {}
+        self._masks: dict[int, Tensor | None] = {0: None} if int(places_in_row.min()) + 1 == self.length else {}
 
     def _table(self, rows: list[Sequence], positions: np.ndarray) -> Tensor:
         cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
@@ -95,7 +95,7 @@ class Group:
     rows: Tensor
     """[chunks, longest] index of each query in the packed tokens; padding repeats the chunk's first."""
     real: Tensor
-    """[chunks, longest] which are no padding."""
+    """[chunks, longest] which are not padding."""
     table: Tensor | None
     """[chunks, longest context] cells of keys; None when all chunks start at 0 and can use the packed keys."""
     mask_parts: tuple[Tensor, Tensor] | None
@@ -189,12 +189,12 @@ class TorchRunner:
         page_size: int,
         window_bytes: int,
         exact: bool = False,
-        seat: SwapSlot | None = None,
+        swap_slot: SwapSlot | None = None,
     ) -> None:
         shape = driver.shape
         self.driver = driver
         self.exact = ExactMode(kernels=False) if exact else None
-        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, seat)
+        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, swap_slot)
         # Sliding windows, soft caps and sinks would need a prefix arithmetic of their own: they share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
@@ -278,6 +278,6 @@ class TorchRunner:
         tops: list[Top] | None = None
         if rules.tops:
             values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)
-            found = zip(rows, order.tolist(), values.tolist(), strict=True)
-            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in found]
+            likely = zip(rows, order.tolist(), values.tolist(), strict=True)
+            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in likely]
         return rows, ids.tolist(), logprobs.tolist(), tops

@@ -44,15 +44,15 @@ class Store:
         kv_heads: int,
         dim: int,
         dtype: torch.dtype,
-        seat: SwapSlot | None = None,
+        swap_slot: SwapSlot | None = None,
     ) -> None:
         self.page_size = page_size
-        self._size, self._dtype, self._seat = (layers, n_pages * page_size, kv_heads, dim), dtype, seat
+        self._size, self._dtype, self._swap_slot = (layers, n_pages * page_size, kv_heads, dim), dtype, swap_slot
         self.take()
 
     def take(self) -> None:
         """Room for all pages."""
-        self.k, self.v = allocate_pages(self._size, self._dtype, torch.device("cpu"), self._seat)
+        self.k, self.v = allocate_pages(self._size, self._dtype, torch.device("cpu"), self._swap_slot)
 
     def release(self) -> None:
         """No room for any, until `take`."""

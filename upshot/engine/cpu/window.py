@@ -1,8 +1,8 @@
 """Dense keys and values of the sequences being extended, so that a step copies nothing but the new token.
 
-Each row holds one sequence. Rows that share their first pages hold only what comes after them; what is shared is held
-once and read once for all of them, at every level: a prompt by its replies, a reply by its futures. Bounded by
-`limit_bytes`: beyond that a step gathers from the pages.
+Each row holds one sequence. Rows that share their first pages hold only what comes after them. The shared part is
+stored once and read once for all of them, at every level: a prompt by its replies, a reply by its futures. The size is
+bounded by `limit_bytes`; beyond that a step gathers keys and values from the pages.
 """
 
 from __future__ import annotations

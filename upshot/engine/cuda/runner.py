@@ -70,7 +70,7 @@ class CudaRunner:
         page_size: int,
         max_running: int,
         settings: Any,
-        seat: SwapSlot | None = None,
+        swap_slot: SwapSlot | None = None,
     ) -> None:
         self.shape, self.page_size = shape, page_size
         self.model = model
@@ -81,7 +81,7 @@ class CudaRunner:
         self._eight = settings.kv == "fp8"
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
         self.slots = DeviceSlots(max_running, columns, device)
-        self.seat = seat
+        self.swap_slot = swap_slot
         self.cache = Cache(*self._pages(), self.slots.table)
         self.batch = DecodeBatch(self.slots, page_size)
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
@@ -106,8 +106,8 @@ class CudaRunner:
 
     def _pages(self) -> tuple[Tensor, Tensor]:
         if not self._eight:
-            return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
-        keys, values = allocate_pages(self._size, torch.uint8, self.shape.device, self.seat)
+            return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.swap_slot)
+        keys, values = allocate_pages(self._size, torch.uint8, self.shape.device, self.swap_slot)
         return keys.view(E4M3), values.view(E4M3)
 
     def _logits_of(self, rows: int) -> Tensor:

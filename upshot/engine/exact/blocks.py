@@ -94,7 +94,7 @@ class Tiles:
     queries: Tensor
     """[tiles, QUERIES] index of each query among the tokens; padding repeats the tile's first."""
     real: Tensor
-    """[tiles, QUERIES] which are no padding."""
+    """[tiles, QUERIES] which are not padding."""
     at: Tensor
     """[tiles, QUERIES] their positions."""
     sequence: Tensor

@@ -125,5 +125,5 @@ class ExactForward:
     def token_logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
         """Log-probability of every token given those before it [rows, length]; position 0 gets 0."""
         wanted = ids.roll(-1, 1)
-        found = PickedLogprobs.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)
-        return torch.nn.functional.pad(found[:, :-1], (1, 0))
+        picked = PickedLogprobs.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)
+        return torch.nn.functional.pad(picked[:, :-1], (1, 0))

@@ -45,7 +45,7 @@ ROUND_ONCE = _names(
 BY_ROW = _names("_softmax _log_softmax cumsum mean sum native_layer_norm _fused_rms_norm")
 """Sums over the last dimension."""
 DECOMPOSED = _names("matmul layer_norm rms_norm softmax log_softmax dropout einsum")
-"""Arrive whole in inference mode, in parts otherwise."""
+"""Arrive as one operation in inference mode, else in parts."""
 
 
 class ExactMode(TorchDispatchMode):
@@ -75,9 +75,9 @@ class ExactMode(TorchDispatchMode):
     def _form(self, func: Any) -> Callable[..., Any]:
         """The form of an operation: looked up once."""
         name = func.overloadpacket.__name__
-        own: Callable[..., Any] | None = getattr(self, f"_op_{name.strip('_')}", None)
-        if own is not None:
-            return own
+        form: Callable[..., Any] | None = getattr(self, f"_op_{name.strip('_')}", None)
+        if form is not None:
+            return form
         if name in BY_ROW:
             return partial(self._by_row, func)
         if name in DECOMPOSED:

@@ -188,17 +188,13 @@ class Layer:
         if not self._head_norms:
             return None
         q_norm, k_norm = self._head_norms
-        return HeadNorms(q_norm.weight, k_norm.weight, norm_eps(q_norm), self.form)
+        eps = float(q_norm.variance_epsilon if hasattr(q_norm, "variance_epsilon") else q_norm.eps)
+        return HeadNorms(q_norm.weight, k_norm.weight, eps, self.form)
 
 
 def _joined(parent: Any, whole: str, parts: tuple[str, ...]) -> list[Any]:
     """Projections of one input: Phi-3 has one module for all of them."""
     return [getattr(parent, whole)] if hasattr(parent, whole) else [getattr(parent, part) for part in parts]
-
-
-def norm_eps(module: Any) -> float:
-    """What a norm adds to the variance."""
-    return float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
 
 
 def rotation_kind(attention: Any) -> str:

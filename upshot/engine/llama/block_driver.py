@@ -117,9 +117,9 @@ class BlockDriver(Driver):
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
         """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
         kinds = {layer.rotation for layer in self.layers}
-        found = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
+        angles = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
         times = 2 if self.options.half_angles else 1
-        return {kind: [x[0][:, None].repeat(1, 1, times) for x in both] for kind, both in found.items()}
+        return {kind: [x[0][:, None].repeat(1, 1, times) for x in both] for kind, both in angles.items()}
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         """Attention [tokens, heads, dim] out of the joined product."""
@@ -139,7 +139,7 @@ class BlockDriver(Driver):
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The second half: up, gated, and down; or experts."""
         if layer.experts is not None:
-            out = layer.experts(x[None])  # some families' tell how they routed, too
+            out = layer.experts(x[None])  # some families also return how they routed
             return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]
         return self._back(layer.down, self._gate(layer, x))
 

@@ -27,7 +27,7 @@ LARGEST, LEAST = 448.0, 1e-12
 """The largest number of E4M3; a row of zeros has a scale, too."""
 MOST_KEY_BIAS = 10.0
 """In 8 bits a number is off by up to a sixteenth of itself. Around a large bias (Qwen2.5 is known for them) it is more
-than what tells one key from another: with 60 log-probabilities were off by 0.55 on average instead of 0.08
+than the difference between keys: with 60 log-probabilities were off by 0.55 on average instead of 0.08
 (benchmarks/key_biases.py)."""
 
 
@@ -79,8 +79,8 @@ class Projections8(Projections):
         from upshot.engine.kernels.fp8 import Rows8, product, quantize
 
         narrow = x if isinstance(x, Rows8) else quantize(x)
-        found = product(narrow, Rows8(self.joined.weight, self.joined.scale), self.joined.dtype, parts)
-        return found if self.joined.bias is None else found.add_(self.joined.bias)
+        out = product(narrow, Rows8(self.joined.weight, self.joined.scale), self.joined.dtype, parts)
+        return out if self.joined.bias is None else out.add_(self.joined.bias)
 
 
 class Joined8:
@@ -100,13 +100,13 @@ class Joined8:
 
     def _join(self, name: str) -> Tensor:
         parameters = [getattr(module, name) for module in self.modules]
-        found = side_by_side([p.data for p in parameters])
-        if found is None:
-            found, at = torch.cat([p.data for p in parameters]), 0
+        joined = side_by_side([p.data for p in parameters])
+        if joined is None:
+            joined, at = torch.cat([p.data for p in parameters]), 0
             for parameter in parameters:
-                parameter.data = found[at : at + len(parameter)]
+                parameter.data = joined[at : at + len(parameter)]
                 at += len(parameter)
-        return found
+        return joined
 
 
 def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:
@@ -154,7 +154,7 @@ def check_eight_bit_cache(model: torch.nn.Module, shape: Any, settings: Any, fus
     biases = [float(bias.detach().abs().max()) for name, bias in model.named_parameters() if name.endswith(names)]
     if max(biases, default=0.0) > MOST_KEY_BIAS:
         raise UserError(
-            f"{asked} rounds away what tells one key of this model from another: its keys have biases of up to "
+            f"{asked} would round away the differences between this model's keys, which have biases of up to "
             f"{max(biases):.0f} (at most {MOST_KEY_BIAS:.0f}); kv: model"
         )
 

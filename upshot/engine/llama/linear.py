@@ -21,9 +21,9 @@ def neighbours(module: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
     """All parameters, each once, those that are joined in one list and in their order."""
     groups: dict[tuple[str, ...], list[tuple[int, torch.nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
-        parent, own, kind = f"..{name}".rsplit(".", 2)
-        together = next((names for names in TOGETHER if own in names), (own,))
-        groups.setdefault((parent, *together, kind), []).append((together.index(own), parameter))
+        parent, leaf, kind = f"..{name}".rsplit(".", 2)
+        together = next((names for names in TOGETHER if leaf in names), (leaf,))
+        groups.setdefault((parent, *together, kind), []).append((together.index(leaf), parameter))
     return [[parameter for _, parameter in sorted(group, key=lambda found: found[0])] for group in groups.values()]
 
 
@@ -96,8 +96,8 @@ def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def _join(tensors: list[Tensor]) -> Tensor:
     """One tensor of all rows: the one they are already views of, or a new one."""
-    found = side_by_side(tensors)
-    return torch.cat(tensors) if found is None else found
+    joined = side_by_side(tensors)
+    return torch.cat(tensors) if joined is None else joined
 
 
 class JoinedProjections:

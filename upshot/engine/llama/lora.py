@@ -1,7 +1,7 @@
 """What is known of PEFT's adapters: which there are on a module, what they add, what lies below them.
 
 The engine puts them into weights (merged.py); the learner computes them beside their weights
-(training/learner/forward/lora_linear.py). What is no low-rank adapter is called as a module by both.
+(training/learner/forward/lora_linear.py). Both call anything else than a low-rank adapter as a module.
 """
 
 from __future__ import annotations
@@ -59,26 +59,23 @@ def can_merge(module: Any) -> bool:
 
 
 def _active(module: Any) -> list[str]:
-    return [name for name in module.active_adapters if name in module.scaling and name in _factors(module)]
-
-
-def _factors(module: Any) -> Any:
-    return module.lora_embedding_A if "Embedding" in type(module).__name__ else module.lora_A
+    factors = module.lora_embedding_A if "Embedding" in type(module).__name__ else module.lora_A
+    return [name for name in module.active_adapters if name in module.scaling and name in factors]
 
 
 def adapters_of(module: Any) -> list[Adapter]:
     """What the adapters of a module add now; nothing where they are switched off."""
     if is_plain(module) or module.disable_adapters:
         return []
-    found = []
+    adapters = []
     for name in _active(module):
         if "Embedding" in type(module).__name__:
             up, down = module.lora_embedding_A[name].T, module.lora_embedding_B[name].T
         else:
             up, down = module.lora_B[name].weight, module.lora_A[name].weight
         magnitude = module.lora_magnitude_vector[name].weight if name in getattr(module, "lora_variant", {}) else None
-        found.append(Adapter(up, down, float(module.scaling[name]), magnitude))
-    return found
+        adapters.append(Adapter(up, down, float(module.scaling[name]), magnitude))
+    return adapters
 
 
 def linear_below(module: Any) -> torch.nn.Linear | None:
@@ -117,7 +114,7 @@ def base_weight(module: Any) -> Tensor:
 
 
 def merge_chunks(base: Tensor, parts: list[Adapter]) -> Iterator[tuple[slice, Tensor]]:
-    """Some rows after the other of a weight with adapters in it, in float32; nothing where there are none."""
+    """Chunks of rows of a weight with its adapters merged, in float32; nothing if there are no adapters."""
     size = max(1, CHUNK // base.shape[1])
     for at in range(0, len(base) if parts else 0, size):
         rows = slice(at, at + size)

@@ -1,9 +1,9 @@
-"""Adapters in the weights: LoRA (rsLoRA, DoRA) samples as fast as a model without adapters.
+"""Adapters merged into weights, so that LoRA (rsLoRA, DoRA) samples as fast as a model without adapters.
 
-Merged weights are a copy of the engine's own; the model's stay as they are for the learner, the reference and whoever
-else reads them. Where there is no room for a copy they can take the model's place while nobody but the engine reads it,
-and give it back bit for bit, out of the host's memory. W + scale × B × A is computed in float32 and rounded once to the
-model's dtype, after every change of the weights. What is no such adapter is called as a module.
+Merged weights are the engine's own copy; the model's weights stay unchanged for the learner, the reference and other
+readers. If there is no memory for a copy, merged weights can replace the model's while only the engine reads it; they
+are restored bit for bit from a copy in host memory. W + scale × B × A is computed in float32 and rounded once to the
+model's dtype, after every change of the weights. Other adapters are called as modules.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from upshot.engine.llama.linear import OneWeight, Projections
 from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, is_plain, merge_chunks, own_module
 
 Merging = Literal["copy", "in place", "never"]
-
-
-def adds_nothing(module: Any) -> bool:
-    """Whether the merged weight would be the module's own."""
-    return all(part.magnitude is None and not (part.up.any() and part.down.any()) for part in adapters_of(module))
 
 
 def write_merged(module: Any, out: Tensor) -> None:
@@ -151,7 +146,9 @@ class Weights:
     def _may_share(self) -> bool:
         if not self.layers or self.merge != "copy" or self.trained or self.narrow:
             return False
-        return all(can_merge(m) and adds_nothing(m) for m in self.layers)
+        parts = [part for m in self.layers if can_merge(m) for part in adapters_of(m)]
+        adds_nothing = all(p.magnitude is None and not (p.up.any() and p.down.any()) for p in parts)
+        return adds_nothing and all(map(can_merge, self.layers))
 
     @property
     def outdated(self) -> bool:
@@ -162,19 +159,19 @@ class Weights:
         """Projections of one input."""
         if self.narrow:
             return self._narrow(modules)
-        own = [self._target(module) for module in modules]
-        merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
-        found = Projections(own, MergedWeight(own, self.dtype) if merged else None)
-        if found.joined is not None:
-            self.held.append(found.joined)
+        targets = [self._target(module) for module in modules]
+        merged = not all(map(is_plain, targets)) and self.merge == "copy" and all(map(can_merge, targets))
+        projections = Projections(targets, MergedWeight(targets, self.dtype) if merged else None)
+        if projections.joined is not None:
+            self.held.append(projections.joined)
             self._lend(modules)
-        return found
+        return projections
 
     def _narrow(self, modules: Sequence[Any]) -> Projections8:
-        own = [own_module(module) for module in modules]
-        joined = (Joined8 if isinstance(own[0], Linear8) else Weight8)(own, self.dtype)
+        inner = [own_module(module) for module in modules]
+        joined = (Joined8 if isinstance(inner[0], Linear8) else Weight8)(inner, self.dtype)
         self.held.append(joined)
-        return Projections8(own, joined)
+        return Projections8(inner, joined)
 
     def single(self, module: Any) -> Any:
         """A projection of a block that shares its input with no other."""
@@ -182,24 +179,24 @@ class Weights:
 
     def alone(self, module: Any) -> Any:
         """A projection, an embedding or the head: a plain module, or one to be called."""
-        own = self._target(module)
-        if is_plain(own):
+        target = self._target(module)
+        if is_plain(target):
             self._lend([module])
-            return own
-        if self.merge != "copy" or not can_merge(own):
-            return own
-        merged = MergedWeight([own], self.dtype)
+            return target
+        if self.merge != "copy" or not can_merge(target):
+            return target
+        merged = MergedWeight([target], self.dtype)
         self.held.append(merged)
-        return _module_of(own, merged)
+        return _module_of(target, merged)
 
     def _target(self, module: Any) -> Any:
         """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
-        own = own_module(module)
-        if is_plain(own) or not (self.shares or self.merge == "in place") or not can_merge(own):
-            return own
-        below = own.get_base_layer()
+        inner = own_module(module)
+        if is_plain(inner) or not (self.shares or self.merge == "in place") or not can_merge(inner):
+            return inner
+        below = inner.get_base_layer()
         if not is_plain(below) or (self.merge == "in place" and id(below.weight) in self._tied):
-            return own
+            return inner
         return below
 
     def _lend(self, modules: Sequence[Any]) -> None:

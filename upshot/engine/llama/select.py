@@ -71,7 +71,8 @@ def select_driver(
     kernels: bool,
     check: Callable[[Driver], str | None] | None = None,
 ) -> Driver:
-    """The first driver in which `check` (default: `disagreement`) finds nothing wrong; `UserError` if there is none."""
+    """The first driver in which `check` (default: `disagreement`) finds nothing wrong; `UserError` if no driver
+    fits."""
     check = check or partial(disagreement, model)
     makers = drivers_of(model, shape, settings, kernels)
     reasons: list[str] = []
@@ -132,19 +133,19 @@ def _gap_of_blocks(
 
     In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert.
     """
-    own = driver.layers
+    layers = driver.layers
     try:
         with busy_adapters(model):
             driver.refresh()
-            own = driver.layers
-            for index, layer in enumerate(own):
+            layers = driver.layers
+            for index, layer in enumerate(layers):
                 driver.layers = [layer]
                 with block_alone(driver.core, index):
                     reason = _gap(drive(), plain_logits(model, torch.tensor(ids)), driver)
                 if reason:
                     return f"block {index}: {reason}"
     finally:
-        driver.layers = own
+        driver.layers = layers
         driver.refresh()
     return None
 

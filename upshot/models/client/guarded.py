@@ -1,4 +1,4 @@
-"""A model whose calls are cached, budgeted, limited, retried and counted; backends only say how one attempt goes.
+"""A model whose calls are cached, budgeted, limited, retried and counted; a backend implements a single attempt.
 
 The order of a call: response cache → free slot of the endpoint → budget → pace → attempts with backoff → counters.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Guards(TypedDict, total=False):
-    """What models share with others; each has its own where nothing is given."""
+    """What models can share; a model makes its own where nothing is passed."""
 
     role: str
     """Counted when a request names none."""
@@ -69,7 +69,7 @@ class GuardedModel(Model):
             self.cache = ResponseCache.open(self.spec.cache)
 
     async def aclose(self) -> None:
-        """Let nothing wait any more: calls still under way fail as 'closed'."""
+        """Stop all waiting: calls in progress fail as 'closed'."""
         self._closed = True
         for pause in self._pauses:
             pause.cancel()
@@ -86,7 +86,7 @@ class GuardedModel(Model):
 
     @property
     def may_be_silent(self) -> bool:
-        """Whether whoever waits should hear how its calls stand; a model in this process needs no such watch."""
+        """Whether slow calls should be reported to the user; a model in this process needs no such report."""
         return self.spec.kind not in ("local", "policy")
 
     def state(self) -> dict[str, Any]:
@@ -183,22 +183,18 @@ class GuardedModel(Model):
             try:
                 answer = await self._attempt(request, n, seed)
             except AttemptError as error:
-                await self._wait_for_next(error, retries, count)
+                self._check_open()
+                wait = retries.next_wait(error)
+                if wait is None:
+                    message = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
+                    raise ModelCallError(error.reason, message) from error
+                count.retries[error.reason] += 1
+                log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
+                await self._pause(wait)
                 continue
             if self.limits.tokens is not None:
                 self.limits.tokens.correct(answer.prompt_tokens + answer.completion_tokens - guess)
             return answer
-
-    async def _wait_for_next(self, error: AttemptError, retries: Retries, count: RoleCount) -> None:
-        """Sleep before the next attempt, or raise `ModelCallError` when there is none."""
-        self._check_open()
-        wait = retries.next_wait(error)
-        if wait is None:
-            message = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
-            raise ModelCallError(error.reason, message) from error
-        count.retries[error.reason] += 1
-        log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
-        await self._pause(wait)
 
     def _check_open(self) -> None:
         if self._closed:

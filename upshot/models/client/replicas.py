@@ -1,8 +1,8 @@
 """One model at several addresses: each call goes to one of them, and to the next when that one fails.
 
 To the rest of the program it is one endpoint: cache, budget, pace, retries and counters are those of any guarded model.
-What is asked is the same wherever it is asked, seed included. What this does not do: ask two replicas at once; a
-replica that hangs holds its calls until their timeout.
+A request is the same for every replica, including its seed. Two replicas are never asked at once; a replica that hangs
+holds its calls until their timeout.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class ReplicatedModel(GuardedModel):
             self._check_open()
             replica = self.routing.take(key, tried)
             if replica is None:
-                await self.routing.wait_for_change()
+                await self.routing.change.wait()
                 continue
             tried.add(replica.url)
             try:
                 return await self._ask(replica, request, n, seed, count)
             except AttemptError as error:
-                if self._closed or not self.routing.has_others(tried):
+                if self._closed or not self.routing.open_to_calls(tried):
                     raise
                 count.retries[error.reason] += 1
                 log.debug("%s: %s at %s; asking another", self.name, error.reason, replica.url)
@@ -135,16 +135,12 @@ class ReplicatedModel(GuardedModel):
         """The model at an address; all who wait for it to open share the outcome."""
         if url not in self._members:
             task = self._members[url] = asyncio.create_task(self._open(url))
-            task.add_done_callback(lambda done: self._forget_failure(url, done))
+            task.add_done_callback(lambda done: _failed(done) and self._members.pop(url, None))
         try:
             return await asyncio.shield(self._members[url])
         except asyncio.CancelledError:
             self._check_open()  # `aclose` cancels what is being opened; else we are cancelled ourselves
             raise
-
-    def _forget_failure(self, url: str, task: asyncio.Task[GuardedModel]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._members.pop(url, None)
 
     async def _open(self, url: str) -> GuardedModel:
         """Start the model of an address; one that cannot be, or is unlike the others, is a failed attempt."""
@@ -184,8 +180,7 @@ class ReplicatedModel(GuardedModel):
             self.routing.put_out(url)
 
     def _list_open(self) -> list[GuardedModel]:
-        done = [task for task in self._members.values() if task.done() and not task.cancelled()]
-        return [task.result() for task in done if task.exception() is None]
+        return [task.result() for task in self._members.values() if task.done() and not _failed(task)]
 
     def _common_abilities(self) -> Abilities:
         """What all of them can do."""
@@ -208,6 +203,10 @@ class ReplicatedModel(GuardedModel):
             if urls != tuple(self.routing.replicas):
                 log.info("%s: the replicas are now %s", self.name, ", ".join(urls))
                 self.routing.update(urls)
+
+
+def _failed(task: asyncio.Task[GuardedModel]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 def likeness(model: GuardedModel) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 Nothing here sends anything. Every call has a home among the replicas that are up (rendezvous hashing, so that one that
 comes or goes moves only its own conversations), where its prefix is cached, and goes there unless that one is clearly
 more loaded than another. One that failed and has rested is tried by the very next call, wherever its home is: else a
-replica that few conversations call home would stay out long after it recovered. A call that finds all of them full is
-told to wait for a change.
+replica that few conversations call home would stay out long after it recovered. A call that finds all of them full
+waits for a change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from upshot.models.base import Request
 from upshot.models.client.limits import CallSlots
 
 PREFIX_IDS = 512
-"""Token ids that tell conversations apart where only ids are given."""
+"""Token ids by which conversations are distinguished where only ids are given."""
 FAILURES = 3
 """Failures in a row that put a replica out: its breaker opens."""
 PAUSE_S = 2.0
@@ -112,7 +112,8 @@ class Routing:
         self.replicas: dict[str, Replica] = {}
         self._slots = slots
         self._clock = clock
-        self._change = asyncio.Event()
+        self.change = asyncio.Event()
+        """Set, and replaced, when a call may find a place where there was none."""
 
     @property
     def up(self) -> int:
@@ -127,9 +128,9 @@ class Routing:
     def take(self, key: bytes, avoid: Collection[str] = ()) -> Replica | None:
         """The replica that takes a call, to be given back with `leave`; None while all that may be called are full.
 
-        Raises `AttemptError` when there is none at all, or when all asked us to wait.
+        Raises `AttemptError` when no replica is listed, or when all asked us to wait.
         """
-        candidates = self._open_to_calls(avoid) or [self._last_resort()]
+        candidates = self.open_to_calls(avoid) or [self._last_resort()]
         free = [replica for replica in candidates if replica.in_flight < self.concurrency]
         if not free:
             return None
@@ -159,21 +160,14 @@ class Routing:
             self.replicas[url].put_out(self._clock())
             self.notify()
 
-    def has_others(self, avoid: Collection[str]) -> bool:
-        """Whether any replica besides these may be called."""
-        return bool(self._open_to_calls(avoid))
-
     def notify(self) -> None:
         """Something changed: whoever waits for a place looks again."""
         self._slots.resize(self.concurrency * max(1, self.up))
-        change, self._change = self._change, asyncio.Event()
+        change, self.change = self.change, asyncio.Event()
         change.set()
 
-    async def wait_for_change(self) -> None:
-        """Until a call may find a place where there was none."""
-        await self._change.wait()
-
-    def _open_to_calls(self, avoid: Collection[str]) -> list[Replica]:
+    def open_to_calls(self, avoid: Collection[str]) -> list[Replica]:
+        """The replicas besides these that may be called."""
         now = self._clock()
         return [replica for url, replica in self.replicas.items() if url not in avoid and replica.takes_calls(now)]
 

@@ -21,7 +21,7 @@ LATENCIES_KEPT = 4096
 """Quantiles cover this many of the last calls, so that memory stays constant."""
 EVERY_S = 10.0
 """Seconds between two looks, and from which a call counts as slow."""
-SAID = 3
+MOST_REASONS = 3
 """Reasons of retries that are named."""
 
 
@@ -147,8 +147,9 @@ class UsageMeter:
             vars(self.role(name)).update(counters)  # calls under way count on in it
 
 
-def tell(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
-    """One line about the models with slow calls, or with retries since `before`; empty when there are none."""
+def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
+    """One line about the models with slow calls, or with retries since `before`; empty if nothing is slow or
+    retried."""
     parts = []
     for meter in meters:
         fresh = meter.troubles() - before.get(meter.name, Counter())
@@ -160,7 +161,7 @@ def tell(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_
         if meter.under_way:
             line += f", the slowest for {meter.slowest:.0f} s"
         if fresh:
-            named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(SAID))
+            named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(MOST_REASONS))
             line += f", tried again or failed: {named}"
         parts.append(line)
     return "; ".join(parts)
@@ -172,7 +173,7 @@ async def watch(look: Callable[[], Iterable[UsageMeter]], every_s: float = EVERY
     while True:
         await asyncio.sleep(every_s)
         meters = list(look())
-        said = tell(meters, before, every_s)
-        if said:
-            log.warning("waiting for %s", said)
+        line = describe_waits(meters, before, every_s)
+        if line:
+            log.warning("waiting for %s", line)
         before = {meter.name: meter.troubles() for meter in meters}

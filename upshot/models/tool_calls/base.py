@@ -2,7 +2,7 @@
 
 A parser reads the pieces of one text and gives back words and calls in their order. It decides a thing only when no
 continuation could change it, so the pieces' borders make no difference. A call comes whole. What begins like a call
-and is none is text. Blanks beside a call belong to nobody: templates write their own.
+but is not one is text. Blanks next to a call are dropped: templates write their own.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class CallParser(ABC):
 
     def _drain(self, final: bool) -> list[Part]:
         out: list[Part] = []
-        while self.held and (found := self.next(final)) is not None:
-            parts, used = found
+        while self.held and (step := self.next(final)) is not None:
+            parts, used = step
             self.held = self.held[used:]
             for part in parts:
                 out += self._beside_calls(part)
@@ -109,7 +109,7 @@ class CallParser(ABC):
         return [kept]
 
     def json_at(self, start: int, final: bool) -> tuple[int, Any] | None:
-        """Where the JSON that begins at a place of the held text ends, and its value (None: it is none).
+        """Where the JSON that begins at a place of the held text ends, and its value (None: it is not JSON).
 
         None alone: it goes on, and more text may come."""
         self._extent = self._extent or Extent(start)
@@ -119,6 +119,12 @@ class CallParser(ABC):
         end, whole = ended
         self._extent = None
         return end, parse_json(self.held[start:end]) if whole else None
+
+    def call_at(self, start: int, final: bool) -> tuple[Part, int] | None:
+        """The call whose JSON begins at a place of the held text, or that text if it is not a call; and where it
+        ends."""
+        ended = self.json_at(start, final)
+        return None if ended is None else (call_of(ended[1]) or self.held[: ended[0]], ended[0])
 
     def words(self, final: bool) -> ParseStep | None:
         """Words up to the next marker or what may be the beginning of one."""
@@ -148,15 +154,15 @@ class Extent:
                 if not inside[1]:
                     return None
                 self._quoted = False
-            found = self._WEIGHTY.search(text, self._at)
-            if found is None:
+            mark = self._WEIGHTY.search(text, self._at)
+            if mark is None:
                 self._at = len(text)
                 return None
-            if found[0] == "<":
-                return found.start(), False
-            self._at = found.end()
-            self._quoted = found[0] == '"'
-            self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+            if mark[0] == "<":
+                return mark.start(), False
+            self._at = mark.end()
+            self._quoted = mark[0] == '"'
+            self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(mark[0], 0)
             if self._depth == 0 and not self._quoted:
                 return self._at, True
 
@@ -174,7 +180,7 @@ def call_of(data: Any) -> ToolCall | None:
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value, None where the text is none; line breaks inside strings are let pass, as models write them."""
+    """A JSON value, None if the text is not JSON; line breaks inside strings are accepted, since models write them."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # neither 1e999 nor half a surrogate pair
@@ -192,7 +198,7 @@ parsers: Registry[CallParser] = Registry("tool parser", "upshot.models.tool_call
 
 
 def parser_for(template: str, name: str = "auto") -> type[CallParser] | None:
-    """The parser called `name`, or the one whose words the chat template uses; None where there is none."""
+    """The parser called `name`, or the one whose words the chat template uses; None if there is no such parser."""
     if name == "none":
         return None
     if name != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from upshot.core.thought import overlap_length
-from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, ToolCall, parsers
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -32,14 +32,11 @@ class Hermes(CallParser):
         body = self.held[len(OPENING) :].lstrip()
         if not body.startswith("{"):
             return ([OPENING], len(OPENING)) if body or final else None
-        start = len(self.held) - len(body)
-        found = self.json_at(start, final)
-        if found is None:
+        part = self.call_at(len(self.held) - len(body), final)
+        if part is None:
             return None
-        end, value = found
-        call = call_of(value)
-        self._closing = call is not None
-        return [call or self.held[:end]], end
+        self._closing = isinstance(part[0], ToolCall)
+        return [part[0]], part[1]
 
     def _close(self, final: bool) -> ParseStep | None:
         rest = self.held.lstrip()

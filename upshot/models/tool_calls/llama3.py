@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from upshot.core.thought import overlap_length
-from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, ToolCall, parsers
 
 TAG = "<|python_tag|>"
 
@@ -47,13 +47,11 @@ class Llama3(CallParser):
         return self.words(final)
 
     def _object(self, start: int, final: bool) -> ParseStep | None:
-        found = self.json_at(start, final)
-        if found is None:
+        part = self.call_at(start, final)
+        if part is None:
             return None
-        end, value = found
-        call = call_of(value)
-        self._here = self._called = call is not None
-        return [call or self.held[:end]], end
+        self._here = self._called = isinstance(part[0], ToolCall)
+        return [part[0]], part[1]
 
     @classmethod
     def known(cls, template: str) -> bool:

@@ -40,10 +40,10 @@ class Mistral(CallParser):
             return [MARK], len(MARK)
         array = self.held.find("[", len(MARK), brace) if head["name"] is None else -1
         start = array if array >= 0 else brace
-        found = self.json_at(start, final)
-        if found is None:
+        ended = self.json_at(start, final)
+        if ended is None:
             return None
-        end, data = found
+        end, data = ended
         if head["name"] is not None and data is not None:
             data = {"name": head["name"], "arguments": data, "id": head["id"]}
         calls = _calls(data if isinstance(data, list) else [data])

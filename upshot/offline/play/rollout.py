@@ -14,7 +14,7 @@ from typing import Any
 
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
-from upshot.core.score import Score, tell_missing
+from upshot.core.score import Score, describe_missing
 from upshot.core.time_limit import call_seconds
 from upshot.models.base import Request
 from upshot.offline.play.stage import Stage, open_stage, recipe_of_run
@@ -71,7 +71,7 @@ def show(groups: list[list[Rollout]], stage: Stage) -> None:
     alike = sum(len({reply.reward.total.value for reply in group}) == 1 for group in groups if len(group) > 1)
     same = f"; in {alike} of {len(groups)} prompts all replies earn the same, which teaches nothing" if alike else ""
     console.print(f"{len(totals)} replies, {mean}{same}")
-    for line in tell_missing(totals):
+    for line in describe_missing(totals):
         console.print(f"missing {line}", style="yellow")
     if stage.recipe.warm_start is not None and not stage.recipe.model.path:
         console.print("a new model of random weights: its warm start has not been", style="dim")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from upshot.config.recipe import CreditConfig
-from upshot.config.recipe.rollout import ROUNDS, SAMPLES
+from upshot.config.recipe.episode import ROUNDS, SAMPLES
 from upshot.core.conversation import Conversation
 from upshot.core.event_loop import gather
 from upshot.core.stopwatch import at_work

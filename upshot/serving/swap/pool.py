@@ -41,7 +41,7 @@ class ModelPool:
 
     def __init__(self, layout: MemoryLayout, device: str | torch.device, piece: int = PIECE) -> None:
         self.arena = Arena(layout, torch.device(device))
-        self.seats = {region.name: PoolSlot(self, region) for region in layout.regions}
+        self.slots = {region.name: PoolSlot(self, region) for region in layout.regions}
         self.piece = piece
         """Bytes that a load copies at once."""
         self.ticks = 0
@@ -51,13 +51,13 @@ class ModelPool:
         self.swaps = self.moved = 0
         self.swap_s = self.waiting_s = 0.0
 
-    def seat(self, name: str) -> PoolSlot | None:
+    def slot(self, name: str) -> PoolSlot | None:
         """The slot of a model; None: it has none here."""
-        return self.seats.get(name)
+        return self.slots.get(name)
 
     def rest(self) -> None:
         """Give all memory back, captured steps too, until the next request: somebody else needs it for a while."""
-        for slot in self.seats.values():
+        for slot in self.slots.values():
             slot.finish_load()
             slot.leave(keep_steps=False)
         if self.arena.there:
@@ -72,34 +72,34 @@ class ModelPool:
 
     async def _mind(self) -> None:
         try:
-            while any(slot.load is not None or slot.wanted for slot in self.seats.values()):
+            while any(slot.load is not None or slot.wanted for slot in self.slots.values()):
                 self.tick()
-                loading = self.stream is not None and any(slot.load for slot in self.seats.values())
+                loading = self.stream is not None and any(slot.load for slot in self.slots.values())
                 await asyncio.sleep(PAUSE if loading else 0)
         except BaseException as error:
-            for slot in self.seats.values():  # else they would wait for ever
+            for slot in self.slots.values():  # else they would wait for ever
                 slot.notify(error if isinstance(error, Exception) else RuntimeError("the pool was closed"))
             raise
-        for slot in self.seats.values():
+        for slot in self.slots.values():
             slot.holds = False
             slot.notify()
 
     def tick(self) -> None:
         """Look once: who has come, who leaves, who begins to come, who may begin nothing new."""
         self.ticks += 1
-        for slot in self.seats.values():
+        for slot in self.slots.values():
             if slot.load is not None and slot.load.poll():
                 slot.arrive()
             if not slot.wanted:
                 slot.waits_since = 0 if slot.load is None else slot.waits_since
             elif not slot.waits_since:
                 slot.waits_since, slot.waits_from = self.ticks, time.perf_counter()
-        self._take_turns(sorted((s for s in self.seats.values() if s.wanted), key=lambda slot: slot.waits_since))
+        self._take_turns(sorted((s for s in self.slots.values() if s.wanted), key=lambda slot: slot.waits_since))
 
     def _take_turns(self, newcomers: Sequence[PoolSlot]) -> None:
         """Who waits comes where those in its region may leave; those whose turn is over begin nothing new."""
         contended = {rival.name for newcomer in newcomers for rival in newcomer.rivals()}
-        for slot in self.seats.values():  # a turn begins when the load has ended
+        for slot in self.slots.values():  # a turn begins when the load has ended
             slot.contended_since = (slot.contended_since or self.ticks) if slot.here and slot.name in contended else 0
         ending: set[str] = set()
         reserved: list[Region] = []
@@ -118,7 +118,7 @@ class ModelPool:
             # Others may use what it waits for, but not when they would keep it from coming.
             if over or self.ticks - newcomer.waits_since >= TURN:
                 reserved.append(newcomer.region)
-        for slot in self.seats.values():
+        for slot in self.slots.values():
             slot.hold(slot.name in ending)
 
     # --- what it took
@@ -186,7 +186,7 @@ class PoolSlot:
 
     def rivals(self) -> list[PoolSlot]:
         """Those that are, or come, where it would be."""
-        held = [self.pool.seats[name] for name in self.arena.held]
+        held = [self.pool.slots[name] for name in self.arena.held]
         return [other for other in held if other is not self and other.region.overlaps(self.region)]
 
     # --- a model moves in and out
@@ -231,7 +231,7 @@ class PoolSlot:
         stream = self.pool.stream
         if stream is not None:
             # What others computed there is done, but the zeros that an engine begins with may not be.
-            for other in self.pool.seats.values():
+            for other in self.pool.slots.values():
                 if other.engine is not None and other.region.overlaps(self.region):
                     stream.wait_stream(other.engine.stream or torch.cuda.default_stream(self.arena.device))
         self.arena.claim(self.region)

@@ -138,7 +138,11 @@ class LLMUser(User):
         name, _ = choose_persona(self.persona, conversation.row, self.seed)
         before = conversation.session.get("user", {})
         conversation.session["user"] = {"persona": name, "answer": current, "turns": before.get("turns", 0) + 1}
-        note = {"current_answer": current, "thought": as_text(answer.values["thought"]), "persona": name}
+        note: dict[str, Any] = {
+            "current_answer": current,
+            "thought": as_text(answer.values["thought"]),
+            "persona": name,
+        }
         if answer.flaws:
             note["flaws"] = list(answer.flaws)
         text = heard.text

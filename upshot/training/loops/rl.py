@@ -17,7 +17,7 @@ from upshot.config.method import TrainingMethod
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Reason, tell_missing
+from upshot.core.score import Reason, describe_missing
 from upshot.rewards.advantages.base import Step, check_shape, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
@@ -156,7 +156,7 @@ def stop_if_missing(groups: Groups, limit: float) -> None:
                 lost[name] = lost.get(name, 0) + 1
     for name, count in lost.items():
         if count > limit * len(replies):
-            reasons = ", ".join(tell_missing(missing_scores(replies))) or NOTHING_TRAINED
+            reasons = ", ".join(describe_missing(missing_scores(replies))) or NOTHING_TRAINED
             raise UserError(
                 f"{count} of {len(replies)} replies have no {name} ({reasons}); "
                 f"fix the cause, or raise reward.max_missing ({limit:g})"

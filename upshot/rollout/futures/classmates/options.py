@@ -9,7 +9,7 @@ from pydantic import PlainValidator, field_validator, model_validator
 from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
 from upshot.config.model_spec import check_copy
 from upshot.config.recipe import Section
-from upshot.config.recipe.rollout import ROUNDS, SAMPLES
+from upshot.config.recipe.episode import ROUNDS, SAMPLES
 from upshot.core.thought import MARKERS
 from upshot.rollout.futures.classmates.thought_cut import WHOLE_THOUGHT, ThoughtCut
 
