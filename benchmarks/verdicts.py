@@ -32,7 +32,7 @@ from typing import Any
 from upshot.sandbox import Outcome, Sandbox
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.code import share_passed
-from upshot.tasks.verifiers.profile import CheckKind, RowChecks, RowProfile
+from upshot.tasks.verifiers.profile import CheckKind, RowChecks, RowProfile, decide
 from upshot.tasks.verifiers.profile_store import Verdicts
 
 FILES = {
@@ -223,7 +223,7 @@ class Measurement:
     async def score(self, checks: RowChecks, program: str) -> tuple[float | None, Counter[str]]:
         """What a program gets, all or nothing, and the outcomes of its tests in the plain look and the judged one."""
         results = await checks.look(program, checks.limits)
-        share = share_passed(await self.verdicts.decide(checks, program, results), self.name)
+        share = share_passed(decide(results, await self.verdicts.profile(checks)), self.name)
         return None if share.value is None else float(share.value == 1), Counter(str(r.outcome) for r in results)
 
     def candidates(self, dice: random.Random, most: int, make: Callable[..., Iterator[tuple[str, str]]]) -> list[Any]:

@@ -45,7 +45,7 @@ WRONG_TESTS = [
     f"def test_a():\n    assert f(3) == {ANSWER}",
     f"if __name__ == '__main__':\n    assert f(3) == {ANSWER}",
 ]
-TAGS = "itNsfkqdCMEbBcDFrSTnao?"
+TAGS = "itsfqdbBcDFrSTnaogu?"
 NAMES = (
     "f",
     "Solution",

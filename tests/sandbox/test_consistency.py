@@ -101,10 +101,7 @@ LIE = "class N:\n    _typ = 'dataframe'\n    def __getattr__(self, name): return
     "test",
     [
         "d = Door()\nd.open()\nassert d.opened",
-        "assert odd() == (1, 2) and odd().x == 2 * 1",
-        "assert kind(3) is int and kind([]) is list",
-        "assert sum(count(20000)) == 20000 * 19999 // 2",
-        "g, got = fails_late(), []\ntry:\n    for x in g: got.append(x)\nexcept ValueError as e:\n    assert str(e) == 'late'\nassert got == [1, 2]",
+        "assert odd() == (1, 2) and sum(count(2000)) == 2000 * 1999 // 2",
     ],
 )  # fmt: skip
 def test_honest_habits_pass(test: str, box: Any) -> None:
@@ -112,11 +109,11 @@ def test_honest_habits_pass(test: str, box: Any) -> None:
     assert result.outcome is Outcome.PASSED, result
 
 
-def test_a_type_is_the_same_one_everywhere_unless_the_test_gives_its_name_away(box: Any) -> None:
+def test_a_type_is_no_data(box: Any) -> None:
     program = "KEPT = [1]\ndef f(x): return KEPT if x else type(x)"
     tests = ["def test_a():\n    list = f(1)\n    assert f(1) is list", "assert f(0) is int", "assert f(0) is str"]
     found = [result.outcome for result in box(box.sandbox.test_program(program, tests))]
-    assert found == [Outcome.UNCONFIRMED, Outcome.PASSED, Outcome.WRONG]
+    assert found == [Outcome.UNCONFIRMED, Outcome.UNCONFIRMED, Outcome.WRONG]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +122,9 @@ def test_a_type_is_the_same_one_everywhere_unless_the_test_gives_its_name_away(b
         "with Managed() as m:\n    assert m.inside\nassert not m.inside",
         "b = Bag().add(1)\nassert len(b) == 1 and list(b) == [1]\nb.add(2)\nassert len(b) == 2 and list(b) == [1, 2] and 2 in b",
         "p = pair()\nassert isinstance(p, Pair) and p.x + p.y == 3",
+        "assert kind(3) is int and kind([]) is list and True",
+        "assert sum(count(20000)) == 20000 * 19999 // 2",
+        "g, got = fails_late(), []\ntry:\n    for x in g: got.append(x)\nexcept ValueError as e:\n    assert str(e) == 'late'\nassert got == [1, 2]",
         "import asyncio\nr = asyncio.run(later(1))\nassert r == 2",
         "async def test_it():\n    assert await later(1) == 2",
         "import functools\n@functools.total_ordering\nclass C:\n    def __init__(self, v): self.v = v\n    def __lt__(self, o): return self.v < o.v\n    def __eq__(self, o): return self.v == o.v\nassert larger(C(1), C(2)).v == 2",
@@ -171,7 +171,7 @@ def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
 
 
 def test_times_and_tracebacks_a_program_reports_are_bounded() -> None:
-    from upshot.sandbox.asserts.split import split
+    from upshot.sandbox.asserts.values import split
 
     checks = [split("assert f() == 1") or []]
     (timed,) = of_calls(checks, Remains(wall=1.0, lines=[{"v": [1], "t": float("nan")}]))

@@ -107,11 +107,11 @@ def test_a_program_that_empties_its_arguments_is_judged_by_the_original_ones(
     assert [score.value for score in scores(box, reference, [test], reference, liar)] == [1, 0]
 
 
-def test_a_reference_that_changes_its_arguments_is_confirmed_by_the_changed_ones(box: Any) -> None:
+def test_a_reference_that_changes_its_arguments_is_believed(box: Any) -> None:
     test = "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]"
     other = "def f(xs):\n    kept = sorted(xs)\n    xs.clear()\n    xs.extend(kept)"
     found = scores(box, "def f(xs): xs.sort()", [test], "def f(xs): xs.sort()", other, "def f(xs): xs.clear()")
-    assert [score.value for score in found] == [1, 1, 0] and "believed" not in found[0].detail
+    assert [score.value for score in found] == [1, 1, 0] and found[0].detail["believed"] == 1
 
 
 NUMBERS = "import numpy as np\ndef f(n): return np.arange(n) * 2.0\n"

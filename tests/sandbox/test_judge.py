@@ -181,21 +181,12 @@ def patch(x): return x + 1
 @pytest.mark.parametrize(
     "test",
     [
-        "g = squares()\nassert [next(g), next(g), next(g)] == [0, 1, 4] and next(g) == 9",
-        "import itertools\nassert list(itertools.islice(squares(), 4)) == [0, 1, 4, 9]",
-        "a = [3, 1, 2]\nsort(items=a)\nassert a == [1, 2, 3]",
-        "from collections import deque\nq = deque([1, 2])\ndrop(q)\nassert q == deque([2])",
-        "p = point()\nassert p == (1, 2) and p.x == 1 and p._asdict() == {'x': 1, 'y': 2}",
-        "assert counted('aab').most_common(1) == [('a', 2)]",
-        "assert keys({'b': 1, 'a': 2}) == {'a', 'b'} and list(keys({'b': 1, 'a': 2})) == ['b', 'a']",
-        "assert list(moved('a', 'b', 'c')) == ['b', 'c', 'a']",
         "import collections\nassert moved('a', 'b') == collections.OrderedDict([('b', 0), ('a', 0)])",
-        "assert list(moved('a', 'b').items())[0] == ('b', 0) and moved('a', 'b').popitem() == ('a', 0)",
         "node, found = linked([1, 2, 3]), []\nwhile node != None:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2, 3]",
         "node, found = linked([1, 2]), []\nwhile node:\n    found.append(node.val)\n    node = node.next\nassert found == [1, 2]",
-        "try:\n    fail()\nexcept Empty as e:\n    assert e.code == 5 and str(e) == 'empty: 5' and isinstance(e, LookupError)",
-        "t = Trie()\nt.add('x')\nassert t.find('x') and not t.find('y')",
-        "assert patch(1) == 2 * 1 and len(Trie().open()) == 0",
+        "p = point()\nassert p == (1, 2) and p[0] == 1 and counted('aab') == {'a': 2, 'b': 1} and list(keys({'b': 1})) == ['b']",
+        "try:\n    fail()\nexcept LookupError as e:\n    assert str(e) == 'empty: 5'",
+        "t = Trie()\nt.add('x')\nassert t.find('x') and not t.find('y') and len(t) == 1 and str(t) == 'x'",
         "def test_a():\n    assert value(None) is None",
         "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        with self.assertRaises(LookupError): fail()\n        self.assertEqual(point(), (1, 2))\nif __name__ == '__main__':\n    unittest.main()",
         "class TestIt:\n    def setup_method(self): self.x = 1\n    def test_a(self): assert value(None) is None and self.x == 1",
@@ -211,6 +202,17 @@ def test_honest_programs_pass(test: str, box: Any) -> None:
     "test",
     [
         "assert total(x for x in [1, 2, 3]) == 3 * 2 and total(iter([1])) == 1",
+        "g = squares()\nassert [next(g), next(g), next(g)] == [0, 1, 4] and next(g) == 9",
+        "import itertools\nassert list(itertools.islice(squares(), 4)) == [0, 1, 4, 9]",
+        "a = [3, 1, 2]\nsort(items=a)\nassert a == [1, 2, 3]",
+        "from collections import deque\nq = deque([1, 2])\ndrop(q)\nassert q == deque([2])",
+        "p = point()\nassert p == (1, 2) and p.x == 1 and p._asdict() == {'x': 1, 'y': 2}",
+        "assert counted('aab').most_common(1) == [('a', 2)]",
+        "assert keys({'b': 1, 'a': 2}) == {'a', 'b'} and list(keys({'b': 1, 'a': 2})) == ['b', 'a']",
+        "assert list(moved('a', 'b', 'c')) == ['b', 'c', 'a']",
+        "assert list(moved('a', 'b').items())[0] == ('b', 0) and moved('a', 'b').popitem() == ('a', 0)",
+        "try:\n    fail()\nexcept Empty as e:\n    assert e.code == 5 and str(e) == 'empty: 5' and isinstance(e, LookupError)",
+        "assert patch(1) == 2 * 1 and len(Trie().open()) == 0",
         "class Node:\n    def __init__(self, v): self.val = v\nassert value(Node(3)) == 3 and value(None) is None",
         "class L:\n    def __init__(self, v, n=None): self.val, self.next = v, n\nh = reverse(L(1, L(2, L(3))))\nassert type(h) is L and [h.val, h.next.val, h.next.next.val, h.next.next.next] == [3, 2, 1, None]",
         "t = Trie().add('b').add('a')\nassert len(t) == 2 and str(t) == 'a b'",
@@ -218,7 +220,7 @@ def test_honest_programs_pass(test: str, box: Any) -> None:
         "assert apply(max, 1, 5) == 5 and apply(str.upper, 'a') == 'A'",
     ],
 )
-def test_what_is_given_to_an_honest_program_and_is_no_data_leaves_it_unconfirmed(test: str, box: Any) -> None:
+def test_what_data_does_not_show_leaves_an_honest_program_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test]))[0]
     assert result.outcome is Outcome.UNCONFIRMED, result
 

@@ -18,8 +18,7 @@ from tests.patience import patience
 from tests.support import humaneval
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, StdioTest
-from upshot.sandbox.asserts.compare import matches
-from upshot.sandbox.asserts.split import split
+from upshot.sandbox.asserts.values import holds, matches, split
 from upshot.sandbox.asserts.verdict import Remains, of_calls, parse_lines, same_output
 from upshot.sandbox.inside import plain
 from upshot.sandbox.local.pool import tier_of
@@ -61,9 +60,6 @@ def test_comparing_outside_is_pythons_equality(value: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (OrderedDict(a=1), {"a": 1}),
-        (Counter("aab"), {"a": 2, "b": 1}),
-        (namedtuple("P", "x y")(1, 2), (1, 2)),
         (True, 1),
         (1.0, 1),
         (frozenset({1}), {1}),
@@ -93,6 +89,14 @@ def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", [OrderedDict(a=1), Counter("aab"), namedtuple("P", "x y")(1, 2), deque([1]), range(2), 1j, [object()]]
+)
+def test_what_is_more_than_a_literal_can_be_is_left_to_the_other_looks(value: Any) -> None:
+    (check,) = split("assert f() == 3") or []
+    assert holds(check, carried(value)) is None
+
+
+@pytest.mark.parametrize(
     ("test", "calls"),
     [
         ("assert f(1) == 2", ["f(1)"]),
@@ -103,6 +107,7 @@ def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
         ("assert f(lambda x: x == 3) == 2", ["f(lambda x: x == 3)"]),
         ("assert Solution(3).f(1) == 2", ["Solution(3).f(1)"]),
         ("assert f([1] * 3, key=len, xs=(x for x in 'ab')) == 2", ["f([1] * 3, key=len, xs=(x for x in 'ab'))"]),
+        ("assert f(\n    1,\n) == 2", ["f(1)"]),
         ("assert f(1)", ["f(1)"]),
         ("import math\nfrom a import b\nassert f(math.pi) == 2", ["f(math.pi)"]),
         ("assert not f(1)", ["f(1)"]),
@@ -290,19 +295,13 @@ LIMIT = 7
     [
         "s = Stack()\ns.push(1)\ns.push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
         "import statistics\nassert LIMIT == 7 and statistics.mean([third(), 1]) == 2 / 3",
-        "row = [2]\nxs = [row, [1]]\nreverse_in_place(xs)\nassert xs[1] == row",
-        "xs = [[2], [1]]\nreverse_in_place(xs)\nassert xs == [[1], [2]]",
-        "found = apply(str, [2, 1])\nfound.sort()\nassert found == ['1', '2']",
-        "try:\n    fail(-1)\nexcept Custom:\n    pass\nelse:\n    assert False",
         "try:\n    fail(-1)\nexcept ValueError as e:\n    assert 'negative' in str(e)",
         "try:\n    fail(0)\n    assert False\nexcept KeyError:\n    pass",
-        "xs = [1, 2, 3]\nreverse_in_place(xs)\nassert xs == [3, 2, 1]",
         "assert set(count(3)) == {0, 1, 2} and sum(count(4)) == 6",
         "import math\nassert math.isclose(third(), 0.3333333333)",
         "assert abs(third() - 0.333333333) < 1e-6",
         "def check(candidate):\n    for i in range(1, 5):\n        assert candidate(i) == i\ncheck(fail)",
         "assert third() in (1, 1 / 3)",
-        "from collections import Counter\nassert Counter(apply(str, [1, 1])) == {'1': 2}",
     ],
 )
 def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
@@ -313,6 +312,9 @@ def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
     "test",
     [
         "s = Stack()\nassert s.push(1) is s",
+        "xs = [1, 2, 3]\nreverse_in_place(xs)\nassert xs == [3, 2, 1]",
+        "try:\n    fail(-1)\nexcept Custom:\n    pass\nelse:\n    assert False",
+        "found = apply(str, [2, 1])\nfound.sort()\nassert found == ['1', '2']",
         "s = Stack()\nheld = s.items\ns.push(3)\nassert held == [3]",
         "xs = [1, 2]\ns = Stack()\ns.items = xs\ns.push(3)\nassert xs == [1, 2, 3]",
         "s = Stack()\nassert s.push(1).push(2).pop() == 2",
@@ -359,24 +361,6 @@ def test_outcomes_are_told_apart(box: Any) -> None:
     assert [r.value for r in results] == [1, 0, 0, 0, 0]
 
 
-def test_later_tests_run_after_a_timeout_if_asked(box: Any) -> None:
-    program = "def f(x):\n    while x == 1: pass\n    return x"
-    tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
-    assert outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=patience(3.0)) == [PASSED, TIMEOUT, PASSED]
-
-
-def test_after_a_timeout_the_rest_still_has_what_the_first_test_defines(box: Any) -> None:
-    program = "def f(x):\n    while x == 1: pass\n    return x"
-    tests = [
-        "def same(a, b): return a == b\nassert same(f(0), 0)",
-        "assert same(f(1), 1)",
-        "assert same(f(2), 2)",
-        "assert same(f(3), 4)",
-    ]
-    found = outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=3.0)
-    assert found == [PASSED, TIMEOUT, PASSED, WRONG]
-
-
 def test_nested_results_are_compared_in_their_length() -> None:
     data: Any = ["x" * 4000] * 100
     for _ in range(190):
@@ -391,25 +375,6 @@ def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:
     program = 'import os\nfor fd in range(3, 64):\n    try:\n        os.lseek(fd, 0, 0)\n        os.write(fd, b\'{"faults":[[0,"x"]],"doubts":[[0,"x"]]}\')\n    except OSError: pass\ndef f(): return 1'
     (result,) = box(box.sandbox.test_program(program, ["assert abs(f()) == 2"]))
     assert result.value == 0, result
-
-
-CHANGING = """
-def sort(xs): xs.sort()
-def grow(d, k): d[k] = 1; d.pop('a', None)
-def give(xs): return [x for x in xs]
-def ordered(xs): return xs == sorted(xs)
-"""
-
-
-def test_changes_in_place_count_only_where_nothing_else_confirms_a_test(box: Any) -> None:
-    tests = [
-        "xs = [2, 1]\nsort(xs)\nassert xs == [1, 2]",
-        "d = {'a': 0}\ngrow(d, 'b')\nassert d == {'b': 1}",
-        "xs = [2, 1]\nassert give(xs) == [2, 1]",
-        "xs = [2, 1]\nsort(xs)\nassert ordered(xs)",
-    ]
-    found = [(r.outcome, r.in_place) for r in box(box.sandbox.test_program(CHANGING, tests))]
-    assert found == [(PASSED, True), (PASSED, True), (PASSED, False), (Outcome.UNCONFIRMED, False)]
 
 
 def test_an_object_of_a_subclass_is_the_data_that_it_is_made_of(box: Any) -> None:

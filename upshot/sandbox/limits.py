@@ -17,7 +17,8 @@ class Limits:
     wall_seconds: float | None = None
     """Real time at most; None means three times the CPU time and one second, so that a busy machine fails nobody."""
     judge_seconds: float | None = None
-    """CPU time of a judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`."""
+    """CPU time of a judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`, and
+    with 0 there is no such look: every pass is unconfirmed."""
     memory_mb: int = 512
     """Memory of each process of the run; of all of them together where there is a cgroup."""
     processes: int = 32
@@ -34,16 +35,12 @@ class Limits:
     """Standard output and standard error, each; more is cut and flagged."""
     result_kb: int = 1024
     """Values returned to the tests, together."""
-    stop_at_timeout: bool = True
-    """Whether the first timeout ends the remaining tests."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name in ("wall_seconds", "judge_seconds") and value is None:
-                continue
-            if name == "stop_at_timeout":
-                if not isinstance(value, bool):
-                    raise UserError(f"limit stop_at_timeout is {value!r}; it must be true or false")
+            if (name in ("wall_seconds", "judge_seconds") and value is None) or (
+                name == "judge_seconds" and value == 0
+            ):
                 continue
             number = (int, float) if name.endswith("_seconds") else int
             if not isinstance(value, number) or isinstance(value, bool) or not 0 < value < float("inf"):

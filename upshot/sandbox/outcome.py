@@ -34,8 +34,6 @@ class TestResult:
     """The end of the traceback, the reason of a fault, or empty."""
     believed: bool = False
     """Whether it counts as passed by the plain look alone."""
-    in_place: bool = False
-    """Whether the judge confirmed it only with what the program changed in place among the test's own values."""
 
     @property
     def value(self) -> float | None:

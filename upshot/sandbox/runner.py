@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import pause_clock
+from upshot.sandbox.inside.cases import find_faults
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
@@ -71,7 +72,11 @@ class CodeRunner(abc.ABC):
         """
         chosen = limits or self.limits
         if canonical(language) == "python":
-            return await self._test(program, tests, given, chosen)
+            results = await self._test(program, tests, given, chosen)
+            # What is wrong with a test is said by its text alone, so no program can pass its failure off as the test's.
+            faults = find_faults(tuple(tests))
+            invalid = {index: TestResult(Outcome.INVALID_TEST, None, why) for index, why in faults.items()}
+            return [invalid.get(index, result) for index, result in enumerate(results)]
         return await _or_invalid(tests, self._test_text(program, tests, language, chosen))
 
     @abc.abstractmethod
@@ -85,7 +90,7 @@ class CodeRunner(abc.ABC):
             done = (await self.run(f"{program}\n{test}", language, limits=limits)).as_test(passed=True)
             return replace(done, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if done.passed else done
 
-        return await run_one_by_one(tests, limits, run_test)
+        return await run_one_by_one(tests, run_test)
 
     async def test_stdio(
         self,
@@ -149,13 +154,11 @@ async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -
         return [TestResult(Outcome.INVALID_TEST, None, str(error)) for _ in tests]
 
 
-async def run_one_by_one(
-    tests: Sequence[Test], limits: Limits, run_test: Callable[[Test], Awaitable[TestResult]]
-) -> list[TestResult]:
-    """Tests that each take a run of their own; after a timeout the rest is not run, unless the limits want it."""
+async def run_one_by_one(tests: Sequence[Test], run_test: Callable[[Test], Awaitable[TestResult]]) -> list[TestResult]:
+    """Tests that each take a run of their own; after a timeout the rest is not run."""
     done: list[TestResult] = []
     for test in tests:
-        if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
+        if done and done[-1].outcome is Outcome.TIMEOUT:
             done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
         else:
             done.append(await run_test(test))

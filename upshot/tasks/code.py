@@ -1,4 +1,4 @@
-"""Programming: asserts, stdin/stdout, contests, and the shapes of HumanEval, MBPP and BigCodeBench."""
+"""Programming: asserts, stdin/stdout, contests, and the shapes of HumanEval, MBPP, BigCodeBench and ClassEval."""
 
 from __future__ import annotations
 
@@ -137,6 +137,24 @@ class SingleTurnBigCodeBench(CodeTask):
         """A record as a row, asked by its instruct prompt."""
         if isinstance(record.get("instruct_prompt"), str):
             record = {**record, "prompt": record["instruct_prompt"], "ground_truth": record.get("test")}
+        return super().parse(record)
+
+
+@tasks.register("classeval")
+class ClassEval(CodeTask):
+    """Classes to write, checked by unittest classes."""
+
+    name = "classeval"
+    verifier = "classeval"
+    hub = "FudanSELab/ClassEval"
+    hub_splits = ("test",)
+    instructions = "Complete the class. Answer with the whole class in one ```python code block."
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the skeleton of the class is the question."""
+        if isinstance(record.get("skeleton"), str):
+            question = f"```python\n{record['skeleton'].rstrip()}\n```"
+            record = {**record, "prompt": question, "ground_truth": record.get("test")}
         return super().parse(record)
 
 

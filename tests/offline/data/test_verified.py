@@ -17,10 +17,14 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.offline.data.prepare import PrepareSummary
 from upshot.offline.data.verified import prepare_verified, question_key, verified_task
+from upshot.rewards.metrics.pass_rate import PassRate
 from upshot.rollout.services import assemble
+from upshot.run.checks.profiles import profile_rows
+from upshot.sandbox import connect
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import read_table
 from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.profile_store import key_of
 
 SAMPLES = Path(__file__).parent / "samples" / "sources"
 GSM8K = Path(__file__).parents[2] / "tasks" / "gsm8k_sample.jsonl"
@@ -253,3 +257,43 @@ def test_what_cannot_be_prepared_is_one_clear_line(tmp_path: Path, capsys: pytes
     assert "did you mean 'gsm8k'" in capsys.readouterr().err
     assert main([*command, "--task", "gsm8k", "--agent-name", "x"]) == 2
     assert "--agent-name is for rows with a hidden goal" in capsys.readouterr().err
+
+
+TESTS = """import unittest
+class TestCases(unittest.TestCase):
+    def test_a(self): self.assertEqual(task_func(2), 4)
+    def test_b(self): self.assertEqual(task_func([]), "?")
+"""
+
+
+def test_programs_of_conversations_are_measured_with_the_references_that_the_metric_will_use(tmp_path: Path) -> None:
+    record = {
+        "prompt": [{"role": "user", "content": "Square it for me"}],
+        "completion": "What is it?",
+        "single_turn_prompt": "Square a number.",
+        "single_turn_completion": "def task_func(x):\n    return x * x\n",
+        "single_turn_metadata": {"test": TESTS, "entry_point": "task_func"},
+    }
+    (tmp_path / "talks.jsonl").write_text(json.dumps(record) + "\n")
+    out = tmp_path / "out"
+    words = ["--for", "rl", "--task", "bigcodebench", "--validation", "0", "--sandbox", "local:slots=1"]
+    assert main(["data", "prepare", "--dataset", str(tmp_path / "talks.jsonl"), "--out", str(out), *words]) == 0
+    (line,) = map(json.loads, (out / ".upshot-profiles").read_text().splitlines())
+    assert line["kinds"] == ["decidable", "broken"] and line["basis"] == "reference"
+    (row,) = tasks.create("bigcodebench", {"file": str(out / "rl_train.parquet"), "held_out": 0}).rows("train")
+    metric = PassRate(sandbox=connect("local:slots=1"))
+    assert key_of(metric.checks(row)) == line["key"]
+
+
+def test_class_rows_are_a_task_of_their_own(tmp_path: Path) -> None:
+    skeleton = "class Box:\n    def put(self, x):\n        pass"
+    test = TESTS.partition("    def test_b")[0].replace("task_func(2), 4", "Box().put(1), 1")
+    solution = "class Box:\n    def put(self, x): return math.floor(x)"
+    record = {"task_id": "ClassEval_0", "skeleton": skeleton, "test": test, "solution_code": solution}
+    record["import_statement"] = ["import math"]  # type: ignore[assignment]
+    (tmp_path / "rows.json").write_text(json.dumps([record]))
+    task = tasks.create("classeval", {"file": str(tmp_path / "rows.json"), "held_out": 0})
+    (row,) = task.rows("train")
+    assert skeleton in row.messages[-1].content
+    ((name, profile),) = profile_rows([row], task, "local:slots=1", None)
+    assert (name, profile.summary, profile.basis) == ("ClassEval_0", "decidable", "reference")

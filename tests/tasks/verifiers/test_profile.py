@@ -93,7 +93,7 @@ def test_in_another_language_nothing_is_decidable_by_form() -> None:
 
 def verdict(look: Scripted, mode: str = "profile", program: str = "mine") -> list[tuple[Outcome, bool]]:
     async def run() -> list[TestResult]:
-        return await Verdicts(mode).decide(checks(look), program, await look(program, Limits()))  # type: ignore[arg-type]
+        return await Verdicts(mode).judge(checks(look), program)  # type: ignore[arg-type]
 
     return [(result.outcome, result.believed) for result in asyncio.run(run())]
 
@@ -113,6 +113,26 @@ def test_a_broken_check_is_left_out() -> None:
     assert verdict(look) == [(PASSED, False)]
 
 
+@pytest.mark.parametrize(
+    ("known", "mode", "asked"),
+    [
+        ([PASSED, UNCONFIRMED], "profile", True),
+        ([UNCONFIRMED, UNCONFIRMED], "profile", False),
+        ([UNCONFIRMED, UNCONFIRMED], "strict", False),
+        ([PASSED, PASSED], "believe", False),
+    ],
+)
+def test_the_judge_is_asked_only_where_it_can_decide_something(known: list[Outcome], mode: Any, asked: bool) -> None:
+    seen: list[float | None] = []
+
+    async def look(program: str, limits: Limits) -> list[TestResult]:
+        seen.append(limits.judge_seconds)
+        return results(*known)
+
+    asyncio.run(Verdicts(mode).judge(checks(look), "mine"))
+    assert (seen[-1] != 0) is asked
+
+
 def test_believe_takes_every_plain_pass_and_measures_nothing() -> None:
     look = Scripted(mine=[[UNCONFIRMED, WRONG]])
     assert verdict(look, "believe") == [(PASSED, True), (WRONG, False)] and look.asked == ["mine"]
@@ -130,10 +150,10 @@ def test_a_row_is_measured_once_however_many_programs_come_at_the_same_time() ->
 
     async def run() -> None:
         rule, row = Verdicts(), checks(look)
-        await asyncio.gather(*(rule.decide(row, "mine", results(PASSED, UNCONFIRMED)) for _ in range(8)))
+        await asyncio.gather(*(rule.judge(row, "mine") for _ in range(8)))
 
     asyncio.run(run())
-    assert look.asked == ["right", "right"]
+    assert look.asked.count("right") == 2
 
 
 def test_profiles_are_kept_beside_the_data_and_the_first_one_counts(tmp_path: Path) -> None:
@@ -173,7 +193,7 @@ def test_a_confirmed_program_stands_in_for_a_reference_at_the_next_measurement_o
     row, file = checks(look, reference=None), tmp_path / FILE
 
     def of(rule: Verdicts, program: str) -> list[bool]:
-        return [r.believed for r in asyncio.run(rule.decide(row, program, asyncio.run(look(program, Limits()))))]
+        return [result.believed for result in asyncio.run(rule.judge(row, program))]
 
     running = Verdicts(file=file)
     assert of(running, "liar") == [False, True]
@@ -188,7 +208,7 @@ def test_a_confirmed_program_stands_in_for_a_reference_at_the_next_measurement_o
 def test_a_confirmed_program_that_fails_when_it_is_measured_breaks_no_check(tmp_path: Path) -> None:
     look = Scripted(turncoat=[[PASSED, PASSED], [WRONG, PASSED]])
     row, rule = checks(look, reference=None), Verdicts(file=tmp_path / FILE)
-    asyncio.run(rule.decide(row, "turncoat", asyncio.run(look("turncoat", Limits()))))
+    asyncio.run(rule.judge(row, "turncoat"))
     (profile,) = asyncio.run(rule.measure_all([row]))
     assert look.asked.count("turncoat") > 1 and profile.basis == "form"
 

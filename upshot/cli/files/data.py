@@ -137,7 +137,13 @@ def _prepare_candidates(args: argparse.Namespace) -> PrepareSummary:
         agent_name=args.agent_name or AGENT_NAME,
         seed=args.seed,
     )
-    return prepare(args.dataset, Path(args.out), settings)
+    summary = prepare(args.dataset, Path(args.out), settings)
+    if args.purpose == "rl" and name == "bigcodebench":
+        from upshot.run.checks.profiles import profile_files
+        from upshot.tasks.collabllm import BigCodeBench
+
+        summary.profiles = profile_files(summary.files, Path(args.out), BigCodeBench(), args.sandbox)
+    return summary
 
 
 def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:

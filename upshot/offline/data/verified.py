@@ -16,7 +16,7 @@ from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable
 from upshot.offline.data.prepare import PrepareSummary, check_share, write_splits
-from upshot.run.checks.profiles import profile_rows, tell_table
+from upshot.run.checks.profiles import profile_files
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record, read_tables
 from upshot.tasks.datasets.parquet import verl_row, verl_schema
@@ -26,7 +26,6 @@ from upshot.tasks.judged import is_behaviour
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import BadRow, Verifier, verifiers
 from upshot.tasks.verifiers.code import TEST_COLUMNS
-from upshot.tasks.verifiers.profile_store import profiles_beside
 
 UNUSED = ("outputs", "input_ids_prompt", "input_ids", "labels", "solutions", "incorrect_solutions")
 """Columns of the published sets that no row is made of, and most of their bytes."""
@@ -65,9 +64,7 @@ def prepare_verified(
     summary.goals = {split: len(set(map(question_key, rows))) for split, rows in splits.items()}
     records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
     write_splits(dataset, out, records, verl_schema("question", METADATA), summary)
-    rows = [task.parse(record) for file in summary.files for table in read_tables(file).values() for record in table]
-    table = profile_rows(rows, task, sandbox, profiles_beside(str(out)))
-    summary.profiles = tell_table(table, len(table)) if table else ""
+    summary.profiles = profile_files(summary.files, out, task, sandbox)
     return summary
 
 

@@ -8,13 +8,13 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import last_fence
-from upshot.sandbox.inside.cases import each_method
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import TestResult
 from upshot.sandbox.runner import CodeRunner
 from upshot.tasks.verifiers.code import defines, language_of, names_in, share_passed
 from upshot.tasks.verifiers.profile import RowChecks
 from upshot.tasks.verifiers.profile_store import Verdicts
+from upshot.tasks.verifiers.programs import each_method
 
 
 @metrics.register("pass_rate")
@@ -52,8 +52,7 @@ class PassRate(Metric):
         program = last.content if fenced is None else fenced
         if not program.strip():
             return Score(0.0, detail={"passed": 0, "tests": len(checks.tests), "why": "no program"})
-        results = await checks.look(program, self.limits)
-        return share_passed(await self.verdicts.decide(checks, program, results), "pass_rate")
+        return share_passed(await self.verdicts.judge(checks, program), "pass_rate")
 
     def checks(self, row: Row) -> RowChecks:
         """The checks of a row, as profiles are made of them."""

@@ -19,11 +19,13 @@ from upshot.rewards.metrics.pass_rate import PassRate
 from upshot.sandbox.connection import connect
 from upshot.sandbox.runner import CodeRunner
 from upshot.tasks.base import Task, tasks
+from upshot.tasks.datasets.files import read_tables
+from upshot.tasks.tables import TableTask
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.code import CodeVerifier
 from upshot.tasks.verifiers.profile import RowChecks, RowProfile
-from upshot.tasks.verifiers.profile_store import Verdicts, profiles_of
+from upshot.tasks.verifiers.profile_store import Verdicts, profiles_beside, profiles_of
 
 MOST_ROWS = 1000
 """The first rows of a task are measured before the run, the others when they are played."""
@@ -68,9 +70,25 @@ def profile_rows(
     return run_anywhere(measure()) if tested else []
 
 
+def profile_files(files: Sequence[str], out: Path, task: TableTask, sandbox: str) -> str:
+    """Measure the rows of prepared files of a task, and say what the judge can decide; the profiles are kept in `out`.
+
+    A task with a hidden goal tests programs by the metric `pass_rate`.
+    """
+    metrics: Mapping[str, float] = getattr(task, "metrics", {})
+    rate = next((name for name in metrics if name.rpartition("->")[2] == "pass_rate"), None)
+    options = None if rate is None else getattr(task, "options", {}).get(rate, {})
+    tables = [(split, records) for file in files for split, records in read_tables(file).items()]
+    rows = [row for split, records in tables for row in task.parse_table(split, records)]
+    table = profile_rows(rows, task, sandbox, profiles_beside(str(out)), options)
+    return tell_table(table, len(table)) if table else ""
+
+
 def checks_of(row: Row, task: Task, runner: CodeRunner, pass_rate: Mapping[str, Any] | None) -> RowChecks | None:
     """The checks of a row's program, by its verifier or by the metric `pass_rate`; None where it has none."""
-    verifier = code_verifier(row, task)
+    # `bigcodebench` names a verifier and a task with a hidden goal, whose programs are the metric's to test.
+    by_metric = pass_rate is not None and not isinstance(task.part(row), VerifiedTask)
+    verifier = None if by_metric else code_verifier(row, task)
     if verifier is not None:
         verifier.sandbox = runner
         return verifier.checks(row.reference, row.meta)

@@ -7,12 +7,10 @@ import json
 import os
 import re
 import signal
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from upshot.sandbox.asserts.compare import holds
-from upshot.sandbox.asserts.split import Check
+from upshot.sandbox.asserts.values import Check, holds
 from upshot.sandbox.outcome import Outcome, TestResult
 
 
@@ -35,8 +33,6 @@ class Remains:
     stdout_cut: bool = False
     stderr_cut: bool = False
     lines: list[dict[str, Any]] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What a plain look noted about the tests before it loaded the program."""
 
 
 def parse_lines(data: bytes, most: int = 64) -> list[dict[str, Any]]:
@@ -96,26 +92,20 @@ def failure(described: Any, remains: Remains, seconds: float | None = None) -> T
     return TestResult(outcome, seconds, tail[-2000:])
 
 
-def of_calls(checks: list[list[Check]], remains: Remains, skip: Collection[int] = ()) -> list[TestResult | None]:
+def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult | None]:
     """One result per test from the values the child returned; None where data alone does not tell.
 
     Where every value is plain data nothing else has to be looked at: an honest program that passes plainly returns
     data equal to the literal, and one that returns such data passes.
     """
-    lines = _assign(remains.lines, [index for index in range(len(checks)) if index not in skip])
-    return [_of_line(lines.get(index), remains, checks[index]) for index in range(len(checks))]
+    lines = _line_up(remains.lines, len(checks))
+    return [_of_line(line, remains, check) for line, check in zip(lines, checks, strict=True)]
 
 
-def of_plain(count: int, remains: Remains, skip: Collection[int] = ()) -> list[TestResult]:
+def of_plain(count: int, remains: Remains) -> list[TestResult]:
     """One result per test of the plain look: what the program and its tests came to in one process."""
-    faults = dict(remains.notes.get("faults", ()))
-    lines = _assign(remains.lines, [index for index in range(count) if index not in faults and index not in skip])
-    return [
-        TestResult(Outcome.INVALID_TEST, None, faults[index])
-        if index in faults
-        else _of_line(lines.get(index), remains, None) or TestResult(Outcome.ERROR, None, "unreadable result")
-        for index in range(count)
-    ]
+    unreadable = TestResult(Outcome.ERROR, None, "unreadable result")
+    return [_of_line(line, remains, None) or unreadable for line in _line_up(remains.lines, count)]
 
 
 def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
@@ -135,11 +125,11 @@ def _of_judge(line: dict[str, Any], plain: TestResult) -> TestResult:
     return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(line.get("u") or "unreadable result")[:500])
 
 
-def _assign(lines: list[dict[str, Any]], indices: list[int]) -> dict[int, dict[str, Any]]:
-    """By the index of its test, each line; a program that did not load has one for all."""
+def _line_up(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any] | None]:
+    """The line of each test, None where there is none; a program that did not load has one for all."""
     if lines and "load" in lines[0]:
-        return dict.fromkeys(indices, lines[0])
-    return dict(zip(indices, lines, strict=False))
+        return [lines[0]] * count
+    return [*lines[:count], *[None] * (count - len(lines))]
 
 
 def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] | None) -> TestResult | None:

@@ -13,7 +13,7 @@ from upshot.core.http_client import AttemptError, HttpClient, Repeat, RetryPolic
 from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
-from upshot.sandbox.local.script_runner import ScriptRunner, without_invalid
+from upshot.sandbox.local.script_runner import ScriptRunner
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
 
@@ -83,7 +83,7 @@ class CompatibleRunner(HttpRunner):
         return {"program": program, "tests": texts, "max_execution_time": limits.cpu_seconds}
 
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
-        return without_invalid(tests, await self._post("/test_program", program, list(tests), limits, given))
+        return await self._post("/test_program", program, list(tests), limits, given)
 
     async def _test_stdio(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
@@ -137,11 +137,8 @@ class UpshotRunner(CompatibleRunner):
         return await self._post("/test_program", program, list(tests), limits, language=language)
 
     def _read(self, answer: dict[str, Any]) -> list[TestResult]:
-        rows = zip(*(answer[name] for name in ("outcomes", "runtimes", "details", "in_place")), strict=True)
-        return [
-            TestResult(Outcome(name), None if seconds < 0 else seconds, detail, in_place=in_place)
-            for name, seconds, detail, in_place in rows
-        ]
+        rows = zip(*(answer[name] for name in ("outcomes", "runtimes", "details")), strict=True)
+        return [TestResult(Outcome(name), None if seconds < 0 else seconds, detail) for name, seconds, detail in rows]
 
     async def _run(self, job: ProgramJob) -> RunResult:
         body = {**_describe(job), "limits": asdict(job.limits)}

@@ -204,7 +204,6 @@ def answer_tests(results: list[TestResult], allow_missing: bool) -> dict[str, An
         "runtimes": [_seconds_taken(result) for result in results],
         "outcomes": [result.outcome.value for result in results],
         "details": [result.detail for result in results],
-        "in_place": [result.in_place for result in results],
     }
 
 

@@ -30,6 +30,8 @@ PYTEST_FILE = "test_program.py"
 PYTEST_ARGUMENTS = ("-s", "--noconftest", "-c", os.devnull, "--rootdir", ".", "--import-mode=importlib")
 PYTEST_WITHOUT = ("cacheprovider", "terminal", "faulthandler", "logging", "junitxml", "pastebin", "doctest")
 """Its own files and reports are of no use here."""
+LONGEST = 32_768
+"""Characters of a test that is read outside of a run; a longer one is read in a run, on the run's own time."""
 LONG = 1000
 """Items of a literal that is data and nothing else: looking through it would take longer than running it."""
 
@@ -102,8 +104,11 @@ def _is_long(node: ast.AST) -> bool:
     return len(getattr(node, "elts", None) or getattr(node, "keys", None) or ()) > LONG
 
 
-def find_faults(trees: Sequence[ast.Module | str]) -> dict[int, str]:
-    """By index, the tests that can tell nothing of any program, and why."""
+@functools.lru_cache(maxsize=1024)  # all samples of a prompt come with the same tests
+def find_faults(tests: tuple[str, ...]) -> dict[int, str]:
+    """By index, the tests that can tell nothing of any program, and why; a long one is not looked into."""
+    unread = ast.Module([ast.Assert(ast.Constant(True))], [])
+    trees = [parse(test) if len(test) <= LONGEST else unread for test in tests]
     checkers = {name for tree in trees if not isinstance(tree, str) for name in _list_checkers(tree)}
     found = ((index, _find_fault(tree, checkers)) for index, tree in enumerate(trees))
     return {index: why for index, why in found if why}
@@ -188,7 +193,7 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
     try:
         exec(code, namespace)
     except SystemExit as error:  # how a script of tests ends; not when the program ends it
-        if error.code or "remote_tail" in error.__dict__ or _is_from_elsewhere(error):
+        if error.code or _is_from_elsewhere(error):
             raise
     if with_pytest:
         _run_pytest({name: namespace[name] for name in _list_bound(tree) if name in namespace})
@@ -204,8 +209,8 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
 def needs_pytest(tree: ast.Module) -> bool:
     """Whether only pytest knows how to run a test: classes `Test…` of no TestCase, fixtures, parameters."""
     tested = [node for node in _list_uncalled(tree) if _takes_arguments(node) or node.decorator_list]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not _is_case(node)]
-    bare = [node for node in classes if node.name.startswith("Test") and any(map(_is_test, node.body))]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not is_case(node)]
+    bare = [node for node in classes if node.name.startswith("Test") and any(map(is_test, node.body))]
     named = {word for node in walk(tree) if isinstance(node, ast.Attribute | ast.Name) for word in [last_name(node)]}
     return bool(bare or tested or (named & {"fixture", "pytestmark"})) and is_installed("pytest")
 
@@ -240,7 +245,7 @@ def standalone(test: str) -> str:
         return test
     calls = [f"{function.name}()" for function in _list_uncalled(tree)]
     for node in tree.body:
-        if _is_case(node):
+        if is_case(node):
             calls += ["_result = __import__('unittest').TestResult()"]
             calls += [f"__import__('unittest').defaultTestLoader.loadTestsFromTestCase({node.name}).run(_result)"]
             calls += ["assert _result.wasSuccessful(), str(_result.errors + _result.failures)[:500]"]
@@ -249,40 +254,19 @@ def standalone(test: str) -> str:
     return "\n".join([*named, text, *calls])
 
 
-def each_method(source: str) -> list[str]:
-    """The source of unittest classes, once for every test method, without the others; itself if it has none."""
-    tree = parse(source)
-    if isinstance(tree, str):
-        return [source]
-    found = [(node.name, item.name) for node in tree.body if _is_case(node) for item in node.body if _is_test(item)]
-    return [ast.unparse(_Only(names).visit(ast.parse(source))) for names in found] or [source]
-
-
-class _Only(ast.NodeTransformer):
-    """Leaves one test method of one class."""
-
-    def __init__(self, names: tuple[str, str]) -> None:
-        self.names = names
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Drop all test methods but the one."""
-        kept = [item for item in node.body if not _is_test(item) or (node.name, item.name) == self.names]
-        node.body = kept or [ast.Pass()]
-        return node
-
-
-def _is_case(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
+def is_case(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
     """Whether it is a unittest class."""
     return isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases)
 
 
-def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+def is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Whether it is a function or method that a runner of tests would call."""
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
 
 
 def _list_uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
-    return [node for node in tree.body if _is_test(node) and node.name not in used]
+    return [node for node in tree.body if is_test(node) and node.name not in used]
 
 
 def _call(function: Any) -> None:

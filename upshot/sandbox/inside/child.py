@@ -1,10 +1,9 @@
 """The first and last thing a confined child does: pick its part, play it, leave.
 
 It finds its files on fixed descriptors: 0 to 2 as everywhere, 3 the input (sealed, read once and closed), 4 the results
-(lines of JSON), 5 a socket where its role has a partner: the judge, the judged program, or the supervisor of a session;
-for a plain look at tests, the notes on them. A program can write on 4 and 5, too (not on the notes, which are closed
-before it is loaded); so what comes from there is read as an adversary's. It leaves by `os._exit`: the interpreter's own
-end would run what the program has left in it, outside the program's clock.
+(lines of JSON), 5 a socket where its role has a partner: the judge, the judged program, or the supervisor of a session.
+A program can write on 4 and 5, too; so what comes from there is read as an adversary's. It leaves by `os._exit`: the
+interpreter's own end would run what the program has left in it, outside the program's clock.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _play(mode: str, payload: dict[str, Any], descriptors: list[int]) -> int:
     if mode == "calls":
         program.answer_calls(payload, results)
     elif mode == "tests":
-        program.try_tests(payload, results, descriptors[5])
+        program.try_tests(payload, results)
     elif mode == "script":
         return program.run_script(payload, results)
     elif mode == "native":

@@ -15,15 +15,14 @@ from upshot.sandbox.inside.cases import is_check_name, last_name, parse, walk
 from upshot.sandbox.inside.syscall_table import words
 
 MAIN = "__main__"
-REACHING = words("seed set_state mock patch redirect_stdout redirect_stderr now today utcnow")
-"""Clocks, seeds, and what reaches into the process that it is called in: such a test may hold by chance."""
-LISTENING = words(
+REACHING = words(
     """
-    assertLogs assertNoLogs assertWarns assertWarnsRegex __cause__ __context__ __notes__ __traceback__
-    __suppress_context__
+    seed set_state setstate mock patch redirect_stdout redirect_stderr assertNoLogs __cause__ __context__ __notes__
+    __traceback__ __suppress_context__
     """
 )
-"""What a test hears of its own process alone, and what an exception loses on its way."""
+"""What works on the process that it is called in, and what an exception loses on its way: such a test could hold before
+the judge for want of what it looks at."""
 HANDS_ON = {"map": 0, "filter": 0, "starmap": 0, "assertRaises": 1, "assertRaisesRegex": 2, "raises": 1}
 """Calls that call one of their arguments, by its place, with the others."""
 _OWN = frozenset(dir(builtins))
@@ -47,19 +46,10 @@ def hold_given(given: str) -> ast.Module:
     return ast.Module(body, [])
 
 
-def find_reach(tree: ast.Module) -> str:
-    """The first clock, seed, patch or the like that a test uses; empty where there is none."""
-    imports = _list_imports(walk(tree))
-    used = [word for path in imports.values() for word in path.split(".")]
-    dotted = [node for node in walk(tree) if isinstance(node, ast.Attribute)]
-    used += [node.attr for node in dotted if _root(node) in imports]
-    heard = (node.attr for node in dotted if node.attr in LISTENING)
-    return next((word for word in used if word in REACHING), "") or next(heard, "")
-
-
-def list_libraries(tree: ast.Module) -> set[str]:
-    """The first words of the modules that a text imports or names."""
-    return {path.partition(".")[0] for path in _list_imports(walk(tree)).values()} | list_names(tree)
+def list_words(tree: ast.AST) -> set[str]:
+    """The names and attributes that a text uses, and the words of what it imports."""
+    imported = {word for path in _list_imports(walk(tree)).values() for word in path.split(".")}
+    return imported | {last_name(node) for node in walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def mark_closed_calls(tree: ast.Module, marker: str, own: set[str]) -> ast.Module:

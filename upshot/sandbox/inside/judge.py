@@ -1,18 +1,27 @@
 """The judge: a clean process that runs the tests itself and reaches the program only by asking for data.
 
-Builtins, libraries and what the row itself brings along are its own, never the program's. What comes back is data,
-compared here, or a handle (`handle.py`). A test is confirmed where all it asserted was seen as data, and held. Anything
-else leaves it unconfirmed. Whether that is the program's fault or the test's is not asked here: the row's reference was
-judged in the same way (`tasks/verifiers/profile.py`).
+Builtins, libraries and what the row itself brings along are the judge's own, never the program's. What comes back is
+data, compared here, or a handle to an object. A test is confirmed where everything that it asserted was seen as data,
+and held. Anything else leaves it unconfirmed. Whether that is the program's fault or the test's is not asked here: the
+row's reference was judged in the same way (`tasks/verifiers/profile.py`). So there is no rule for unusual tests.
 
-Data is copied on its way. A program may change an argument in place, and a test may compare what it computes from its
-own values with what the program made of them: `assert f(xs) == sorted(xs)` holds for whoever empties `xs`. So the test
-keeps its arguments as they were. Only a look that `restores` takes over what the program changed (`sort(xs)`), and it
-counts only for checks whose reference needs it.
+The program is hostile and answers every question as it likes. So an answer counts only as far as the program had to
+know something to give it. Three rules follow.
 
-What the program returned tells nothing any more once it is given back to it: `close(f(3), 28.27)` is its own word. So
-the program is called only with arguments in which nothing can be its own, as the text of the test tells
-(`evidence.mark_closed_calls`).
+- **Nothing is compared over there.** `==`, `<`, `in` or `float` of an object would be the program's word for the
+  test's question, `f(3) == 28.27`. Nor is anything answered here in the program's place: that Python can neither add
+  to a handle nor inherit from it says nothing of the object. Both leave the test unconfirmed.
+- **Who may stand where data is meant is asked nothing with an argument.** `f(3).startswith("28")` would show the
+  program what is wanted. With arguments a test may call what it names itself (a function, a class, a module), the
+  methods of what it made by calling a class (a name with a capital letter), and a function that a call returned. A
+  capital letter does not make a class, so even there nothing is asked that data answers (`PREDICATES`).
+- **The program is called only with arguments in which nothing can be its own**, as the text of the test tells
+  (`evidence.mark_closed_calls`). What it returned tells nothing once it is given back: `close(f(3), 28.27)` is its own
+  word.
+
+Data is copied on its way, so the test keeps its arguments as they were: `assert f(xs) == sorted(xs)` does not hold for
+a program that empties `xs`. How an object was come by is a matter of the path and not of the object (`Stack().add(1)`
+may return the stack itself), so every answer makes handles of its own, and identity means nothing.
 """
 
 from __future__ import annotations
@@ -20,303 +29,307 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
+import functools
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from upshot.sandbox.inside import cases, evidence, plain, program
-from upshot.sandbox.inside.handle import NAMED, PART, RETURNED, Handle, Method, Undecided
 from upshot.sandbox.inside.remote import Wire
 
-CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
-"""Exceptions that steer loops and generators: one of the program's must not steer ours."""
-CHANGING = ("take", "setitem", "delitem")
-"""Looks after which an object may look different."""
-MOST_PARTS = 2000
-"""Parts of a value that are looked at."""
+NAMED, MADE, RETURNED, PART = "named", "made", "returned", "part"
+"""How a test came by an object: it names it, made it, was given it by a call, or found it in another one."""
+CONTROL = (StopIteration, StopAsyncIteration)
+"""Exceptions that steer loops: one of the program's must not steer ours."""
 CLOSED = "_upshot_closed"
 """Stands around what a test calls with arguments in which nothing is the program's."""
+PREDICATES = frozenset(
+    (
+        "startswith", "endswith", "issubset", "issuperset", "isdisjoint", "count", "equals", "intersection", "union",
+        "difference", "symmetric_difference",
+    )
+)  # fmt: skip
+"""Methods of data that are asked with what a test expects."""
+
+
+class Undecided(BaseException):
+    """The test asked what no data can tell."""
 
 
 class ProgramGone(BaseException):
     """The program's process ended, or sent what nobody can read."""
 
 
-class ProgramJudge:
-    """The judge's end of the wire."""
+class Handle:
+    """An object of the program's: it can be called and read; anything else leaves the test unconfirmed."""
 
-    def __init__(self, descriptor: int, restores: bool) -> None:
-        self.wire = Wire(descriptor)
-        self.restores = restores
-        """Whether arguments that the program changes in place are changed here, too."""
+    __slots__ = ("_upshot_judge", "_upshot_number", "_upshot_path", "_upshot_word")
+
+    def __init__(self, judge: Judge, number: int, path: str, word: str) -> None:
+        for name, value in zip(Handle.__slots__, (judge, number, path, word), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._upshot_judge.call(self, "", *args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_upshot_"):
+            return object.__getattribute__(self, name)
+        # Special names would let the program answer protocols of Python and of libraries: `isinstance` asks __class__.
+        return self._upshot_doubt(name) if name.startswith("__") else self._upshot_judge.get(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._upshot_judge.set(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return False if other is None else self._upshot_doubt("==")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._upshot_ask_made("__iter__"))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return self._upshot_judge.call(self, "__str__")
+
+    def __repr__(self) -> str:
+        return self._upshot_judge.call(self, "__repr__")
+
+    def _upshot_ask_made(self, name: str, *args: Any) -> Any:
+        """A special method of what the test made; of any other object, the length may stand for that of a list."""
+        return self._upshot_judge.call(self, name, *args) if self._upshot_path == MADE else self._upshot_doubt(name)
+
+    def _upshot_doubt(self, what: str, *_: Any) -> NoReturn:
+        judge: Judge = self._upshot_judge
+        judge.doubt(f"{what} of an object of the program's tells nothing that data would")
+
+
+for _name in ("len", "getitem", "setitem", "delitem"):
+    setattr(Handle, f"__{_name}__", functools.partialmethod(Handle._upshot_ask_made, f"__{_name}__"))
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_REFUSED = (
+    *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY),
+    "lt", "le", "gt", "ge", "hash", "pos", "neg", "abs", "invert", "int", "float", "complex", "index", "round", "trunc",
+    "floor", "ceil", "bytes", "fspath", "divmod", "await", "aiter", "reversed", "copy", "deepcopy", "reduce_ex",
+    "contains", "delattr", "mro_entries", "set_name", "get", "class_getitem", "enter", "exit", "next", "instancecheck",
+)  # fmt: skip
+for _name in _REFUSED:
+    setattr(Handle, f"__{_name}__", functools.partialmethod(Handle._upshot_doubt, f"__{_name}__"))
+
+
+class Method(functools.partial[Any]):
+    """What calls a method of an object by its name, and tells nothing else."""
+
+    def _doubt(self, *_: Any) -> NoReturn:
+        judge: Judge = self.func.__self__  # type: ignore[attr-defined]
+        judge.doubt("a method, where data may be meant")
+
+    __bool__ = __eq__ = __getattr__ = _doubt  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Items:
+    """What an iterator of the program's gave."""
+
+    def __init__(self, judge: Judge, items: list[Any]) -> None:
+        self.judge, self.left = judge, collections.deque(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.left:
+            yield self.left.popleft()
+
+    def __next__(self) -> Any:
+        # StopIteration by the program's choice would end our own loops: `all(map(lambda e: next(g) == e, …))`.
+        return self.left.popleft() if self.left else self.judge.doubt("the end of an iterator, by next()")
+
+
+class Judge:
+    """The namespace that tests share, the wire to the program, and the verdict on each test."""
+
+    def __init__(self, wire: Wire, given: str, trees: Sequence[ast.Module]) -> None:
+        self.wire = wire
         self.gone = ""
         """Why the program cannot be asked any more."""
         self.undecided = ""
         """Why the running test tells nothing."""
         self.asked = 0
-        self.answers: dict[tuple[str, int, str], Any] = {}
-        """What has been answered since anything could have changed: the same question is not asked twice."""
+        self.attributes: dict[tuple[int, str], Any] = {}
+        """What was read since anything was called or set: an object does not change by being read."""
         self.closed = False
         """Whether the call under way is marked as one that is given nothing of the program's."""
-        self.changed: list[Any] = []
-        """Arguments of the running test that the program has changed in place."""
         self.empty = False
         """Whether the program has given the running test something with nothing in it."""
-        self.building = False
-        """Whether an exception of the program's is being made anew."""
-        self.classes: dict[tuple[str, ...], type[BaseException]] = {}
-
-    def begin_test(self) -> None:
-        """Forget what belonged to the test before."""
-        self.undecided, self.closed, self.empty, self.changed = "", False, False, []
-
-    def doubt(self, why: str) -> NoReturn:
-        """Leave the running test unconfirmed; no `except` in the test takes that back."""
-        self.undecided = self.undecided or why
-        raise Undecided(why)
-
-    def ask(self, op: str, target: int, name: str, args: Sequence[Any] = (), kwargs: Any = None) -> dict[str, Any]:
-        """Ask the program; its failure is raised here as the exception it was there."""
-        values, closed = [*args, *(kwargs or {}).values()], self.closed
-        self.closed = False
-        if op == "call" and values:
-            self._check_closed(values, closed)
-        self.asked += 1
-        changing = op in ("call", "set") or name in CHANGING
-        if changing:
-            self.answers.clear()
-        elif not values and (op, target, name) in self.answers:
-            return self.answers[op, target, name]
-        message = {"op": op, "target": target, "name": name, "args": [self.lend(item) for item in args]}
-        message["kwargs"] = {key: self.lend(item) for key, item in (kwargs or {}).items()}
-        answer = self._exchange(message)
-        for value, now in self._guard(lambda: [(values[index], after) for index, after in answer.get("changed", ())]):
-            self._follow(value, now)
-        if "error" in answer:
-            raise self._guard(self._rebuild, answer["error"])
-        if not changing and not values:
-            self.answers[op, target, name] = answer
-        return answer
-
-    def _check_closed(self, values: Sequence[Any], closed: bool) -> None:
-        """Doubt a call that may give the program what is of its own making."""
-        changed = {id(value) for value in self.changed}
-        if not closed or (self.restores and any(id(part) in changed for part in _list_parts(values))):
-            self.doubt("the program may be given back what it gave")
-
-    def _follow(self, value: Any, after: Any) -> None:
-        """Take note that the program has changed an argument; make ours look like its own where that is wanted."""
-        self.changed.append(value)
-        if self.restores:
-            self._guard(_restore, value, self._guard(self.decode, after, PART))
-            self.empty = self.empty or _has_empty(value)
-
-    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._guard(self.wire.send, message)
-        answer: dict[str, Any] = self._guard(self.wire.receive)
-        if "unreadable" in answer:
-            self.doubt(f"what the program gave cannot be carried ({str(answer['unreadable'])[:200]})")
-        return answer
-
-    def _guard(self, function: Any, *args: Any) -> Any:
-        """Work on what the program sent: whatever goes wrong ends the conversation, and is no exception to expect."""
-        if self.gone:
-            raise ProgramGone(self.gone)
-        try:
-            return function(*args)
-        except Exception as error:
-            self.gone = f"{error}" if isinstance(error, EOFError) else f"unreadable message: {error!r}"[:300]
-            raise ProgramGone(self.gone) from None
-
-    def read(self, answer: dict[str, Any], path: str, word: str = "") -> Any:
-        """The value of an answer."""
-        value = self._guard(lambda: self.decode(answer["ok"], path, word))
-        self.empty = self.empty or _has_empty(value)
-        return value
-
-    def decode(self, data: Any, path: str, word: str = "") -> Any:
-        """A value from the program: data, or a handle by this path; what is inside of data is a part."""
-        if _holds_type(data, path != RETURNED):
-            self.doubt("a type is among what the program gave, which the test might call")
-        outermost = isinstance(data, dict) and "o" in data
-        return plain.decode(data, lambda number, kind: Handle(self, number, kind, path if outermost else PART, word))
-
-    def lend(self, value: Any) -> Any:
-        """A value for the program: data, and its own objects back."""
-        return plain.encode(value, self._lend_object)
-
-    def _lend_object(self, value: Any) -> dict[str, Any]:
-        if type(value) is not Handle:
-            self.doubt(f"the test gives the program a {type(value).__name__}, which is no data")
-        return {"o": [value._upshot_number, value._upshot_kind]}
-
-    def _rebuild(self, error: dict[str, Any]) -> BaseException:
-        """The program's exception: a builtin one, or a class made for it here, with its name and bases."""
-        text, args, state = str(error["text"]), self.decode(error["args"], PART), self.decode(error["state"], PART)
-        kind = self.class_of([str(base) for base in error["bases"][:20]])
-        self.building = True
-        try:
-            made = kind(*args)
-            made = made if str(made) == text else kind(text)
-        except TypeError:
-            made = kind(text)
-        finally:
-            self.building = False
-        made.__dict__.update({str(key): value for key, value in state.items()})
-        made.__dict__["remote_tail"] = str(error["tail"])
-        return made
-
-    def class_of(self, bases: list[str]) -> type[BaseException]:
-        """The exception class of these names, the nearest first."""
-        known = getattr(builtins, bases[0], None)
-        if isinstance(known, type) and issubclass(known, BaseException) and not issubclass(known, CONTROL):
-            return known
-        if tuple(bases) not in self.classes:
-            own = {"__module__": evidence.MAIN, "_upshot_judge": self}
-            made: Any = RemadeClass(bases[0], (self.class_of(bases[1:]),), own)
-            self.classes[tuple(bases)] = made
-        return self.classes[tuple(bases)]
-
-
-class RemadeClass(type):
-    """An exception class of the program's, by its name and bases alone."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Made for an exception that the program raised; not for a test."""
-        judge: ProgramJudge = cls._upshot_judge  # type: ignore[attr-defined]
-        return super().__call__(*args, **kwargs) if judge.building else judge.doubt("an exception class of the program")
-
-
-def _holds_type(data: Any, outermost: bool) -> bool:
-    if isinstance(data, dict):
-        ((tag, body),) = data.items()
-        return outermost if tag == "p" else _holds_type(body, True)
-    return isinstance(data, list) and any(_holds_type(item, True) for item in data)
-
-
-def _list_parts(values: Sequence[Any]) -> list[Any]:
-    """Values and what plain containers among them hold."""
-    waiting, found = list(values), list[Any]()
-    while waiting and len(found) < MOST_PARTS:
-        value = waiting.pop()
-        found.append(value)
-        if type(value) in (list, tuple, set, frozenset, collections.deque):
-            waiting.extend(value)
-        elif issubclass(type(value), dict):
-            waiting.extend([*value, *value.values()])
-    return found
-
-
-def _has_empty(value: Any) -> bool:
-    """Whether there is nothing in a value, or in some part of it: a list, an array, a range, but for texts."""
-    return any(_is_empty(part) for part in _list_parts([value]))
-
-
-def _is_empty(part: Any) -> bool:
-    if type(part) in (str, bytes, type, Handle) or not hasattr(part, "__len__"):
-        return False
-    return part.size == 0 if hasattr(part, "shape") else len(part) == 0
-
-
-def _restore(mine: Any, after: Any) -> None:
-    """Make a value look like another of its type, in place; what cannot be done so is left as it is."""
-    if type(mine) is not type(after) or type(mine) is Handle:
-        return
-    if type(mine) in (list, bytearray):
-        mine[:] = after
-    elif type(mine) in (dict, set, collections.deque):
-        mine.clear()
-        (mine.extend if isinstance(mine, collections.deque) else mine.update)(after)
-    elif getattr(mine, "shape", None) == getattr(after, "shape", ()):
-        mine[...] = after
-
-
-def judge(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
-    """Run the tests against the program at the other end and write what came of each."""
-    trees = [cases.parse(test) for test in payload["tests"]]
-    cases.prepare(payload["tests"])
-    judge = ProgramJudge(descriptor, payload.get("restores", False))
-    try:
-        failure = judge._guard(lambda: judge.wire.receive()["ok"])
-        if failure is not None:
+        if (failure := self.wire.receive()["ok"]) is not None:
             raise ProgramGone(f"it does not load this time: {failure}")
-        court = Court(judge, payload["given"], [tree for tree in trees if isinstance(tree, ast.Module)])
-        for index, tree in enumerate(trees):
-            started = time.perf_counter()
-            verdict = {"u": ""} if index in payload["skip"] or isinstance(tree, str) else court.verdict(tree)
-            results.put({**verdict, "t": time.perf_counter() - started})
-    except BaseException as error:  # it has gone, or answers even the question for its names with an exception
-        results.put({"u": f"the program was not there to be asked: {error}"[:300]})
-
-
-class Court:
-    """The namespace tests share, and the verdict on each."""
-
-    def __init__(self, judge: ProgramJudge, given: str, trees: Sequence[ast.Module]) -> None:
-        self.judge = judge
         module = types.ModuleType(evidence.MAIN)
         sys.modules[evidence.MAIN] = module
         self.namespace = module.__dict__
         exec(compile(evidence.hold_given(given), "given.py", "exec", dont_inherit=True), self.namespace)
         self.held = {*self.namespace}
         """What the row brings along."""
-        self.namespace[CLOSED] = self._call_closed
-        self.vectorised = any(evidence.list_libraries(tree) & {"np", "numpy", "pytest"} for tree in trees)
-        """Whether tests compare item by item, where nothing is equal to anything."""
-        names = {name for tree in trees for name in evidence.list_names(tree)}
+        self.namespace[CLOSED] = self._mark_closed
+        # Tests that compare item by item, where nothing is equal to anything.
+        self.vectorised = any(evidence.list_words(tree) & {"np", "numpy", "pytest"} for tree in trees)
+        named = {name for tree in trees for name in evidence.list_names(tree)} - self.namespace.keys()
         self.data: set[str] = set()
         """Names of the program's that are data."""
-        self._bind({name for name in names - self.namespace.keys() if not name.startswith("__")})
-
-    def _bind(self, names: set[str]) -> None:
-        """Bind those of the names that the program has; a builtin's is our own."""
-        judge = self.judge
-        answer = judge._exchange({"op": "names", "names": sorted(names)})
-        for name, encoded, bases in judge._guard(lambda: [(n, v, b) for n, v, b in answer["ok"]]):
-            if name not in names or hasattr(builtins, name):
-                continue
-            if bases is not None:
-                value: Any = judge._guard(lambda bases=bases: judge.class_of([str(b) for b in bases[:20]]))
-            else:
-                value = judge.read({"ok": encoded}, NAMED, name)
-            self.namespace[name] = value
-            if type(value) is not Handle:
-                self.data.add(name)
+        self.wire.send({"op": "names", "names": sorted(named)})
+        for name, value in self.wire.receive()["ok"]:
+            if name in named and not name.startswith("__") and not hasattr(builtins, name):
+                self.namespace[name] = self.decode(value, NAMED, name)
+                if not isinstance(self.namespace[name], Handle):
+                    self.data.add(name)
 
     def verdict(self, tree: ast.Module) -> dict[str, Any]:
-        """What comes of one test: p(assed), u(nconfirmed); c: arguments changed."""
-        judge, names, asked = self.judge, evidence.list_names(tree), self.judge.asked
-        judge.begin_test()
-        checked = cases.CheckCounter(lambda function: type(function) is Handle)
+        """What comes of one test: p(assed) or u(nconfirmed)."""
+        names, asked = evidence.list_names(tree), self.asked
+        self.undecided, self.closed, self.empty = "", False, False
+        checked = cases.CheckCounter(lambda function: isinstance(function, Handle | Method))
         failure: BaseException | None = None
         try:
-            if reached := evidence.find_reach(tree):
-                judge.doubt(f"it uses {reached}, which works on the process it is called in")
+            if reached := evidence.list_words(tree) & evidence.REACHING:
+                self.doubt(f"it uses {min(reached)}, which works on the process it is called in")
             cases.run(evidence.mark_closed_calls(tree, CLOSED, self.held), self.namespace, checked)
         except BaseException as error:
             failure = error
-        if judge.gone:
-            raise ProgramGone(judge.gone)
-        why = judge.undecided
-        if not why and judge.empty and self.vectorised:
-            why = "nothing compares as equal to anything, item by item"
+        if self.gone:
+            raise ProgramGone(self.gone)
+        why = self.undecided
         if not why and failure is not None:
             why = f"raised only before the judge: {program.describe(failure)[1]}"[-program.TAIL_CHARS :]
+        if not why and self.empty and self.vectorised:
+            why = "nothing compares as equal to anything, item by item"
         if not why and not checked.count:
             why = cases.NOTHING_CHECKED
-        if not why and judge.asked == asked and not names & self.data:
+        if not why and self.asked == asked and not names & self.data:
             why = "it asks the program nothing"
-        return ({"u": why} if why else {"p": True}) | ({"c": True} if judge.changed else {})
+        return {"u": why} if why else {"p": True}
 
-    def _call_closed(self, function: Any) -> Any:
+    def doubt(self, why: str) -> NoReturn:
+        """Leave the running test unconfirmed; no `except` in the test takes that back."""
+        self.undecided = self.undecided or why
+        raise Undecided(why)
+
+    def call(self, handle: Handle, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call an object, or its method of that name."""
+        closed, self.closed, path = self.closed, False, handle._upshot_path
+        if args or kwargs:
+            if name in PREDICATES or path == PART or (name and path == RETURNED):
+                self.doubt(f"a call with arguments of what may stand for data ({name or 'an object'})")
+            if not closed and not name.startswith("__"):
+                self.doubt("the program may be given back what it gave")
+        self.attributes.clear()
+        made = MADE if path == NAMED and not name and is_class_name(handle._upshot_word) else RETURNED
+        answer = self.ask("call", handle, name, args, kwargs)
+        return self._guard(lambda: self.decode(answer["ok"], made))
+
+    def get(self, handle: Handle, name: str) -> Any:
+        """An attribute: data, an object, or a function that calls the method of that name."""
+        key = handle._upshot_number, name
+        inner = NAMED if handle._upshot_path == NAMED and is_class_name(name) else PART
+        answer = self.attributes[key] if key in self.attributes else self.ask("get", handle, name)
+        self.attributes[key] = answer
+        if "method" in answer:
+            return Method(self.call, handle, name)
+        return self._guard(lambda: self.decode(answer["ok"], inner, name))
+
+    def set(self, handle: Handle, name: str, value: Any) -> None:
+        """Set an attribute."""
+        self.attributes.clear()
+        self.ask("set", handle, name, [value])
+
+    def ask(
+        self, op: str, handle: Handle, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The program's answer; its failure is raised here as the exception that it was there."""
+        self.asked += 1
+        given = [self._lend(item) for item in args]
+        named = {key: self._lend(item) for key, item in (kwargs or {}).items()}
+        message = {"op": op, "target": handle._upshot_number, "name": name, "args": given, "kwargs": named}
+        self._guard(self.wire.send, message)
+        answer = self._guard(self.wire.receive)
+        if "unreadable" in answer:
+            self.doubt(f"what the program gave cannot be carried ({str(answer['unreadable'])[:200]})")
+        if "error" in answer:
+            raise self._guard(self._rebuild, answer["error"])
+        return answer
+
+    def _guard(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Work on what the program sent: whatever goes wrong ends the conversation, and is no exception to expect."""
+        if self.gone:
+            raise ProgramGone(self.gone)
+        try:
+            return work(*args)
+        except Exception as error:
+            self.gone = f"{error}" if isinstance(error, EOFError) else f"unreadable message: {error!r}"[:300]
+            raise ProgramGone(self.gone) from None
+
+    def decode(self, data: Any, path: str, word: str = "") -> Any:
+        """A value from the program: data, or a handle by this path; what is inside of data is a part."""
+        self.empty = self.empty or _holds_empty(data)
+        outermost = isinstance(data, dict) and plain.OBJECT in data
+
+        def foreign(tag: str, parts: list[Any]) -> Any:
+            if tag == plain.ITERATOR:
+                return Items(self, parts)
+            return Handle(self, int(parts[0]), path if outermost else PART, word)
+
+        return plain.decode(data, foreign)
+
+    def _lend(self, value: Any) -> Any:
+        """A value for the program: data, and its own objects back."""
+
+        def foreign(item: Any) -> dict[str, Any]:
+            if type(item) is not Handle:
+                self.doubt(f"the test gives the program a {type(item).__name__}, which is no data")
+            return {plain.OBJECT: [item._upshot_number]}
+
+        return plain.encode(value, foreign)
+
+    def _rebuild(self, error: dict[str, Any]) -> BaseException:
+        """The program's exception, as one of the nearest builtin class."""
+        known = [getattr(builtins, str(name), None) for name in error["bases"][:20]]
+        kinds = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
+        if not kinds:
+            self.doubt(f"the program raised {str(error['bases'][0])[:100]}")
+        kind = next(kind for kind in kinds if not issubclass(kind, CONTROL))
+        made = kind(*self.decode(error["args"], PART))
+        return made if str(made) == str(error["text"]) else kind(str(error["text"]))
+
+    def _mark_closed(self, function: Any) -> Any:
         """What a test calls with nothing of the program's: nothing is given back by that."""
-        if type(function) not in (Handle, Method):
-            return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.judge.closed = True
+            self.closed = True
             return function(*args, **kwargs)
 
-        return call
+        return call if isinstance(function, Handle | Method) else function
+
+
+def is_class_name(word: str) -> bool:
+    """Whether a test names a class by this word, as far as a capital letter tells."""
+    return word.lstrip("_")[:1].isupper()
+
+
+def _holds_empty(data: Any) -> bool:
+    """Whether there is nothing in the data, or in some part of it: a list, an array, a range, but for texts."""
+    if isinstance(data, dict):
+        return any(map(_holds_empty, data.values()))
+    return isinstance(data, list) and (not data or any(map(_holds_empty, data)))
+
+
+def judge(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
+    """Run the tests against the program at the other end and write what came of each."""
+    trees = [cases.parse(test) for test in payload["tests"]]
+    cases.prepare(payload["tests"])
+    try:
+        court = Judge(Wire(descriptor), payload["given"], [tree for tree in trees if isinstance(tree, ast.Module)])
+        for index, tree in enumerate(trees):
+            started = time.perf_counter()
+            verdict = {"u": ""} if index in payload["skip"] or isinstance(tree, str) else court.verdict(tree)
+            results.put({**verdict, "t": time.perf_counter() - started})
+    except BaseException as error:  # it has gone, or answers even the question for its names with an exception
+        results.put({"u": f"the program was not there to be asked: {error}"[:300]})

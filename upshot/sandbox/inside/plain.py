@@ -1,254 +1,158 @@
 """Plain data across the wall: values as JSON with tags, so that nothing but data comes out of an untrusted process.
 
-A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Anything that is
-not data becomes opaque. An object of a subclass of data is the data that it is made of: its own `==` is not asked.
+A list is a JSON list, None, truth values, numbers and texts are themselves. Everything else is an object with one key,
+its tag, and a list of its parts. An object of a subclass of data is the data that it is made of: its own `==` is not
+asked. An iterator is its items. What is not data is `foreign`, and whoever encodes or decodes says what stands for it.
+
 `decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own text: it
 imports nothing of this package.
 """
 
 from __future__ import annotations
 
-import base64
-import functools
-import keyword
+import itertools
 import math
 import re
-import types
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+import sys
+from collections import deque
+from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 200
+MOST_ITEMS = 10_000
+"""Of an iterator: beyond that it cannot be carried."""
 BIG_INT = 1 << 63
-KEYS_VIEW: type = type({}.keys())
-TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
-"""Types that cross by name: a function may return `int`."""
-_RECORD = frozenset(vars(namedtuple("_RECORD", "x")))
+OBJECT, ITERATOR, SUBCLASS, ARRAY, SCALAR = "o", "g", "u", "a", "n"
 _HALVES = re.compile("[\ud800-\udfff]")
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
 
 
-class TooDeep(ValueError):
-    """A value nested deeper than can be carried."""
+def _moment(kind: Any) -> tuple[type, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]:
+    return kind, lambda value: [kind.isoformat(value)], lambda parts: kind.fromisoformat(*parts)
 
 
-def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 0) -> Any:
-    """The JSON form of a value; `opaque` says what stands for an object that is not data."""
-    kind = type(value)
-    if kind is str and not value.isascii() and _HALVES.search(value):
-        return opaque(value) if opaque else {"o": [0, "str"]}  # JSON would put halves of a letter together
-    if value is None or kind is bool or kind is str or kind is float:
-        return value
-    if kind is int:
-        return value if -BIG_INT < value < BIG_INT else {"i": hex(value)}
-    if depth > MAX_DEPTH:
-        raise TooDeep(f"a value nested deeper than {MAX_DEPTH} levels")
-    for base, encoder in _ENCODERS:
-        if kind is base or (base is tuple and issubclass(kind, tuple) and _is_record(kind)):
-            return encoder(value, opaque, depth + 1)
-    named = [name for name, known in TYPES.items() if known is value] if kind is type else []
-    if named:
-        return {"p": named[0]}
-    if kind.__module__ == "numpy":
-        return _encode_numpy(value, opaque, depth + 1)
-    for base, inside in BASES:
-        if issubclass(kind, base):
-            return {"u": encode(inside(value), opaque, depth + 1)}
-    return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
-
-
-def _is_record(kind: type) -> bool:
-    """Whether a class is a namedtuple and nothing more: what it adds to a tuple is the same in every process."""
-    own = vars(kind)
-    added = [name for name, value in own.items() if isinstance(value, types.FunctionType | property)]
-    return kind.__bases__ == (tuple,) and "_fields" in own and all(name in _RECORD for name in added)
-
-
-def _items(value: Any, opaque: Any, depth: int) -> list[Any]:
-    return [encode(item, opaque, depth) for item in value]
-
-
-def _tag(tag: str) -> Callable[[Any, Any, int], Any]:
-    return lambda value, opaque, depth: {tag: _items(value, opaque, depth)}
-
-
-def _mapping(tag: str, base: Any = dict) -> Callable[[Any, Any, int], Any]:
-    pairs = base.items  # an OrderedDict has an order of its own, which `dict.items` does not know (`move_to_end`)
-    return lambda value, opaque, depth: {
-        tag: [[encode(k, opaque, depth), encode(v, opaque, depth)] for k, v in pairs(value)]
-    }
-
-
-def _encode_tuple(value: Any, opaque: Any, depth: int) -> Any:
-    items = _items(tuple.__iter__(value), opaque, depth)
-    names = getattr(type(value), "_fields", None)
-    if type(names) is tuple and len(names) == len(items) and all(type(name) is str for name in names):
-        return {"N": [str(type(value).__name__), list(names), items]}
-    return {"t": items}
-
-
-def _encode_complex(value: Any, *_: Any) -> Any:
-    plain = complex.__add__(value, 0j)
-    return {"c": [plain.real, plain.imag]}
-
-
-def _encode_bytes(value: Any, *_: Any) -> Any:
-    tag = "B" if isinstance(value, bytearray) else "b"
-    return {tag: base64.b64encode(memoryview(value)).decode()}
-
-
-def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
-    return {"F": _items((int(value.numerator), int(value.denominator)), opaque, depth)}
-
-
-def _encode_deque(value: Any, opaque: Any, depth: int) -> Any:
-    if value.maxlen is not None and opaque is not None:
-        return opaque(value)  # a copy would not forget its first items
-    return {"q": _items(value, opaque, depth)}
-
-
-def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
-    return lambda value, opaque, depth: {tag: _items((value.start, value.stop, value.step), opaque, depth)}
-
-
-def _encode_time(value: Any, *_: Any) -> Any:
-    if isinstance(value, timedelta):
-        return {"T": ["timedelta", [value.days, value.seconds, value.microseconds]]}
-    base = next(base for base in (datetime, date, time) if isinstance(value, base))
-    return {"T": [base.__name__, str(base.isoformat(value))]}
-
-
-_ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
-    (list, _items),
-    (tuple, _encode_tuple),
-    (Counter, _mapping("C")),
-    (OrderedDict, _mapping("M", OrderedDict)),
-    (defaultdict, _mapping("E")),
-    (dict, _mapping("d")),
-    (set, _tag("s")),
-    (frozenset, _tag("f")),
-    (KEYS_VIEW, _tag("k")),
-    (bytes, _encode_bytes),
-    (bytearray, _encode_bytes),
-    (complex, _encode_complex),
-    (deque, _encode_deque),
-    (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
-    (Fraction, _encode_fraction),
-    (range, _bounds("r")),
-    (slice, _bounds("S")),
-    (datetime, _encode_time),
-    (date, _encode_time),
-    (time, _encode_time),
-    (timedelta, _encode_time),
-]
-
-
-BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (int, lambda value: int.__add__(value, 0)),
-    (float, lambda value: float.__add__(value, 0.0)),
-    (str, lambda value: "".join(str.__iter__(value))),
-    (list, lambda value: [*list.__iter__(value)]),
-    (tuple, lambda value: (*tuple.__iter__(value),)),
-    (dict, lambda value: {key: dict.__getitem__(value, key) for key in dict.__iter__(value)}),
-    (set, lambda value: {*set.__iter__(value)}),
-    (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
-)
+# By tag: a type, the parts of a value, and the value that has these parts. No code of the program's runs in between.
+FORMS: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
+    "t": (tuple, list, tuple),
+    "d": (dict, lambda value: [list(pair) for pair in value.items()], dict),
+    "s": (set, list, set),
+    "f": (frozenset, list, frozenset),
+    "q": (deque, list, deque),
+    "b": (bytes, list, bytes),
+    "B": (bytearray, list, bytearray),
+    "i": (int, lambda value: [hex(value)], lambda parts: int(parts[0], 16)),
+    "S": (str, lambda value: [*map(ord, value)], lambda parts: "".join(map(chr, parts))),
+    "c": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "D": (Decimal, lambda value: [str(value)], lambda parts: Decimal(*parts)),
+    "F": (Fraction, lambda value: [value.numerator, value.denominator], lambda parts: Fraction(*parts)),
+    "r": (range, lambda value: [value.start, value.stop, value.step] if value else [], lambda p: range(*(p or [0]))),
+    "T": _moment(datetime),
+    "Td": _moment(date),
+    "Tt": _moment(time),
+    "T+": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda parts: timedelta(*parts)),
+}
+_TAGS = {form[0]: tag for tag, form in FORMS.items()}
+BASES: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__add__(value, 0.0),
+    str: lambda value: "".join(str.__iter__(value)),
+    list: lambda value: [*list.__iter__(value)],
+    tuple: lambda value: (*tuple.__iter__(value),),
+    dict: lambda value: {key: dict.__getitem__(value, key) for key in dict.__iter__(value)},
+    set: lambda value: {*set.__iter__(value)},
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
 """The data that an object of a subclass is made of."""
 
 
-def _encode_numpy(value: Any, opaque: Any, depth: int) -> Any:
+class Unreadable(BaseException):
+    """A value that cannot be carried: not an exception of the program's, and none that a test may expect."""
+
+
+def name_object(value: Any) -> dict[str, Any]:
+    """What stands for an object where nobody can ask it anything: the name of its class."""
+    return {OBJECT: [0, str(type.__getattribute__(type(value), "__name__"))[:100]]}
+
+
+def encode(value: Any, foreign: Callable[[Any], Any] = name_object, depth: int = 0) -> Any:
+    """The JSON form of a value; `foreign` says what stands for an object that is not data."""
+    kind = type(value)
+    if value is None or kind is bool or kind is float:
+        return value
+    if (kind is int and -BIG_INT < value < BIG_INT) or (kind is str and (value.isascii() or not _HALVES.search(value))):
+        return value  # JSON would put the halves of a letter together
+    if depth > MAX_DEPTH:
+        raise Unreadable(f"a value nested deeper than {MAX_DEPTH} levels")
+
+    def inner(parts: Any) -> list[Any]:
+        return [encode(part, foreign, depth + 1) for part in parts]
+
+    if kind is list:
+        return inner(value)
+    if kind in _TAGS and getattr(value, "maxlen", None) is None:  # the copy of a bounded deque would not forget
+        tag = _TAGS[kind]
+        return {tag: inner(FORMS[tag][1](value))}
+    if kind.__module__ == "numpy" and (found := _split_numpy(value)) is not None:
+        return {SCALAR if len(found) == 2 else ARRAY: inner(found)}
+    base = next((base for base in BASES if issubclass(kind, base)), None)
+    if base is not None:
+        return {SUBCLASS: inner([BASES[base](value)])}
+    if kind.__module__ in ("builtins", "itertools") and _is_iterator(kind):
+        items = [*itertools.islice(value, MOST_ITEMS + 1)]
+        if len(items) > MOST_ITEMS:
+            raise Unreadable(f"an iterator of more than {MOST_ITEMS} items")
+        return {ITERATOR: inner(items)}
+    return foreign(value)
+
+
+def _is_iterator(kind: type) -> bool:
+    return hasattr(kind, "__next__") or issubclass(kind, KeysView | ValuesView | ItemsView)
+
+
+def _split_numpy(value: Any) -> list[Any] | None:
+    """The parts of a number or an array of numpy's: its type, the shape of an array, what is in it."""
     import numpy as np
 
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
-        return {"n": [value.dtype.str, encode(value.item(), opaque, depth)]}
-    if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
-        flat = encode(np.ndarray.tolist(np.ndarray.ravel(value)), opaque, depth)
-        return {"a": [value.dtype.str, list(value.shape), flat]}
-    return opaque(value) if opaque else {"o": [0, type(value).__name__]}
+    if not isinstance(value, np.generic | np.ndarray) or value.dtype.kind not in "biufcSU":
+        return None
+    if isinstance(value, np.generic) or not value.shape:
+        return [value.dtype.str, value.item()]
+    return [value.dtype.str, list(value.shape), np.ndarray.tolist(np.ndarray.ravel(value))]
 
 
-def decode(data: Any, opaque: Callable[[int, str], Any], depth: int = 0) -> Any:
-    """The value behind a JSON form, opaque ones through `opaque`; raises some exception on anything malformed."""
+def decode(data: Any, foreign: Callable[[str, list[Any]], Any], depth: int = 0) -> Any:
+    """The value behind a JSON form; `foreign` makes what stands for an object or an iterator of the other process.
+
+    Raises some exception on anything malformed.
+    """
     if depth > 2 * MAX_DEPTH:
-        raise TooDeep(f"a value nested deeper than {MAX_DEPTH} levels")
-
-    def inner(item: Any) -> Any:
-        return decode(item, opaque, depth + 1)
-
-    if isinstance(data, list):
-        return [inner(item) for item in data]
-    if not isinstance(data, dict):
+        raise ValueError(f"a value nested deeper than {MAX_DEPTH} levels")
+    if isinstance(data, str):
+        return sys.intern(data)  # as a literal of the test's would be: some programs ask `word is "add"`
+    if not isinstance(data, dict | list):
         return data
+    if isinstance(data, list):
+        return [decode(item, foreign, depth + 1) for item in data]
     ((tag, body),) = data.items()
-    if tag == "o":
-        return opaque(int(body[0]), str(body[1])[:100])
-    return DECODERS[tag](body, inner)
+    parts = [decode(part, foreign, depth + 1) for part in body]
+    if tag in (OBJECT, ITERATOR):
+        return foreign(tag, parts)
+    if tag in (SCALAR, ARRAY):
+        return _join_numpy(*parts)
+    return parts[0] if tag == SUBCLASS else FORMS[tag][2](parts)
 
 
-def _decode_time(body: Any, _: Any) -> Any:
-    name, text = body
-    if name == "timedelta":
-        return timedelta(*text)
-    kinds: dict[str, Any] = {"datetime": datetime, "date": date, "time": time}
-    return kinds[name].fromisoformat(text)
-
-
-def _dtype(text: str) -> Any:
+def _join_numpy(dtype: str, *parts: Any) -> Any:
     import numpy as np
 
-    if not _DTYPE.fullmatch(text):
+    if not _DTYPE.fullmatch(dtype):
         raise ValueError("malformed dtype")
-    return np.dtype(text)
-
-
-def _decode_array(body: Any, inner: Any) -> Any:
-    import numpy as np
-
-    dtype, shape, flat = body
+    if len(parts) == 1:
+        return np.dtype(dtype).type(parts[0])
+    shape, flat = parts
     if math.prod(shape) != len(flat):
         raise ValueError("malformed array")
-    return np.array([inner(item) for item in flat], dtype=_dtype(dtype)).reshape(shape)
-
-
-@functools.lru_cache(maxsize=64)
-def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Record", fields, rename=True)
-
-
-def _decode_fields(body: Any, inner: Any) -> Any:
-    name, fields, items = body
-    return _tuple_class(name, tuple(fields))(*map(inner, items))
-
-
-def _pairs(body: Any, inner: Any) -> dict[Any, Any]:
-    return {inner(key): inner(value) for key, value in body}
-
-
-DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "i": lambda body, _: int(body, 16),
-    "t": lambda body, inner: tuple(map(inner, body)),
-    "N": _decode_fields,
-    "s": lambda body, inner: set(map(inner, body)),
-    "f": lambda body, inner: frozenset(map(inner, body)),
-    "k": lambda body, inner: dict.fromkeys(map(inner, body)).keys(),
-    "q": lambda body, inner: deque(map(inner, body)),
-    "d": _pairs,
-    "C": lambda body, inner: Counter(_pairs(body, inner)),
-    "M": lambda body, inner: OrderedDict(_pairs(body, inner)),
-    "E": lambda body, inner: defaultdict(None, _pairs(body, inner)),
-    "b": lambda body, _: base64.b64decode(body),
-    "B": lambda body, _: bytearray(base64.b64decode(body)),
-    "c": lambda body, _: complex(*body),
-    "D": lambda body, _: Decimal(body),
-    "F": lambda body, inner: Fraction(inner(body[0]), inner(body[1])),
-    "r": lambda body, inner: range(*map(inner, body)),
-    "S": lambda body, inner: slice(*map(inner, body)),
-    "T": _decode_time,
-    "u": lambda body, inner: inner(body),
-    "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
-    "p": lambda body, _: TYPES[body],
-    "a": _decode_array,
-}
+    return np.array(flat, dtype=np.dtype(dtype)).reshape(shape)

@@ -2,50 +2,28 @@
 
 The judge asks, the program answers, one question at a time:
 
-- {"op": "names", "names"}: which of these the program has, each as data or as a handle; of exceptions the names of
-  their bases.
+- {"op": "names", "names"}: which of these the program has, each as data or as a handle.
 - {"op": "call", "target", "name", "args", "kwargs"}: call an object, or its method of that name.
-- {"op": "get", "target", "name"}, {"op": "set", "target", "name", "args"}: attributes. What can be called is not
-  handed over: {"method": true} says that there is something to call by that name.
-- {"op": "look", "target", "name", "args"}: one of `LOOKS`, what Python's own syntax does with an object.
-
-Lists, dictionaries and the like are copied on their way. What a call changed in place among its arguments comes with
-the answer: {"changed": [[index, value], …]}.
+- {"op": "get", "target", "name"}: an attribute. What can be called is not handed over: {"method": true} says that there
+  is something to call by that name.
+- {"op": "set", "target", "name", "args"}: set an attribute.
 
 {"ok"} or {"error"} answers, {"unreadable"} where a value cannot be carried. A handle is a number: `exports` keeps the
-object for as long as the process lives, so that the same object always has the same number. All of this runs in the
-program's own process and may be bent by it: nothing here is believed for what it does, only the data it gives is looked
-at.
+object for as long as the process lives. Data is copied on its way. All of this runs in the program's own process and
+may be bent by it: nothing here is believed for what it does, only the data it gives is looked at.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import operator
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from upshot.sandbox.inside import cases, plain, program
-from upshot.sandbox.inside.handle import MOST_ITEMS
 
 MAX_MESSAGE = 16 << 20
-
-
-def _list_items(target: Any) -> Any:
-    """All items of a container; None of an iterator, which is asked for one after the other (`take`)."""
-    iterator = iter(target)
-    return None if iterator is target else list(itertools.islice(iterator, MOST_ITEMS + 1))
-
-
-LOOKS: dict[str, Callable[..., Any]] = {
-    "len": len, "str": str, "repr": repr, "bool": bool, "items": _list_items,
-    "take": lambda target: list(itertools.islice(target, 1)),
-    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
-}  # fmt: skip
 
 
 class Wire:
@@ -80,103 +58,53 @@ class Wire:
         return b"".join(parts)
 
 
-_DATA = tuple(base for base, _ in plain.BASES)
-
-
-class Unreadable(BaseException):
-    """A value that cannot be carried: not an exception of the program's, and none that a test may expect."""
-
-
 class JudgedProgram:
     """The loaded program, and the objects of it that the judge has handles to."""
 
-    def __init__(self, wire: Wire, namespace: dict[str, Any]) -> None:
-        self.wire = wire
+    def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self.exports: dict[int, Any] = {}
-        self.numbers: dict[int, int] = {}
+        self.exports: list[Any] = []
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what the judge asks, or say what came of trying."""
         try:
-            return self._tell_names(message["names"]) if message["op"] == "names" else self._perform(message)
-        except Unreadable as error:
+            if message["op"] == "names":
+                found = [name for name in message["names"] if name in self.namespace]
+                return {"ok": [[name, self.encode(self.namespace[name])] for name in found]}
+            return self._perform(**message)
+        except plain.Unreadable as error:
             return {"unreadable": str(error)}
-
-    def _tell_names(self, names: list[str]) -> dict[str, Any]:
-        found = [(name, self.namespace[name]) for name in names if name in self.namespace]
-        return {"ok": [[name, self.encode(v), _name_bases(v)] for name, v in found]}
-
-    def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
-        op, name, target = message["op"], message["name"], self.exports[message["target"]]
-        args = [self._take(item) for item in message["args"]]
-        kwargs = {key: self._take(item) for key, item in message["kwargs"].items()}
-        values = [*args, *kwargs.values()]
-        before = [self.encode(value) for value in values]
-        try:
-            if op == "set":
-                setattr(target, name, *args)
-                return {"ok": None}
-            if op == "get":
-                value = getattr(target, name)
-                is_method = callable(value) and not isinstance(value, type)
-                return {"method": True} if is_method else {"ok": self.encode(value)}
-            function = LOOKS[name] if op == "look" else getattr(target, name) if name else target
-            value = function(*([target] if op == "look" else []), *args, **kwargs)
-            # What a class makes is an object to the test, with methods of its own, though it may be a list as well.
-            made = function is target and type(value) is target and issubclass(target, _DATA)
-            answer = {"ok": self._export(value) if made else self.encode(value)}
-        except Unreadable:
-            raise
         except BaseException as error:
-            answer = {"error": self._describe(error)}
-        after = [self.encode(value) for value in values]
-        pairs = enumerate(zip(before, after, strict=True))
-        return answer | {"changed": [[index, now] for index, (was, now) in pairs if was != now]}
+            bases = [base.__name__ for base in type(error).__mro__]
+            try:
+                return {"error": {"bases": bases, "text": str(error)[:500], "args": self.encode(error.args)}}
+            except BaseException:
+                return {"error": {"bases": bases, "text": "", "args": {"t": []}}}
+
+    def _perform(self, op: str, target: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        thing, values = self.exports[target], [self._take(item) for item in args]
+        if op == "set":
+            setattr(thing, name, *values)
+            return {"ok": None}
+        if op == "get":
+            value = getattr(thing, name)
+            is_method = callable(value) and not isinstance(value, type)
+            return {"method": True} if is_method else {"ok": self.encode(value)}
+        value = (getattr(thing, name) if name else thing)(*values, **{key: self._take(kwargs[key]) for key in kwargs})
+        # What a class makes is an object to the test, with methods of its own, though it may be a list as well.
+        made = not name and type(value) is thing and issubclass(thing, tuple(plain.BASES))
+        return {"ok": self._export(value) if made else self.encode(value)}
 
     def _take(self, data: Any) -> Any:
-        """An argument."""
-        return _intern(plain.decode(data, lambda number, _: self.exports[number]))
+        return plain.decode(data, lambda _, parts: self.exports[parts[0]])
 
     def encode(self, value: Any) -> Any:
         """A value for the judge: data as data, objects as handles."""
-        try:
-            return plain.encode(value, self._export)
-        except Exception as error:  # nested too deeply, or an object whose class is hostile
-            raise Unreadable(f"{type(error).__name__}: {error}"[:300]) from None
+        return plain.encode(value, self._export)
 
     def _export(self, value: Any) -> dict[str, Any]:
-        number = self.numbers.setdefault(id(value), len(self.numbers) + 1)
-        self.exports[number] = value
-        return {"o": [number, str(type.__getattribute__(type(value), "__name__"))[:100]]}
-
-    def _describe(self, error: BaseException) -> dict[str, Any]:
-        """An exception for the judge: its classes by name, its words, what it carries."""
-        name, tail = program.describe(error)
-        described: dict[str, Any] = {"bases": [base.__name__ for base in type(error).__mro__], "tail": tail}
-        try:
-            state = {key: value for key, value in vars(error).items() if not key.startswith("_")}
-            return {**described, "text": str(error)[:500], "args": self.encode(error.args), "state": self.encode(state)}
-        except BaseException:
-            return {**described, "text": name, "args": {"t": []}, "state": {"d": []}}
-
-
-def _intern(value: Any) -> Any:
-    """Texts as literals of the test's would be: some programs ask `word is "add"`."""
-    if type(value) is str:
-        return sys.intern(value)
-    if type(value) is list:
-        value[:] = map(_intern, value)
-    elif type(value) is dict:
-        value.update({key: _intern(item) for key, item in value.items()})
-    return value
-
-
-def _name_bases(value: Any) -> list[str] | None:
-    """The classes of an exception class, by name."""
-    if not isinstance(value, type) or not issubclass(value, BaseException):
-        return None
-    return [base.__name__ for base in value.__mro__]
+        self.exports.append(value)
+        return {plain.OBJECT: [len(self.exports) - 1]}
 
 
 def serve(payload: dict[str, Any], descriptor: int) -> None:
@@ -188,7 +116,7 @@ def serve(payload: dict[str, Any], descriptor: int) -> None:
         namespace["__name__"] = "__main__"  # as in the plain look, when its functions are called
     except BaseException as error:
         failure = program.describe(error)
-    judged = JudgedProgram(wire, namespace)
+    judged = JudgedProgram(namespace)
     wire.send({"ok": failure})
     while True:
         try:

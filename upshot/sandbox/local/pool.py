@@ -20,9 +20,8 @@ from upshot.core.time_limit import pause_clock
 from upshot.sandbox.asserts import run_result
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
-from upshot.sandbox.local import languages, layers
+from upshot.sandbox.local import languages, layers, looks
 from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
-from upshot.sandbox.local.looks import TestedProgram
 from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession
@@ -149,8 +148,7 @@ class Sandbox(CodeRunner):
 
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
         tier = tier_of("\n".join((program, given, *tests)))
-        tested = TestedProgram(functools.partial(self._execute, tier), program, tests, given, limits)
-        done = await tested.decide()
+        done = await looks.decide(functools.partial(self._execute, tier), program, tests, given, limits)
         self.metrics.count_tests(done)
         return done
 
@@ -172,7 +170,7 @@ class Sandbox(CodeRunner):
             remains = await self._execute(tier, RunRequest("script", {"program": program}, roomy, stdin))
             return run_result.of_stdio(remains, test.output)
 
-        return await run_one_by_one(tests, limits, run_test)
+        return await run_one_by_one(tests, run_test)
 
     async def _test_native(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
@@ -183,7 +181,6 @@ class Sandbox(CodeRunner):
             "program": program,
             "inputs": [test.input.encode(errors=ANY_TEXT) for test in tests],
             "most": [kb << 10 for kb in most],
-            "stop": limits.stop_at_timeout,
         }
         budget = len(tests) * limits.wall + COMPILE_SECONDS + 5
         roomy = replace(limits, output_kb=max(sum(most), limits.output_kb), result_kb=limits.result_kb + 4 * len(tests))

@@ -6,9 +6,6 @@ files says only which child plays which role on which of them. Inputs are sealed
 change what another reads. Outputs have a fixed size: the kernel stops a program that prints without end, and nobody
 has to drain a pipe for it. They are read when the run is over, by the position the program's writes left behind.
 
-What a plain look notes about its tests it writes before it reads a line of the program, and closes the file: the notes
-are the supervisor's own.
-
 A judged run has two children. The program gets no tests and the judge no program: each gets one end of a socket pair,
 and its own input. The judge's results are the ones believed; what the program writes where results would go is
 dropped.
@@ -17,7 +14,6 @@ dropped.
 from __future__ import annotations
 
 import fcntl
-import json
 import marshal
 import os
 import signal
@@ -35,13 +31,11 @@ PATIENCE = 10.0
 """Seconds beyond the wall cap, at its longest, before a silent zygote is given up."""
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
-NOTES_BYTES = 1 << 20
 DEVICES = "/dev"
 """There /dev/stdin and its like are links into /proc, which is mounted for programs that name the folder; it costs
 every run a mount otherwise."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
 """A child's files, by the number of the descriptor it finds each on."""
-PLAIN = (*ALONE, "notes")
 JUDGED = ("stdin", "stdout", "stderr", "input", "own results", "program's wire")
 JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
 
@@ -62,8 +56,7 @@ class RunRequest:
         self.files: dict[str, int] = {}
         """By name, in the order they are sent."""
         self.stdin, self.payload, self.judge = stdin, payload, judge
-        alone = PLAIN if mode == "tests" else ALONE
-        self.parts = [(mode, alone if judge is None else JUDGED, payload.get("environment", {}))]
+        self.parts = [(mode, ALONE if judge is None else JUDGED, payload.get("environment", {}))]
         if judge is not None:
             self.parts.append(("judge", JUDGE, {}))
         asked = payload.get("calls", payload.get("tests", payload.get("inputs", ())))
@@ -112,8 +105,6 @@ class RunRequest:
         files["stderr"] = bounded_output(output)
         files["input"] = sealed_input(marshal.dumps(self.payload))
         files["results"] = bounded_output(self.limits.result_kb << 10)
-        if self.parts[0][0] == "tests":
-            files["notes"] = bounded_output(NOTES_BYTES)
         if self.judge is not None:
             ends = socket.socketpair()
             files["program's wire"], files["judge's wire"] = (end.detach() for end in ends)
@@ -154,7 +145,6 @@ class RunRequest:
             stdout_cut=stdout_cut,
             stderr_cut=stderr_cut,
             lines=verdict.parse_lines(read_output(self.files["results"])[0], self.most_lines),
-            notes=json.loads(read_output(self.files["notes"])[0] or b"{}") if "notes" in self.files else {},
         )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from upshot.core.errors import UserError
 from upshot.sandbox.asserts import verdict
-from upshot.sandbox.asserts.split import Check, split
+from upshot.sandbox.asserts.values import Check, split
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
@@ -79,7 +79,7 @@ class ScriptRunner(CodeRunner):
             return replace(plain, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if plain.passed else plain
 
         rest = [test for index, test in enumerate(tests) if index not in found]
-        plain = iter(without_invalid(rest, await run_one_by_one(rest, limits, run_test)))
+        plain = iter(await run_one_by_one(rest, run_test))
         return [found.get(index) or next(plain) for index in range(len(tests))]
 
     async def _compare_values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult | None]:
@@ -108,7 +108,7 @@ class ScriptRunner(CodeRunner):
             result = await self.run(program, language, test.input, limits=limits)
             return result.as_test(passed=verdict.same_output(result.stdout.encode(), test.output))
 
-        return await run_one_by_one(tests, limits, run_test)
+        return await run_one_by_one(tests, run_test)
 
 
 class BareRunner(ScriptRunner):
@@ -176,12 +176,3 @@ class BareRunner(ScriptRunner):
             len(err) > cut,
             time.monotonic() - started,
         )
-
-
-def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[TestResult]:
-    """The results, with `invalid_test` for those whose test can tell nothing of any program."""
-    faults = cases.find_faults([cases.parse(test) for test in tests])
-    return [
-        TestResult(Outcome.INVALID_TEST, None, faults[index]) if index in faults else result
-        for index, result in enumerate(results)
-    ]

@@ -15,7 +15,6 @@ from typing import Any
 from upshot.config.bounds import Count, Positive
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.sandbox.inside.cases import each_method
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, StdioTest, TestResult
@@ -23,7 +22,7 @@ from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, d
 from upshot.tasks.verifiers.function_rows import FunctionCall, function_calls, with_imports
 from upshot.tasks.verifiers.profile import RowChecks
 from upshot.tasks.verifiers.profile_store import Verdicts
-from upshot.tasks.verifiers.programs import READS, WRITES, list_defined, names_needed, parse, program_in
+from upshot.tasks.verifiers.programs import READS, WRITES, each_method, list_defined, names_needed, parse, program_in
 
 MAX_TESTS = 200
 TEST_COLUMNS = (
@@ -87,8 +86,7 @@ class CodeVerifier(Verifier):
         if found is None:
             return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
         program, checks = self.program(found, extra), self.checks(reference, extra)
-        results = await checks.look(program, self.limits)
-        share = share_passed(await self.verdicts.decide(checks, program, results), "code")
+        share = share_passed(await self.verdicts.judge(checks, program), "code")
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def checks(self, reference: Any, extra: Extra) -> RowChecks:

@@ -4,7 +4,6 @@ Whether data can decide a check is a property of the check and not of the progra
 reference solution goes through both looks of the sandbox, and each check gets a kind:
 
 - *decidable*: the judge confirmed the reference. Any other program must be confirmed, too.
-- *in place*: the same, but only with what the reference changed in place among the test's own values (`sort(xs)`).
 - *believed*: the reference passes plainly, but the judge cannot confirm it. The plain look decides.
 - *broken*: the reference fails it, or passes it only sometimes. The check is left out.
 
@@ -21,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upshot.sandbox.asserts.split import split
+from upshot.sandbox.asserts.values import split
 from upshot.sandbox.inside.cases import NOTHING_CHECKED
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, TestResult
@@ -36,7 +35,6 @@ class CheckKind(enum.StrEnum):
     """What a check can decide."""
 
     DECIDABLE = "decidable"
-    IN_PLACE = "in_place"
     BELIEVED = "believed"
     BROKEN = "broken"
 
@@ -78,7 +76,6 @@ class RowProfile:
     def summary(self) -> str:
         """One word for the row: decidable, partly, believed or broken."""
         kept = {kind for kind in self.kinds if kind is not CheckKind.BROKEN}
-        kept = {CheckKind.DECIDABLE if kind is CheckKind.IN_PLACE else kind for kind in kept}
         if not kept:
             return "broken"
         return "partly" if len(kept) == 2 else str(*kept)
@@ -158,8 +155,7 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
             return None
         failed = next((result for result in results if _is_broken(result)), None)
         doubted = next((r for r in results if not r.passed), None)
-        decidable = CheckKind.IN_PLACE if any(r.in_place for r in results) else CheckKind.DECIDABLE
-        kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else decidable)
+        kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else CheckKind.DECIDABLE)
         if seen := failed or doubted:
             sometimes = "only sometimes: " if failed and any(r is not failed and r.passed for r in results) else ""
             reasons[index] = f"{sometimes}{seen.outcome}: {seen.detail.strip()[-300:]}"
@@ -175,7 +171,7 @@ def _is_broken(result: TestResult) -> bool:
 def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:
     """Whether a program shows more than the form of its row's checks: it passes, and the judge confirms one of them."""
     passed = all(r.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED, Outcome.INVALID_TEST) for r in results)
-    pairs = zip(profile.kinds, results, strict=True)  # `measure` tells what is confirmed in place only
+    pairs = zip(profile.kinds, results, strict=True)
     return profile.basis == "form" and passed and any(k is CheckKind.BELIEVED and r.passed for k, r in pairs)
 
 
@@ -187,9 +183,6 @@ def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = Fa
     """
     counted = []
     for result, kind in zip(results, profile.kinds, strict=True):
-        if kind is CheckKind.DECIDABLE and result.in_place:
-            why = "confirmed only with arguments that the program changed in place, which the reference does not need"
-            result = replace(result, outcome=Outcome.UNCONFIRMED, detail=why)
         unconfirmed = result.outcome is Outcome.UNCONFIRMED
         if kind is CheckKind.BROKEN or (strict and kind is CheckKind.BELIEVED):
             continue

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,11 +53,16 @@ class Verdicts:
         self._read = 0
         """Bytes of the file that have been read."""
 
-    async def decide(self, checks: RowChecks, program: str, results: Sequence[TestResult]) -> list[TestResult]:
-        """The results that count for a program; none where every check of the row is broken."""
+    async def judge(self, checks: RowChecks, program: str) -> list[TestResult]:
+        """The results of a program that count; none where every check of the row is broken."""
+        unjudged = replace(checks.limits, judge_seconds=0)
         if self.mode == "believe":
+            results = await checks.look(program, unjudged)
             return [result.believe() if result.outcome is Outcome.UNCONFIRMED else result for result in results]
         profile = await self.profile(checks)
+        # Where nothing can be decided the judge is not asked; a row without a reference may still get to know better.
+        is_judged = CheckKind.DECIDABLE in profile.kinds or profile.basis == "form"
+        results = await checks.look(program, checks.limits if is_judged else unjudged)
         if is_witness(profile, results) and (key := key_of(checks)) not in self._programs:
             self._programs[key] = program
             self._append({"key": key, "program": program})

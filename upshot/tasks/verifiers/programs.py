@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from upshot.sandbox.inside.cases import is_case, is_test
+from upshot.sandbox.inside.cases import parse as parse_test  # it knows which imports are the program's
 from upshot.sandbox.local.languages import canonical
 
 READS, WRITES = "input", "print"
@@ -205,10 +207,30 @@ def _is_opener(function: ast.expr) -> bool:
 @functools.lru_cache(maxsize=1024)  # all samples of a prompt come with the same tests
 def names_needed(test: str) -> frozenset[str]:
     """The names that a test needs of the program: those that it uses and does not define itself."""
-    from upshot.sandbox.inside.cases import parse as parse_test  # it knows which imports are the program's
-
     tree = parse_test(test) if len(test) <= _LONG_TEST else ""
     if isinstance(tree, ast.Module):
         return frozenset(free_names(tree))
     found = _CALLED.findall(test[:_LONG_TEST])
     return frozenset({name for _, name in found} - {name for defines, name in found if defines})
+
+
+def each_method(source: str) -> list[str]:
+    """The source of unittest classes, once for every test method, without the others; itself if it has none."""
+    tree = parse_test(source)
+    if isinstance(tree, str):
+        return [source]
+    found = [(node.name, item.name) for node in tree.body if is_case(node) for item in node.body if is_test(item)]
+    return [ast.unparse(_OneMethod(names).visit(ast.parse(source))) for names in found] or [source]
+
+
+class _OneMethod(ast.NodeTransformer):
+    """Leaves one test method of one class."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self.names = names
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Drop all test methods but the one."""
+        kept = [item for item in node.body if not is_test(item) or (node.name, item.name) == self.names]
+        node.body = kept or [ast.Pass()]
+        return node

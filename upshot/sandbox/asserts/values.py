@@ -1,0 +1,165 @@
+"""Checks that data alone decides: asserts of a bare call and a literal.
+
+`assert CALL == LITERAL` is split where CALL is `f(…)` or `Solution(…).f(…)` and the arguments ask the program nothing:
+no name in them is the program's. Then the program is shown its arguments and no more, and its answer is data. Every
+other form is not split, above all nothing that computes with what a call gives (`sorted(f(1))`, `f(1)[0]`, `f(1) - 3`):
+inside of the program's process a computation is the program's own.
+
+The answer is compared with the literal without building anything from it. Both become one text in which equal values
+are equal: sets and dictionaries are sorted there, never hashed as Python does (a program chooses what collides), and
+numbers are written exactly. A long text is replaced by its digest before it becomes part of another, so that nothing a
+program returns costs more than sorting it, however deep it is nested.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import hashlib
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upshot.sandbox.inside import plain
+from upshot.sandbox.inside.cases import LONGEST, parse
+
+_RELATIONS: dict[type[ast.cmpop], str] = {ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is"}
+_BUILTINS = frozenset(dir(builtins))
+PLAIN = {"i": "int", "s": "set", "f": "set", "d": "dict", "t": "tuple", "b": "bytes", "B": "bytes", "S": "text"}
+"""The types that literals have, by tag; values of different types are different."""
+SHORT = 256
+_nans = itertools.count()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call and what its value must be."""
+
+    call: str
+    relation: str
+    """'eq', 'ne', 'is', 'truthy' or 'falsy'."""
+    expected: Any = None
+    imports: str = ""
+    """Import statements of the test, run before the call."""
+
+
+@functools.lru_cache(maxsize=2048)  # all samples of a prompt come with the same tests
+def split(test: str) -> list[Check] | None:
+    """The checks a test consists of, or None where it is more than bare calls and literals."""
+    if len(test) > LONGEST:
+        return None
+    try:
+        tree = parse(test)
+        body = [] if isinstance(tree, str) else [node for node in tree.body if not isinstance(node, ast.Pass)]
+        leading = itertools.takewhile(lambda node: isinstance(node, ast.Import | ast.ImportFrom), body)
+        imports = [node for node in leading if isinstance(node, ast.Import | ast.ImportFrom)]
+        bound = {(name.asname or name.name).split(".")[0] for node in imports for name in node.names}
+        checks = [_check(statement, bound | _BUILTINS) for statement in body[len(imports) :]]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not checks or any(check is None for check in checks):
+        return None
+    text = "\n".join(ast.unparse(node) for node in imports)
+    return [replace(check, imports=text) for check in checks if check is not None]
+
+
+def _check(statement: ast.stmt, known: set[str]) -> Check | None:
+    if not isinstance(statement, ast.Assert):
+        return None
+    test = statement.test
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return Check(ast.unparse(test.operand), "falsy") if _is_bare(test.operand, known) else None
+    if not isinstance(test, ast.Compare):
+        return Check(ast.unparse(test), "truthy") if _is_bare(test, known) else None
+    relation = _RELATIONS.get(type(test.ops[0]))
+    if relation is None or len(test.ops) != 1:
+        return None
+    for call, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+        found, expected = _literal(other)
+        identity = relation == "is" and not (expected is None or isinstance(expected, bool))
+        if found and not identity and _is_bare(call, known):
+            return Check(ast.unparse(call), relation, expected)
+    return None
+
+
+def _is_bare(node: ast.expr, known: set[str]) -> bool:
+    """Whether an expression is a call of the program with arguments in which nothing is the program's."""
+    if not isinstance(node, ast.Call) or not _asks_nothing([*node.args, *node.keywords], known):
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id not in known
+    made = node.func.value if isinstance(node.func, ast.Attribute) else None
+    named = isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id[:1].isupper()
+    return named and isinstance(made, ast.Call) and _is_bare(made, known)
+
+
+def _asks_nothing(nodes: list[Any], known: set[str]) -> bool:
+    parts = [part for node in nodes for part in ast.walk(node)]
+    bound = {part.id for part in parts if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
+    bound |= {part.arg for part in parts if isinstance(part, ast.arg)}
+    return all(part.id in known or part.id in bound for part in parts if isinstance(part, ast.Name))
+
+
+def _literal(node: ast.expr) -> tuple[bool, Any]:
+    try:
+        return True, ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False, None
+
+
+def holds(check: Check, data: Any) -> bool | None:
+    """Whether the returned data satisfies the check; None where only more than data could tell.
+
+    Raises on malformed data.
+    """
+    if is_beyond(data):
+        return None
+    if check.relation == "is":
+        return data is check.expected
+    if check.relation in ("truthy", "falsy"):
+        return bool(next(iter(data.values())) if isinstance(data, dict) else data) is (check.relation == "truthy")
+    return matches(data, check.expected) is (check.relation == "eq")
+
+
+def is_beyond(data: Any) -> bool:
+    """Whether some part is more than plain data: the program's own object, one of a subclass, numpy's, a date."""
+    if isinstance(data, list):
+        return any(map(is_beyond, data))
+    if not isinstance(data, dict):
+        return False
+    ((tag, body),) = data.items()
+    return tag not in PLAIN or is_beyond(body)
+
+
+def matches(data: Any, expected: Any) -> bool:
+    """Whether JSON data stands for a value equal to the expected one."""
+    if not isinstance(data, (list, dict)):
+        return bool(data == expected)
+    return canonical(data) == canonical(plain.encode(expected))
+
+
+def canonical(data: Any) -> str:
+    """One text for all JSON forms of equal values; a digest where it would be long."""
+    text = _write(data)
+    return text if len(text) <= SHORT else f"#{hashlib.blake2b(text.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _write(data: Any) -> str:
+    if isinstance(data, float):
+        if not data.is_integer():
+            return f"nan{next(_nans)}" if math.isnan(data) else f"f{data.hex()}"  # NaN does not even equal itself
+        data = int(data)
+    if isinstance(data, int):
+        zeros = (data & -data).bit_length() - 1  # 1e308 has three hundred digits, but few that say something
+        return f"i{data >> max(zeros, 0):x}p{zeros}"
+    if data is None or isinstance(data, str):
+        return repr(data)
+    if isinstance(data, list):
+        return f"[{','.join(map(canonical, data))}]"
+    ((tag, body),) = data.items()
+    if tag == "i":
+        return _write(int(body[0], 16))
+    parts = map(canonical, body)
+    return f"{PLAIN.get(tag, tag)}<{','.join(sorted(parts) if tag in 'sfd' else parts)}>"
