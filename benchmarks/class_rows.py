@@ -102,7 +102,7 @@ def recipe(options: argparse.Namespace, seed: int, folder: str) -> dict[str, Any
         "reward": {"metrics": [{"name": "verifier"}]},
         "warm_start": {"steps": options.sft_steps, "batch": 32, "lr": 0.003},
         "train": {
-            "method": "rl", "advantage": "grpo", "steps": options.steps, "prompts_per_step": 8, "group_size": 8,
+            "method": "rl", "advantage": "grpo", "steps": options.steps, "prompts_per_step": 4, "group_size": 8,
             "lr": options.lr, "save": {"every": 0, "keep": 1, "best": None},
         },
     }  # fmt: skip
@@ -122,7 +122,7 @@ def learn(options: argparse.Namespace, seed: int) -> dict[str, float]:
     span = min(10, len(steps) // 2)
     shares = {"reward before": mean(line["reward/mean"] for line in steps[:span])}
     shares["reward after"] = mean(line["reward/mean"] for line in steps[-span:])
-    for word, part in (("before", replies[: span * 64]), ("after", replies[-span * 64 :])):
+    for word, part in (("before", replies[: span * 32]), ("after", replies[-span * 32 :])):
         shares[f"liars {word}"] = mean("LIE" in text for text in part)
     shares["unconfirmed after"] = mean(line.get("reward/unconfirmed", 0.0) for line in steps[-span:])
     shares["believed after"] = mean(line.get("reward/believed", 0.0) for line in steps[-span:])
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--verdict", choices=("profile", "believe"), default="profile")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--sft-steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.001)
     options = parser.parse_args()

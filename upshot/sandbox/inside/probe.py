@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from upshot.sandbox.inside import kernel, landlock, namespaces, seccomp
+from upshot.sandbox.inside import confine, kernel, namespaces, seccomp
 
 NO_IDS = "this container maps no thousand user ids of which slots could take one each"
 
@@ -55,7 +55,7 @@ def _seccomp() -> None:
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     root = os.open("/", os.O_PATH)
-    kernel.perform(landlock.prepare(landlock.abi(), [root], [root]))
+    kernel.perform(confine.restrict_files(confine.landlock_version(), [root], [root]))
 
 
 def _read_as(uid: int) -> None:
@@ -78,8 +78,8 @@ def probe(uid: int | None) -> dict[str, Any]:
             if as_root and uid is None
             else attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
         }
-    found["landlock"] = attempt(_landlock) if landlock.abi() else "the kernel has no Landlock"
-    found["landlock_abi"] = landlock.abi()
+    found["landlock"] = attempt(_landlock) if confine.landlock_version() else "the kernel has no Landlock"
+    found["landlock_abi"] = confine.landlock_version()
     found["seccomp"] = attempt(_seccomp)
     found["uid"] = found["uid_reads"] = cannot_drop
     if uid is not None and as_root:
