@@ -10,7 +10,7 @@ from typing import Any
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable
 from upshot.offline.logs.page import sign_rows, spread, write_page
-from upshot.offline.logs.read import Fields, LogReader
+from upshot.offline.logs.read import USUAL, LogReader
 from upshot.offline.logs.signs import Survey
 
 
@@ -22,8 +22,8 @@ def reader_of(args: argparse.Namespace) -> LogReader:
         if role not in ("user", "assistant", "tool", "system"):
             raise UserError(f"--roles '{pair}' should read NAME=ROLE, with the role user, assistant, tool or system")
         roles[name.strip().lower()] = role
-    fields = Fields(args.outcome or "", args.customer or "", args.time or "", args.kind or "", roles)
-    return LogReader(args.files, fields, args.keep_personal, args.quiet or args.json)
+    fields = {name: getattr(args, name) for name in USUAL}
+    return LogReader(args.files, fields, roles, args.keep_personal, args.quiet or args.json)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
 _DIGITS = re.compile(r"(?<![\w.,])(?!\d{4}-\d\d-\d\d)\+?\(?\d(?:[ ().-]{0,2}\d){6,18}(?![\w])")
 CARD_DIGITS = range(13, 20)
 PHONE_DIGITS = range(9, 16)

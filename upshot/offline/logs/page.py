@@ -41,7 +41,12 @@ def write_page(
     facts.append(["languages", ", ".join(f"{name} {count:,}" for name, count in survey["languages"].items())])
     parts = [_table("What was read", ["", "mean (95 % interval)"], facts)]
     if account:
-        parts.append(_card("Left out, noted, masked", f"<ul class=notes>{''.join(map(_item, account))}</ul>"))
+        parts.append(
+            _card(
+                "Left out, noted, masked",
+                f"<ul class=notes>{''.join(f'<li>{escape(line)}</li>' for line in account)}</ul>",
+            )
+        )
     if validity:
         parts.append(_validity(validity))
     parts.append(_table("Signs", ["", "share", "outcome with it", "outcome without"], sign_rows(survey)))
@@ -111,7 +116,3 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _card(title: str, content: str) -> str:
     return f"<section class=card><h2>{escape(title)}</h2>{content}</section>"
-
-
-def _item(line: str) -> str:
-    return f"<li>{escape(line)}</li>"

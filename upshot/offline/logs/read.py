@@ -10,8 +10,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from upshot.core.conversation import Message
@@ -27,10 +28,13 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "tool_result"), "tool"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-OUTCOMES = ("outcome", "rating", "score", "reward", "thumbs", "feedback", "solved", "resolved", "success")
-CUSTOMERS = ("customer", "customer_id", "user_id", "account")
-TIMES = ("time", "timestamp", "created_at", "date")
-KINDS = ("kind", "category", "topic", "intent", "vertical", "domain", "service")
+USUAL = {
+    "outcome": "outcome rating score reward thumbs feedback solved resolved success",
+    "customer": "customer customer_id user_id account",
+    "time": "time timestamp created_at date",
+    "kind": "kind category topic intent vertical domain service",
+}
+"""Where a record says what, if nobody names the field."""
 NESTED = ("metadata", "meta", "info")
 YES = {"good", "up", "thumbs_up", "thumbs up", "yes", "true", "solved", "resolved", "positive", "success", "👍"}
 NO = {"bad", "down", "thumbs_down", "thumbs down", "no", "false", "unsolved", "unresolved", "negative", "failure", "👎"}
@@ -55,17 +59,6 @@ class LoggedConversation:
     place: str = ""
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Where a record says what; '': the first of the usual names that is there."""
-
-    outcome: str = ""
-    customer: str = ""
-    time: str = ""
-    kind: str = ""
-    roles: Mapping[str, str] = field(default_factory=dict)
-
-
 class BadRecord(Exception):
     """Why a record is not a conversation."""
 
@@ -73,9 +66,17 @@ class BadRecord(Exception):
 class LogReader:
     """Reads files and keeps account of what it could not read."""
 
-    def __init__(self, files: Sequence[str], fields: Fields, keep_personal: bool = False, quiet: bool = True) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        fields: Mapping[str, str | None] = MappingProxyType({}),
+        roles: Mapping[str, str] = MappingProxyType({}),
+        keep_personal: bool = False,
+        quiet: bool = True,
+    ) -> None:
+        """fields: names of fields by those of `USUAL`. roles: unusual names of roles."""
         self.paths = [path for name in files for path in _paths(name)]
-        self.fields = replace(fields, roles={**ROLES, **fields.roles})
+        self.fields, self.roles = fields, {**ROLES, **roles}
         self.keep_personal, self.quiet = keep_personal, quiet
         self.records = 0
         self.unread: Counter[str] = Counter()
@@ -198,7 +199,7 @@ class LogReader:
             self.count(self.unread, str(reason), place)
             return None
         data = record if isinstance(record, dict) else {}
-        found = {name: _find(data, getattr(self.fields, name), usual) for name, usual in _USUAL.items()}
+        found = {name: _find(data, self.fields.get(name) or usual) for name, usual in USUAL.items()}
         outcome = self._outcome(found.pop("outcome"), place)
         texts = {name: str(value) if value is not None else "" for name, value in found.items()}
         return LoggedConversation(messages, system, outcome, **texts, place=place)
@@ -232,7 +233,7 @@ class LogReader:
         if not isinstance(item, Mapping):
             raise BadRecord(f"a message is {type(item).__name__}, not an object")
         name = _role(item)
-        role = self.fields.roles.get(name.lower())
+        role = self.roles.get(name.lower())
         if "speaker" in item and name.lower() == "system":  # in task-oriented sets the system is the assistant
             role = "assistant"
         if role is None:
@@ -270,12 +271,9 @@ class LogReader:
         return number
 
 
-_USUAL = {"outcome": OUTCOMES, "customer": CUSTOMERS, "time": TIMES, "kind": KINDS}
-
-
-def _find(record: Mapping[str, Any], named: str, usual: Sequence[str]) -> Any:
-    """The value of a field by its name or dotted path, looked for in nested metadata, too."""
-    for name in [named] if named else usual:
+def _find(record: Mapping[str, Any], names: str) -> Any:
+    """The value of the first field that is there, by name or dotted path, looked for in nested metadata, too."""
+    for name in names.split():
         for where in ((), *((nested,) for nested in NESTED)):
             value: Any = record
             for part in (*where, *name.split(".")):
