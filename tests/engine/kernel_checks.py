@@ -21,6 +21,7 @@ from upshot.engine.kernels.fp8 import (
     Tile8,
     empty_rows8,
     library_product,
+    product,
     quantize,
     quantize_merged,
     tile_for,
@@ -377,6 +378,14 @@ def assert_narrow(found: Rows8, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.scale * 448, expected.abs().amax(1), rtol=1e-5, atol=1e-9)
     wrong = (wide(found) - expected).abs() > (expected.abs() / 15).clamp_min(found.scale[:, None] / 512)
     assert float(wrong.float().mean()) <= (0.0 if DEVICE.type == "cuda" else 0.08)
+
+
+def test_a_product_in_8_bits_of_no_rows_has_none() -> None:
+    """A chunk of a prompt longer than a step ends so; on a GPU it failed, as no tile is that small."""
+    weight, rows = torch.ones(64, 32, device=DEVICE).to(torch.float8_e4m3fn), torch.ones(0, 32, device=DEVICE)
+    none = Rows8(rows.to(torch.float8_e4m3fn), torch.ones(0, device=DEVICE))
+    for parts in (False, True):
+        assert product(none, Rows8(weight, torch.ones(64, device=DEVICE)), torch.bfloat16, parts).shape == (0, 64)
 
 
 def dtype_here() -> torch.dtype:

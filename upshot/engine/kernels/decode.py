@@ -49,29 +49,10 @@ def find_pages(table_row, start, within, stop, PAGE: tl.constexpr, BLOCK_N: tl.c
 
 @triton.jit
 def attend(
-    q,
-    real,
-    acc,
-    m,
-    z,
-    k_ptr,
-    v_ptr,
-    table_row,
-    head,
-    lo,
-    hi,
-    first,
-    scale,
-    softcap,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, real, acc, m, z, k_ptr, v_ptr, table_row, head, lo, hi, first, scale, softcap,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
 
     Rows that are not `real` fill the tile up; their weight is 0. `m` is in units of log 2. With BLOCK_N == PAGE the
@@ -136,38 +117,12 @@ def add_sinks(z, m, sinks_ptr, heads, real):
 
 @triton.jit(do_not_specialize=["parts"])
 def _rows(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    acc_ptr,
-    ml_ptr,
-    table_ptr,
-    slots_ptr,
-    lengths_ptr,
-    starts_ptr,
-    sinks_ptr,
-    table_stride,
-    scale,
-    softcap,
-    window,
-    parts,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALONE: tl.constexpr,
-    SHARED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, ml_ptr, table_ptr, slots_ptr, lengths_ptr, starts_ptr, sinks_ptr,
+    table_stride, scale, softcap, window, parts,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALONE: tl.constexpr, SHARED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -213,32 +168,12 @@ def _rows(
 
 @triton.jit(do_not_specialize=["parts"])
 def _prefix(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    acc_ptr,
-    ml_ptr,
-    table_ptr,
-    leaders_ptr,
-    prefix_ptr,
-    members_ptr,
-    table_stride,
-    scale,
-    softcap,
-    parts,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, acc_ptr, ml_ptr, table_ptr, leaders_ptr, prefix_ptr, members_ptr, table_stride, scale,
+    softcap, parts,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, MEMBERS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr,
+    EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0)
     group = tl.program_id(1)
     split = tl.program_id(2)
@@ -275,19 +210,10 @@ def _prefix(
 
 @triton.jit(do_not_specialize=["parts", "own"])
 def _merge(
-    acc_ptr,
-    ml_ptr,
-    out_ptr,
-    starts_ptr,
-    parts,
-    own,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SHARED: tl.constexpr,
-    PADDED: tl.constexpr,
+    acc_ptr, ml_ptr, out_ptr, starts_ptr, parts, own,
+    HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr,
     HEAD_TILE: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     each = tl.arange(0, PADDED)

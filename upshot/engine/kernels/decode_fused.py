@@ -41,38 +41,12 @@ def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NO
 
 @triton.jit
 def _fused_rows(
-    qkv_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    table_ptr,
-    slots_ptr,
-    lengths_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    sinks_ptr,
-    table_stride,
-    scale,
-    softcap,
-    window,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NORM: tl.constexpr,
-    FORM: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    qkv_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, lengths_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    sinks_ptr, table_stride, scale, softcap, window, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
     head = tl.program_id(0)
     row = tl.program_id(1)

@@ -26,22 +26,10 @@ def align(x: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["M"])
 def _product(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    STRIDE_K: tl.constexpr,
-    STRIDE_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EVEN: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+    a_ptr, b_ptr, bias_ptr, out_ptr, M,
+    N: tl.constexpr, K: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
     # Neighbouring programs work on the same few row tiles, so that these stay in the cache.
     tiles_n = tl.cdiv(N, BLOCK_N)
     first = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
@@ -142,35 +130,11 @@ _LISTS = ["table_ptr", "slots_ptr", "offsets_ptr", "counts_ptr", "positions_ptr"
 
 @triton.jit(do_not_specialize=_STRIDES, do_not_specialize_on_alignment=_LISTS)
 def _attend(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    table_ptr,
-    slots_ptr,
-    offsets_ptr,
-    counts_ptr,
-    positions_ptr,
-    table_stride,
-    page_size,
-    k_page,
-    k_head,
-    k_token,
-    v_page,
-    v_head,
-    v_token,
-    scale,
-    softcap,
-    window,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PADDED: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, offsets_ptr, counts_ptr, positions_ptr, table_stride,
+    page_size, k_page, k_head, k_token, v_page, v_head, v_token, scale, softcap, window,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
     """A tile of queries × the heads of one key head, over all keys from position 0 in blocks of BLOCK_N.
 
     Keys that a row may not see add exact zeros, so it does not matter which rows it shares the tile with.

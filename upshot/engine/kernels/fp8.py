@@ -76,19 +76,9 @@ def quantize(x: Tensor, out: Rows8 | None = None) -> Rows8:
 
 @triton.jit(do_not_specialize=["rows", "alpha"])
 def _quantize_merged(
-    x_ptr,
-    up_ptr,
-    down_ptr,
-    out_ptr,
-    scale_ptr,
-    rows,
-    alpha,
-    N: tl.constexpr,
-    R: tl.constexpr,
-    RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    x_ptr, up_ptr, down_ptr, out_ptr, scale_ptr, rows, alpha,
+    N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Rows of W + alpha × up × down, computed twice: for their largest number, and to be written."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     rank = tl.arange(0, RANK)
@@ -138,20 +128,9 @@ class Tile8:
 
 @triton.jit(do_not_specialize=["M"])
 def _product(
-    x_desc,
-    weight_desc,
-    x_scale_ptr,
-    weight_scale_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x_desc, weight_desc, x_scale_ptr, weight_scale_ptr, out_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """A tile of x · weightᵀ, or one of PARTS of its sum.
 
     The weight is the left side: the tensor cores want 64 rows there, and x has fewer.
@@ -228,5 +207,7 @@ def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | 
 def product(x: Rows8, weight: Rows8, dtype: torch.dtype, parts: bool = False) -> Tensor:
     """x · weightᵀ; `parts`: it may also be the float32 parts of its sum [parts, rows, n]."""
     (n, width), device = weight.values.shape, weight.values.device
+    if not len(x.values):  # the last layer of a chunk that nobody samples from; a tile has at least one row
+        return torch.empty(0, n, dtype=dtype, device=device)
     tile = tile_for(len(x.values), n, width, processors(device), parts) if device.type == "cuda" else None
     return library_product(x, weight, dtype) if tile is None else tile_product(x, weight, tile, dtype)

@@ -121,18 +121,10 @@ SMALL, MIDDLE, LARGE = Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 4, 4), Tile(12
 
 @triton.jit(do_not_specialize=["M"])
 def _gated_product(
-    x_desc,
-    weight_desc,
-    out_desc,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    ACT: tl.constexpr,
-):
+    x_desc, weight_desc, out_desc, M,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
     """Each program computes every n-th tile, n being the number of programs."""
     GROUP: tl.constexpr = 8
     across: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N

@@ -49,19 +49,9 @@ def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
 
 @triton.jit
 def _token_logprobs(
-    logits_ptr,
-    stride,
-    targets_ptr,
-    logprobs_ptr,
-    sums_ptr,
-    entropy_ptr,
-    V,
-    inverse,
-    cap,
-    CAPPED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits_ptr, stride, targets_ptr, logprobs_ptr, sums_ptr, entropy_ptr, V, inverse, cap,
+    CAPPED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     base = logits_ptr + row.to(tl.int64) * stride
     top = tl.full((), -float("inf"), dtype=tl.float32)
@@ -93,20 +83,9 @@ def _token_logprobs(
 
 @triton.jit
 def _token_logprobs_backward(
-    logits_ptr,
-    stride,
-    targets_ptr,
-    sums_ptr,
-    entropy_ptr,
-    grads_ptr,
-    entropy_grads_ptr,
-    V,
-    inverse,
-    cap,
-    CAPPED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits_ptr, stride, targets_ptr, sums_ptr, entropy_ptr, grads_ptr, entropy_grads_ptr, V, inverse, cap,
+    CAPPED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < V

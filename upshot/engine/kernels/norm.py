@@ -41,26 +41,10 @@ def _norm_row(x, weight_ptr, cols, live, eps, like_ptr, N: tl.constexpr, FORM: t
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    after_ptr,
-    sum_ptr,
-    out_ptr,
-    scale_ptr,
-    rows,
-    eps,
-    factor,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-    PARTS: tl.constexpr,
-    FORM: tl.constexpr,
-    BEFORE: tl.constexpr,
-    AFTER: tl.constexpr,
-    FACTOR: tl.constexpr,
-    NARROW: tl.constexpr,
-):
+    x_ptr, residual_ptr, weight_ptr, after_ptr, sum_ptr, out_ptr, scale_ptr, rows, eps, factor,
+    N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, FACTOR: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     live = cols < N
@@ -126,21 +110,10 @@ def add_norm(
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
-    dx_ptr,
-    sum_ptr,
-    weight_ptr,
-    residual_ptr,
-    out_ptr,
-    parts_ptr,
-    rows,
-    eps,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    AGAIN: tl.constexpr,
-    WEIGHT: tl.constexpr,
+    dx_ptr, sum_ptr, weight_ptr, residual_ptr, out_ptr, parts_ptr, rows, eps,
+    N: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, AGAIN: tl.constexpr, WEIGHT: tl.constexpr,
     FORM: tl.constexpr,
-):
+):  # fmt: skip
     cols = tl.arange(0, BLOCK)
     live = cols < N
     dtype = out_ptr.dtype.element_ty

@@ -18,32 +18,10 @@ from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 
 @triton.jit
 def _sweep(
-    q,
-    acc,
-    m,
-    z,
-    k_ptr,
-    v_ptr,
-    table_row,
-    kv_head,
-    at,
-    lo,
-    hi,
-    stop,
-    scale,
-    softcap,
-    window,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, lo, hi, stop, scale, softcap, window,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Flash attention over the keys lo:hi; without MASKED every query sees all of them.
 
     Scores are kept in units of log 2, because exp2 is one instruction. The running maximum begins at -1e30 and not at
@@ -94,33 +72,12 @@ def _sweep(
 
 @triton.jit
 def _chunks(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    table_ptr,
-    slots_ptr,
-    offsets_ptr,
-    counts_ptr,
-    positions_ptr,
-    sinks_ptr,
-    table_stride,
-    scale,
-    softcap,
-    window,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    EIGHT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, offsets_ptr, counts_ptr, positions_ptr, sinks_ptr,
+    table_stride, scale, softcap, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    EIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0)
     block = tl.program_id(1)
     slot = tl.load(slots_ptr + block).to(tl.int64)

@@ -71,22 +71,9 @@ def _wide_weights(
 
 @triton.jit
 def _put(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    turned,
-    raw,
-    heads,
-    dims,
-    inside,
-    token,
-    cell,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    EIGHT: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, turned, raw, heads, dims, inside, token, cell,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, EIGHT: tl.constexpr,
+):  # fmt: skip
     """The columns `dims` of every head: queries to their tensor, keys and (raw) values to their cell."""
     there = inside[None, :]
     q_at = (token * HEADS + heads[:, None]) * D + dims[None, :]
@@ -103,30 +90,11 @@ def _put(
 
 @triton.jit
 def _rotate_store(
-    qkv_ptr,
-    positions_ptr,
-    cells_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    WIDTH: tl.constexpr,
-    REST: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    NORM: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORM: tl.constexpr,
-    EIGHT: tl.constexpr,
-):
+    qkv_ptr, positions_ptr, cells_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    REST: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
+    FORM: tl.constexpr, EIGHT: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     BOTH: tl.constexpr = HEADS + KV_HEADS
     heads = tl.arange(0, TILE)
@@ -200,17 +168,9 @@ def rotate_store(
 
 @triton.jit
 def _store(
-    x_ptr,
-    cells_ptr,
-    cache_ptr,
-    stride_t,
-    stride_h,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, cells_ptr, cache_ptr, stride_t, stride_h,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
@@ -244,24 +204,10 @@ def store(x: Tensor, cells: Tensor, cache: Tensor) -> None:
 
 @triton.jit
 def _rotate_heads(
-    x_ptr,
-    out_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    eps,
-    X_STRIDE: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr,
-    BOTH: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    NORM: tl.constexpr,
-    FORM: tl.constexpr,
-):
+    x_ptr, out_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, eps,
+    X_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, BOTH: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
@@ -313,34 +259,11 @@ def rotate_heads(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate_heads_backward(
-    dq_ptr,
-    dk_ptr,
-    dv_ptr,
-    raw_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    out_ptr,
-    parts_ptr,
-    tokens,
-    eps,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    K_TOKEN: tl.constexpr,
-    K_HEAD: tl.constexpr,
-    V_TOKEN: tl.constexpr,
-    V_HEAD: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    NORM: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    FORM: tl.constexpr,
-):
+    dq_ptr, dk_ptr, dv_ptr, raw_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, out_ptr, parts_ptr, tokens, eps,
+    Q_TOKEN: tl.constexpr, Q_HEAD: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, V_TOKEN: tl.constexpr,
+    V_HEAD: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)

@@ -17,19 +17,9 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["n"])
 def _begin(
-    slots_ptr,
-    tokens_ptr,
-    place_ptr,
-    table_ptr,
-    ids_ptr,
-    positions_ptr,
-    cells_ptr,
-    lengths_ptr,
-    table_stride,
-    n,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    slots_ptr, tokens_ptr, place_ptr, table_ptr, ids_ptr, positions_ptr, cells_ptr, lengths_ptr, table_stride, n,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = rows < n
     slot = tl.load(slots_ptr + rows, mask=live, other=0).to(tl.int64)
@@ -177,27 +167,10 @@ def _sums(logits_ptr, slots_ptr, temperature_ptr, tops_ptr, masses_ptr, V, BLOCK
 
 @triton.jit
 def _sample(
-    logits_ptr,
-    tops_ptr,
-    masses_ptr,
-    slots_ptr,
-    positions_ptr,
-    temperature_ptr,
-    seeds_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    tokens_ptr,
-    place_ptr,
-    ids_ptr,
-    logprobs_ptr,
-    dummy,
-    V,
-    CUTS: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
+    logits_ptr, tops_ptr, masses_ptr, slots_ptr, positions_ptr, temperature_ptr, seeds_ptr, top_k_ptr, top_p_ptr,
+    min_p_ptr, tokens_ptr, place_ptr, ids_ptr, logprobs_ptr, dummy, V,
+    CUTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row).to(tl.int32) + 1
