@@ -1,7 +1,8 @@
 """Long contexts on one GPU: the library's attention against our kernels and PyTorch's flash, sampling and learning.
 
-    python benchmarks/long.py                                # attention, sampling (8B), learning (1.1B, 8B with LoRA)
-    python benchmarks/long.py --parts attention learn --shapes 1.1b --lengths 8192
+    python benchmarks/long.py                                # attention, sampling, learning, growth (1.1B, 8B)
+    python benchmarks/long.py --parts learn --shapes 8b --lengths 32768 --again mlp --alone
+    python benchmarks/long.py --parts sample grow --eight    # weights, keys and values in 8 bits
     python benchmarks/long.py --tiny                         # CPU, in seconds: shows that it runs
 
 Every figure stands beside the one of the path that it replaces, in the same process; random weights, bfloat16.
@@ -24,16 +25,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import generate, learn
-from upshot.config.recipe import TrainConfig
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.kernels import long
 from upshot.models.tiny import tiny_tokenizer
+from upshot.training.adapters import PROJECTIONS
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
 from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.layout import end_to_end
 from upshot.training.learner.learner import Learner
+from upshot.training.learner.memory.fit import job_of
+from upshot.training.learner.memory.plan import MemorySetting, parts_of
+from upshot.training.learner.memory.shape import ModelShape
 
 WORK = {"4 x 32,768 -> 16": (4, 32768, 16), "64 x 8,192 -> 128": (64, 8192, 128)}
 NEVER = 1 << 40
@@ -81,85 +86,126 @@ def attention_rates(lengths: list[int], device: torch.device) -> None:
 
 
 def sampling(shape: str, work: dict[str, tuple[int, int, int]], device: torch.device, settings: dict[str, Any]) -> None:
-    """Seconds of whole requests, with our prefill kernel and with the library's."""
-    model = generate.build(shape, device)
-    model.config.max_position_embeddings = 1 << 16
-    engine = Engine(model, eos_ids=set(), settings=EngineSettings(**settings))
+    """Seconds of whole requests, with our prefill kernel (unless `alone`) and with the library's."""
+    alone = settings.pop("alone", False)
+    engine = engine_of(shape, device, settings)
     library = getattr(engine.runner, "long_run", 0)
     for title, size in work.items():
         taken = {}
-        for name, threshold in (("ours", NEVER), ("library", library)):
+        for name, threshold in (("ours", NEVER), ("library", library))[alone:]:
             engine.runner.long_run = threshold
-            runs = []
-            for repeat in range(2):
-                engine.weights_changed()
-                began = time.perf_counter()
-                generate.batch_work(*size)(engine, random.Random(repeat))
-                runs.append(time.perf_counter() - began)
-            taken[name] = min(runs)
-        ratio = taken["ours"] / taken["library"]
+            engine.weights_changed()  # nothing is read out of the cache
+            taken[name] = generate.measure(engine, generate.batch_work(*size), 1)[0]
+        ratio = "" if alone else f", ours {taken['ours']:.2f} s ({taken['ours'] / taken['library']:.2f})"
+        print(f"{shape} {settings} {title}: library {taken['library']:.2f} s{ratio}", flush=True)
+
+
+def engine_of(shape: str, device: torch.device, settings: dict[str, Any]) -> Engine:
+    """An engine on a new model that takes long sequences."""
+    model = generate.build(shape, device)
+    model.config.max_position_embeddings = 1 << 17
+    return Engine(model, eos_ids=set(), settings=EngineSettings(**settings))
+
+
+def sampling_growth(shape: str, lengths: list[int], device: torch.device, settings: dict[str, Any]) -> None:
+    """Prompts of 131,072 ids together at each length: ids read per second, ids sampled per second, peak memory."""
+    total, new = (131072, 128) if device.type == "cuda" else (256, 4)
+    engine = engine_of(shape, device, settings)
+    each = 2 * engine.shape.layers * engine.shape.kv_heads * engine.shape.head_dim
+    each *= 1 if settings.get("kv") == "fp8" else engine.shape.dtype.itemsize
+    for ids in lengths:
+        rows = max(total // ids, 1)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds_of = {}
+        for count in (1, new + 1):
+            engine.weights_changed()  # nothing is read out of the cache
+            seconds_of[count] = generate.measure(engine, generate.batch_work(rows, ids, count), 1)[0]
+        read, sampled = seconds_of[1], max(seconds_of[new + 1] - seconds_of[1], 1e-9)
+        used = rows * (ids + new + 1) * each
+        peak = torch.cuda.max_memory_allocated() - settings["kv_bytes"] + used if device.type == "cuda" else used
         print(
-            f"{shape} {settings} {title}: {taken['ours']:.2f} s, library {taken['library']:.2f} s ({ratio:.2f})",
+            f"{shape} {settings} {rows:3} x {ids:6} ids: read {rows * ids / read:9.0f} tokens/s, sample "
+            f"{rows * new / sampled:7.0f} tokens/s, peak {peak / 1e9:6.1f} GB with keys and values of "
+            f"these ids",
             flush=True,
         )
-    del engine, model
 
 
-def learning(shape: str, lengths: list[int], device: torch.device, again: Any) -> None:
-    """Tokens learned per second and peak memory: one sequence a micro-batch, two a step."""
+def predicted(shape: str, module: Any, ids: int, again: Any) -> float:
+    """GB that the memory plan expects while the learner reads a micro-batch of `ids` tokens."""
+    model: dict[str, Any] = {"gradient_checkpointing": again}
+    if rank := learn.SHAPES[shape].get("lora"):
+        model["lora"] = {"r": rank, "alpha": 16, "targets": list(PROJECTIONS), "dropout": 0.0}
+    recipe = Recipe.model_validate({"task": "slots", "model": model, "train": {"method": "sft", "token_budget": ids}})
+    size = module.get_input_embeddings().weight.element_size()
+    job = job_of(recipe, ModelShape.of(module.config), size)
+    return sum(part.learning for part in parts_of(job, MemorySetting(ids, again), 0, 0)) / 1e9
+
+
+def learning(shape: str, lengths: list[int], device: torch.device, again: Any, ways: tuple[str, ...]) -> None:
+    """Tokens learned per second and peak memory beside the plan's: one sequence a micro-batch, 65,536 tokens a step."""
     module = learn.build(shape, device)
     module.config.max_position_embeddings = 1 << 17
     set_checkpointing(module, again)
+    tokenizer = tiny_tokenizer([f"w{n}" for n in range(64)])
     for ids in lengths:
-        rng = random.Random(0)
-        data = []
-        for _ in range(2):
+        rng, data = random.Random(0), []
+        for _ in range(max(65536 // ids, 1) if device.type == "cuda" else 2):
             tokens = [rng.randrange(7, learn.SHAPES[shape]["vocab"]) for _ in range(ids)]
             mask = [0] * (ids // 2) + [1] * (ids - ids // 2)
             data.append(Datum(tokens, mask, [0.0] * ids, [rng.gauss(0, 1)] * ids))
-        config = TrainConfig(lr=1e-30, token_budget=ids, length_norm="sequence")
-        learner = Learner(module, tiny_tokenizer([f"w{n}" for n in range(64)]), config)
-        for name, threshold in (("flash", NEVER), ("library", long.SHORTEST)):
-            attention.SHORTEST = threshold
-            row = learn.measure(learn.ours(learner, data), 2, device)
+        learner = Learner(module, tokenizer, TrainConfig(lr=1e-30, token_budget=ids, length_norm="sequence"))
+        for name in ways:
+            attention.SHORTEST = NEVER if name == "flash" else long.SHORTEST
+            row = learn.measure(learn.ours(learner, data), 1, device)
+            plan = predicted(shape, module, ids, again)
             print(
-                f"{shape} {ids:6} ids, recomputed: {again:5}, {name:8}: {2 * ids / row['best_s']:8.0f} tokens/s, "
-                f"peak {row['peak_gb']:6.1f} GB, loss {row['loss']:+.5f}, gradient {row['grad_norm']:.5f}",
+                f"{shape} {ids:6} ids, recomputed: {again:5}, {name:8}: {len(data) * ids / row['best_s']:8.0f} "
+                f"tokens/s, peak {row['peak_gb']:6.1f} GB, planned {plan:6.1f} GB "
+                f"({plan / max(row['peak_gb'], 1e-9) - 1:+.1%}), loss {row['loss']:+.5f}, "
+                f"gradient {row['grad_norm']:.3g}",
                 flush=True,
             )
         attention.SHORTEST = long.SHORTEST
         learner.optimizer.zero_grad()
         del learner
         gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def main() -> int:
     """Run and print; a part that fails does not cost the others their turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="*", default=["attention", "sample", "learn"])
+    parser.add_argument("--parts", nargs="*", default=["attention", "sample", "learn", "grow"])
     parser.add_argument("--shapes", nargs="*", default=["1.1b", "8b"])
-    parser.add_argument("--lengths", nargs="*", type=int, default=[2048, 8192, 32768])
-    parser.add_argument("--eight", action="store_true", help="weights, keys and values in 8 bits, too")
-    parser.add_argument("--again", nargs="*", default=["none", "block"], help="what an 8B computes again")
+    parser.add_argument("--lengths", nargs="*", type=int, default=[2048, 8192, 32768, 65536])
+    parser.add_argument("--eight", action="store_true", help="weights, keys and values in 8 bits instead")
+    parser.add_argument("--alone", action="store_true", help="without the paths that the library's replaces")
+    parser.add_argument("--again", nargs="*", default=["none", "mlp"], help="what an 8B computes again")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ways = ("library",) if args.alone else ("flash", "library")
     if args.tiny:
-        learning("tiny", [64, 128], device, "none")
+        for again in ("none", "mlp"):
+            learning("tiny", [64, 128], device, again, ways)
         sampling("quickstart", {"2 x 300 -> 4": (2, 300, 4)}, device, {})
+        sampling_growth("quickstart", [64, 128], device, {})
         return 0
-    room = {"kv_bytes": 90 << 30}
+    room: dict[str, Any] = {"kv_bytes": 90 << 30, **({"weights": "fp8", "kv": "fp8"} if args.eight else {})}
     jobs: list[Callable[[], None]] = []
     if "attention" in args.parts:
         jobs.append(lambda: attention_rates(args.lengths, device))
     if "sample" in args.parts and "8b" in args.shapes:
-        jobs.append(lambda: sampling("8b", WORK, device, room))
-        if args.eight:
-            jobs.append(lambda: sampling("8b", WORK, device, {**room, "weights": "fp8", "kv": "fp8"}))
-    if "learn" in args.parts:
-        for shape in args.shapes:
+        jobs.append(lambda: sampling("8b", WORK, device, {**room, "alone": args.alone}))
+    for shape in args.shapes:
+        if "learn" in args.parts:
             for again in args.again if shape == "8b" else ["none"]:
-                jobs.append(lambda shape=shape, again=again: learning(shape, args.lengths, device, again))
+                jobs.append(lambda shape=shape, again=again: learning(shape, args.lengths, device, again, ways))
+        if "grow" in args.parts:
+            jobs.append(lambda shape=shape: sampling_growth(shape, args.lengths, device, room | {"kv_bytes": 40 << 30}))
     for job in jobs:
         try:
             job()

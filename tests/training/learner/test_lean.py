@@ -226,7 +226,7 @@ def test_bfloat16_is_as_near_the_truth_as_transformers_own(family: str, lora: bo
         if "lora" not in name:
             parameter.data = parameter.data.bfloat16()
     own = own_hidden(model, ids, lengths)
-    lean = LeanForward(model, 2).hidden(ids, positions, attention(lengths))
+    lean = LeanForward(model, "block").hidden(ids, positions, attention(lengths))
     assert lean.dtype == torch.bfloat16
     apart = [float((x - true_hidden).detach().norm() / true_hidden.detach().norm()) for x in (lean, own)]
     assert apart[0] < 1.3 * apart[1] + 1e-3

@@ -75,7 +75,9 @@ class PackedAttention:
         # At least 2: for single queries flash has a form of its own, which has no backward.
         self.max_queries, self.max_keys = max(2, *lengths), max(widths)
         ends = np.cumsum([[0, 0], *zip(lengths, widths, strict=True)], axis=0).T
-        self.query_ends, self.key_ends = on_device(ends.astype(np.int32), device)
+        query_ends, key_ends = on_device(ends.astype(np.int32), device)
+        self.sizes = (query_ends, key_ends, self.max_queries, self.max_keys)
+        """Where queries and keys of each segment end, and the most that one has of them."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]."""
@@ -170,17 +172,7 @@ class Flash(torch.autograd.Function):
         keys, values = _lay_side_by_side(k, v, spans)
         # The operation itself, as scaled_dot_product_attention has no ragged lengths and would repeat grouped heads.
         out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
-            q,
-            keys,
-            values,
-            spans.query_ends,
-            spans.key_ends,
-            spans.max_queries,
-            spans.max_keys,
-            dropout,
-            True,
-            False,
-            **ctx.options,
+            q, keys, values, *spans.sizes, dropout, True, False, **ctx.options
         )
         ctx.save_for_backward(q, k, v, out, lse, seed, unused)
         return out  # type: ignore[no-any-return]
@@ -192,21 +184,7 @@ class Flash(torch.autograd.Function):
         spans: PackedAttention = ctx.spans
         keys, values = _lay_side_by_side(k, v, spans)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad.contiguous(),
-            q,
-            keys,
-            values,
-            out,
-            lse,
-            spans.query_ends,
-            spans.key_ends,
-            spans.max_queries,
-            spans.max_keys,
-            ctx.dropout,
-            True,
-            seed,
-            unused,
-            **ctx.options,
+            grad.contiguous(), q, keys, values, out, lse, *spans.sizes, ctx.dropout, True, seed, unused, **ctx.options
         )
         return dq, *_add_up(dk, dv, spans), None, None, None, None
 

@@ -26,6 +26,7 @@ from upshot.training.learner.memory.plan import (
     MemoryJob,
     MemoryPlan,
     MemorySetting,
+    draws_dropout,
     parts_of,
     step_bytes,
     usable,
@@ -85,8 +86,7 @@ def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPla
 def plan_loaded(recipe: Recipe, module: Any, config: TrainConfig, processes: int = 1) -> MemoryPlan:
     """The plan of a phase of a run whose model is loaded, for each of `processes` ranks; a micro-batch is measured."""
     size, total = module.get_input_embeddings().weight.element_size(), device_bytes(recipe.model)
-    noise = config.method == "sft" and recipe.model.lora is not None and recipe.model.lora.dropout > 0
-    measured = measure_kept(module, noise) if module.device.type == "cuda" else 0
+    measured = measure_kept(module, draws_dropout(recipe, config)) if module.device.type == "cuda" else 0
     return plan_of(recipe, ModelShape.of(module.config), size, total, config, processes, measured)
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of memory: what a run has on its device at its two peaks, sampling and learning. No torch, no weights.
+"""The arithmetic of memory: what a run has on its device at its two peaks, sampling and learning. No weights.
 
 The constants were calibrated on GPU runs; `benchmarks/memory_plan.py` compares predictions with measured peaks. Which
 settings are taken: `choice.py`. From a recipe to its plan: `fit.py`.
@@ -137,7 +137,7 @@ class MemoryJob:
     def called(self) -> bool:
         """Whether adapters are called as modules of peft, not computed in the learner's own products."""
         model, lora = self.recipe.model, self.recipe.model.lora
-        noise = lora is not None and lora.dropout > 0 and method_of(self.config.method).dropout
+        noise = draws_dropout(self.recipe, self.config)
         return lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise)
 
     @property
@@ -213,6 +213,12 @@ class MemoryPlan:
     def peak(self) -> int:
         """The most that is there at once."""
         return max(self.sampling, self.learning)
+
+
+def draws_dropout(recipe: Recipe, config: TrainConfig) -> bool:
+    """Whether adapters are learned with dropout in a phase."""
+    lora = recipe.model.lora
+    return lora is not None and lora.dropout > 0 and method_of(config.method).dropout
 
 
 def usable(total: int) -> int:
