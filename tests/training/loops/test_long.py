@@ -1,0 +1,34 @@
+"""Long episodes: a run whose episodes have 16,000 tokens, in which sampler and learner agree, and its resumption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.training.workshop import metrics
+from upshot.cli import main
+
+EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "archive.yaml")
+SMALL = ["task.episodes=2", "train.prompts_per_step=1", "train.group_size=2", "train.save.every=1", "eval.every=0"]
+SMALL += ["model.tiny.layers=1", "model.tiny.hidden=8", "model.tiny.heads=1", "model.tiny.mlp=16"]
+
+
+def run(folder: Path, steps: int) -> list[dict[str, Any]]:
+    assert main(["train", EXAMPLE, "--quiet", f"run_dir={folder}", f"train.steps={steps}", *SMALL]) == 0
+    return metrics(folder)
+
+
+def test_a_run_over_episodes_of_16000_tokens_agrees_with_its_learner_and_resumes_exactly(tmp_path: Path) -> None:
+    straight = run(tmp_path / "straight", 2)
+    words = [sum(len(m["content"].split()) for m in rollout["messages"]) for rollout in rollouts(tmp_path / "straight")]
+    assert len(words) == 4 and min(words) >= 16_000, "each word is a token of the tiny model"
+    assert all(line["policy/drift_max"] < 1e-4 for line in straight if line.get("phase") == "rl")
+    run(tmp_path / "halves", 1)
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "halves"), "train.steps=2"]) == 0
+    assert metrics(tmp_path / "halves") == straight
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    """All episodes of a run."""
+    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
