@@ -13,7 +13,7 @@ policy@start, policy@20                 a copy of it: as it was when training be
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -30,20 +30,14 @@ SMOLLM2 = "smollm2-135m"
 HTTP = ("http://", "https://")
 Kind = Literal["endpoint", "replicas", "provider", "local", "scripted", "policy", "served"]
 _REMOTE = {"endpoint", "replicas", "provider", "served"}
-_ONLY_FOR: dict[str, set[str]] = {
-    "via": {"endpoint", "replicas", "served"},
-    "token_ids": {"endpoint", "replicas", "served"},
+_ONLY_FOR: dict[str, Set[str]] = {
+    **dict.fromkeys(("via", "token_ids"), frozenset({"endpoint", "replicas", "served"})),
     **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
-    **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
-    **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),
-    **dict.fromkeys(("price_in", "price_out"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s", "concurrency"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "price_in", "price_out"), _REMOTE | {"scripted"}),
     "cache": _REMOTE | {"scripted", "local"},
     "latency_s": {"scripted"},
-    "dtype": {"local"},
-    "device": {"local"},
-    "weights": {"local"},
-    "kv": {"local"},
-    "kv_gb": {"local"},
+    **dict.fromkeys(("dtype", "device", "weights", "kv", "kv_gb"), frozenset({"local"})),
 }
 """Options that apply only to some kinds of models."""
 

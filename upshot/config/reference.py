@@ -15,6 +15,9 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named, Recipe
 from upshot.config.validation import models_in
 
+YAML_TYPES: dict[Any, str] = {str: "text", int: "whole number", float: "number", Any: "anything"}
+YAML_TYPES |= {bool: "true or false", type(None): "null"}
+
 
 def page() -> str:
     """The whole page."""
@@ -64,15 +67,7 @@ def _type(annotation: Any) -> str:
         return f"mapping to {_type(arguments[1])}"
     if origin is typing.Annotated:
         return _type(arguments[0])
-    plain = {
-        str: "text",
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        type(None): "null",
-        Any: "anything",
-    }
-    return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return YAML_TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
 def _default(field: FieldInfo) -> str:

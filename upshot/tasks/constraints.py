@@ -16,12 +16,7 @@ class Constraints(VerifiedTask):
     verifier = "constraints"
     hub = "google/IFEval"
 
-    def __init__(
-        self,
-        mode: Literal["strict", "loose"] = "strict",
-        partial: bool = False,
-        **rows: Any,
-    ) -> None:
+    def __init__(self, mode: Literal["strict", "loose"] = "strict", partial: bool = False, **rows: Any) -> None:
         """partial: reward the share of kept constraints instead of all or nothing."""
         super().__init__(**rows)
         self.verifier_options = {"mode": mode, "partial": partial}

@@ -18,11 +18,7 @@ class ExactMatch(VerifiedTask):
     verifier = "exact-match"
     instructions = "End with your answer between <answer> and </answer>."
 
-    def __init__(
-        self,
-        mode: Literal["exact", "contains", "f1"] = "exact",
-        **rows: Any,
-    ) -> None:
+    def __init__(self, mode: Literal["exact", "contains", "f1"] = "exact", **rows: Any) -> None:
         """mode: exact, contains (the reference occurs in the answer), f1 (graded by shared words)."""
         super().__init__(**rows)
         self.verifier_options = {"mode": mode}

@@ -20,14 +20,7 @@ class JudgedTask(VerifiedTask):
     verifier = "judged"
     verifies_all = True
 
-    def __init__(
-        self,
-        rubric: str = "",
-        low: Whole = 1,
-        high: Count = 10,
-        behaviour: str = "",
-        **rows: Any,
-    ) -> None:
+    def __init__(self, rubric: str = "", low: Whole = 1, high: Count = 10, behaviour: str = "", **rows: Any) -> None:
         """Make the task.
 
         rubric: a text or the path of a .txt or .md file, with ratings from low to high.

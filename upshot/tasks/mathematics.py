@@ -25,11 +25,7 @@ class Mathematics(VerifiedTask):
     hub = "DigitalLearningGmbH/MATH-lighteval"
     instructions = "Think step by step and put the final answer in \\boxed{}."
 
-    def __init__(
-        self,
-        mode: Literal["boxed", "flexible"] = "flexible",
-        **rows: Any,
-    ) -> None:
+    def __init__(self, mode: Literal["boxed", "flexible"] = "flexible", **rows: Any) -> None:
         """mode: boxed takes nothing but a box; flexible also 'the final answer is …' and the last expression."""
         super().__init__(**rows)
         self.verifier_options = {"mode": mode}

@@ -73,12 +73,7 @@ class SearchQa(ToolUse):
     verifier = "search-qa"
     instructions = "Search before you answer. End with your answer between <answer> and </answer>."
 
-    def __init__(
-        self,
-        corpus: Words,
-        mode: Literal["exact", "contains", "f1"] = "exact",
-        **rows: Any,
-    ) -> None:
+    def __init__(self, corpus: Words, mode: Literal["exact", "contains", "f1"] = "exact", **rows: Any) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
         fixed = {"tools", "verifier_options"} & rows.keys()
         if fixed:

@@ -43,19 +43,13 @@ class DecodeStep:
         self.table: Tensor | None = None
         if window is None:
             places_in_row = positions
-            self.table = self._table(rows, positions)
+            self.table = store.table([(s, 0, p + 1) for s, p in zip(rows, positions.tolist(), strict=True)])
         else:
             places_in_row = positions - window.starts
         self.own = torch.from_numpy(places_in_row)
         self.length = int(places_in_row.max()) + 1
         # Rows of one length see all there is.
         self._masks: dict[int, Tensor | None] = {0: None} if int(places_in_row.min()) + 1 == self.length else {}
-
-    def _table(self, rows: list[Sequence], positions: np.ndarray) -> Tensor:
-        cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
-        for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
-            cells[row, : position + 1] = self.store.cells(seq, 0, position + 1)
-        return torch.from_numpy(cells)
 
     def mask(self, window: int) -> Tensor | None:
         """Which positions of its own part each row sees."""
@@ -69,8 +63,7 @@ class DecodeStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
-        self.store.k[layer].index_copy_(0, self.cells, k)
-        self.store.v[layer].index_copy_(0, self.cells, v)
+        self.store.write(layer, self.cells, k, v)
         if self.window is not None:
             keys, values = self.window.k[layer], self.window.v[layer]
             keys[self.row_index, :, self.own] = k
@@ -136,7 +129,6 @@ class PrefillStep:
 
     def _group(self, items: list[tuple[int, Chunk]]) -> Group:
         longest = max(c.stop - c.start for _, c in items)
-        context = max(c.stop for _, c in items)
         starts = np.array([c.start for _, c in items])
         sizes = np.array([c.stop - c.start for _, c in items])
         offsets = np.array([o for o, _ in items])
@@ -145,16 +137,13 @@ class PrefillStep:
         rows = torch.from_numpy(offsets[:, None] + np.where(real, steps, 0))
         if not starts.any():
             return Group(rows, torch.from_numpy(real), None, None)
-        cells = np.zeros((len(items), context), dtype=np.int64)
-        for row, (_, chunk) in enumerate(items):
-            cells[row, : chunk.stop] = self.store.cells(chunk.seq, 0, chunk.stop)
+        table = self.store.table([(chunk.seq, 0, chunk.stop) for _, chunk in items])
         queries = torch.from_numpy(starts[:, None] + np.where(real, steps, 0))
-        return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
+        return Group(rows, torch.from_numpy(real), table, (queries, torch.arange(table.shape[1])))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
-        self.store.k[layer].index_copy_(0, self.cells, k)
-        self.store.v[layer].index_copy_(0, self.cells, v)
+        self.store.write(layer, self.cells, k, v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         per_key = q.shape[1] // k.shape[1]
         window = options.window

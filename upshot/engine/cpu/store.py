@@ -11,6 +11,9 @@ from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.sequence import Sequence
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
+Span = tuple[Sequence, int, int]
+"""Positions start : stop of a sequence."""
+
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions, causal: bool = False
@@ -66,6 +69,19 @@ class Store:
         for cache in (self.k, self.v):
             pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
             pages[:, target] = pages[:, source]
+
+    def write(self, layer: int, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values of new tokens."""
+        self.k[layer].index_copy_(0, cells, k)
+        self.v[layer].index_copy_(0, cells, v)
+
+    def table(self, spans: list[Span], multiple: int = 1) -> Tensor:
+        """Where these spans lie, a row each, padded with 0 to the longest, rounded up to a `multiple`."""
+        width = -(-max(stop - start for _, start, stop in spans) // multiple) * multiple
+        cells = np.zeros((len(spans), width), dtype=np.int64)
+        for row, (seq, start, stop) in enumerate(spans):
+            cells[row, : stop - start] = self.cells(seq, start, stop)
+        return torch.from_numpy(cells)
 
     def cells(self, seq: Sequence, start: int, stop: int) -> np.ndarray:
         """Where positions start:stop of a sequence lie."""

@@ -223,13 +223,8 @@ class Window:
 
     def _fill(self, fresh: list[WindowRow]) -> None:
         first = len(self.rows)
-        lengths = [len(row.seq.ids) - 1 - row.start for row in fresh]
-        longest = max(lengths)
-        cells = np.zeros((len(fresh), longest), dtype=np.int64)
-        for at, (row, n) in enumerate(zip(fresh, lengths, strict=True)):
-            cells[at, :n] = self.store.cells(row.seq, row.start, row.start + n)
-        index = torch.from_numpy(cells)
-        stop = first + len(fresh)
+        index = self.store.table([(row.seq, row.start, len(row.seq.ids) - 1) for row in fresh])
+        longest, stop = index.shape[1], first + len(fresh)
         for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
             for layer in range(len(paged)):
                 dense[layer, first:stop, :, :longest] = paged[layer][index].transpose(1, 2)

@@ -7,15 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from upshot.engine.cpu.store import Store
+from upshot.engine.cpu.store import Span, Store
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.llama.attention import AttentionOptions, AttentionStep
 from upshot.engine.llama.driver import ModuleDriver, Shape
-from upshot.engine.sequence import Sequence
-
-Span = tuple[Sequence, int, int]
-"""A sequence and the positions start : stop of it that are computed."""
 
 
 class ExactDriver(ModuleDriver):
@@ -40,18 +36,13 @@ class ExactStep:
         self.store = store
         self.cells = torch.from_numpy(np.concatenate([store.cells(*span) for span in spans]))
         self.positions = torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in spans]))
-        longest = max(stop for _, _, stop in spans)
-        table = np.zeros((len(spans), -(-longest // blocks.KEYS) * blocks.KEYS), dtype=np.int64)
-        for row, (seq, _, stop) in enumerate(spans):
-            table[row, :stop] = store.cells(seq, 0, stop)
+        table = store.table([(seq, 0, stop) for seq, _, stop in spans], blocks.KEYS)
         starts, stops = (torch.tensor(x) for x in zip(*((start, stop) for _, start, stop in spans), strict=True))
-        self.tiles = blocks.tiles_of(starts, stops - starts, torch.from_numpy(table))
+        self.tiles = blocks.tiles_of(starts, stops - starts, table)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`. Sinks have no exact form: the learner's side says so before."""
         assert options.sinks is None
-        keys, values = self.store.k[layer], self.store.v[layer]
         with _disable_current_modes():
-            keys.index_copy_(0, self.cells, k)
-            values.index_copy_(0, self.cells, v)
-            return blocks.attend(q, keys, values, self.tiles, *options[:3])
+            self.store.write(layer, self.cells, k, v)
+            return blocks.attend(q, self.store.k[layer], self.store.v[layer], self.tiles, *options[:3])

@@ -25,14 +25,9 @@ Record = dict[str, Any]
 """One row of a file, column by column."""
 
 SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     "test": "test",
-    "eval": "validation",
 }
 """Words in a file name (or splits of the Hub) that say which split it is."""
 

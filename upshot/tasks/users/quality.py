@@ -27,6 +27,7 @@ _ASSISTANT_PHRASES = re.compile(
 _HINTS = {"assistant", "ai", "chatbot", "model", "help", "assist", "ask", "reach", "know", "helps"}
 _HINTS |= {"certainly", "sure", "course", "absolutely"}
 """Every phrase above holds one of these: a message without any needs no closer look, and most have none."""
+NO_ANSWER = {"", "none", "n/a", "null", "unknown", "nothing", "nothing yet"}
 ECHO_SHARE = 0.6
 """Share of the assistant's last message that makes a user's message its echo."""
 
@@ -73,13 +74,4 @@ def is_role_flip(message: str, assistant: str = "") -> bool:
 
 def is_early_end(assistant_spoke: bool, current_answer: str) -> bool:
     """Whether a user left before it had anything: the assistant said nothing yet, or there is no answer so far."""
-    nothing = current_answer.strip().strip(".").lower() in {
-        "",
-        "none",
-        "n/a",
-        "null",
-        "unknown",
-        "nothing",
-        "nothing yet",
-    }
-    return nothing or not assistant_spoke
+    return not assistant_spoke or current_answer.strip().strip(".").lower() in NO_ANSWER
