@@ -33,7 +33,7 @@ class Ciphers(VerifiedTask):
     def __init__(self, coded: Share = 0.8, limit: Count | None = None, split_seed: Whole = 0) -> None:
         """Make the task.
 
-        coded: share of the demonstrations whose thought is in the code. limit: maximum number of rows per split.
+        coded: share of demonstrations whose thought is in the code. limit: maximum number of rows per split.
         """
         super().__init__(file="made", limit=limit, split_seed=split_seed)
         self.coded = coded

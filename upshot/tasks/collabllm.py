@@ -1,8 +1,8 @@
 """The CollabLLM tasks: math-hard, medium, bigcodebench, abg-coqa, and `collabllm` for a file of your own.
 
-A task reads, by what the file holds: RL parquet (the history so far is the opening), a published multi-turn set (each
-distinct history once), or a single-turn set (nobody has spoken; the simulated user opens). Sft parquet gives
-`dialogues`. A file without splits of its own is split by goal.
+What a task reads depends on the file: RL parquet (the history so far is the opening), a published multi-turn set (each
+distinct history once), or a single-turn set (no messages yet; the simulated user opens). Sft parquet gives
+`dialogues`. A file without splits is split by goal.
 
 The single-turn sets have columns of their own: MATH (problem, solution, level, type), Medium articles (title, text),
 BigCodeBench (instruct_prompt, canonical_solution, test …), Abg-CoQA (story, target_turn, ambiguity …). Any other file
@@ -66,17 +66,17 @@ class CollabTask(TableTask):
     max_messages = 14
     """Most messages of a whole conversation, the system prompt not counted."""
     table_group: str | None = None
-    """By which of its groups the table shows the task metric, too."""
+    """The group by which the table also reports the task metric."""
     column = ""
-    """The column by which a record of the task's own single-turn set is known."""
+    """The column that identifies a record of the task's own single-turn set."""
 
     def __init__(self, system: str = "none", tiny_words: Whole = 0, **table: Any) -> None:
         """Make the task.
 
-        system: system prompt put before the opening of single-turn rows: plain, proactive, none or a text file.
-        tiny_words: how many of the data's commonest words a tiny model of the recipe's own knows, for offline trials;
-        0: the task speaks a real language, and the recipe must name a model.
-        The others say where rows come from: see `TableTask`.
+        system: system prompt before the opening of single-turn rows: plain, proactive, none or a text file.
+        tiny_words: vocabulary of a new tiny model, for offline trials: this many of the data's most frequent words;
+        0: the recipe must name a model.
+        The other options say where rows come from: see `TableTask`.
         """
         super().__init__(**table)
         self.check_source()

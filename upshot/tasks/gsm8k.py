@@ -1,8 +1,8 @@
-"""Grade-school math in one turn or several: the environment says what is wrong, the policy may try again.
+"""Grade-school math in one or several turns: the environment says what is wrong, and the policy may try again.
 
-Feedback, in this order: no answer line (`####`, or the form that the row's own prompt asks for); no number on it; an
-arithmetic step that does not hold; and, with `tell`, that the answer is wrong. `file: arithmetic` takes the project's
-own small word problems instead of GSM8K.
+The environment reports, in this order: a missing answer line (`####`, or the form that the row's prompt asks for), an
+answer line without a number, a wrong arithmetic step and, with `tell`, a wrong answer. `file: arithmetic` uses the
+project's own small word problems instead of GSM8K.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_NUMBER = {
     BOX: "What is boxed is not one number. End with: \\boxed{<number>}",
     SENTENCE: "The answer is not one number. End with: The answer is <number>.",
 }
-"""What is said of a fault, by the form that the row's prompt asks for."""
+"""The feedback on a fault, by the form that the row's prompt asks for."""
 BROKEN = "This step does not hold: {step} . Check it and answer again."
 HINT = "This step does not hold: {step} . The left side is {value} . Answer again."
 WRONG = "The answer is not right. Try again."
@@ -64,10 +64,10 @@ class Gsm8k(VerifiedTask):
     ) -> None:
         """Make the task.
 
-        mode: strict takes the number after `####`, flexible the last number if there is no such line.
-        feedback: which faults the environment speaks of. tell: it also says when the answer is wrong.
-        hint: of a step that does not hold it says what the left side comes to.
-        fault_cost: what a fault costs the turn that has it, where credit is given by turns.
+        mode: strict takes the number after `####`; flexible takes the last number if there is no such line.
+        feedback: which faults the environment reports. tell: it also says when the answer is wrong.
+        hint: for a wrong step, the feedback includes the value of its left side.
+        fault_cost: what a fault subtracts from the score of its turn, with credit by turns.
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
         super().__init__(**rows)

@@ -24,8 +24,8 @@ class JudgedTask(VerifiedTask):
         """Make the task.
 
         rubric: a text or the path of a .txt or .md file, with ratings from low to high.
-        behaviour: sycophancy, confidence, longer-response, bold-formatting, unsafe-compliance or general-quality
-        instead. It wins over what the rows say of themselves: one file of prompts serves them all.
+        behaviour: instead of a rubric, sycophancy, confidence, longer-response, bold-formatting, unsafe-compliance or
+        general-quality. It takes precedence over the rows' own labels, so one file of prompts serves all of them.
         """
         super().__init__(**rows)
         if bool(rubric) == bool(behaviour):

@@ -28,7 +28,8 @@ class Mix(Task):
     name = "mix"
 
     def __init__(self, tasks: Sequence[Mapping[str, Any]], seed: Whole = 0) -> None:
-        """tasks: each with its name, weight (default 1) and options; `as` gives a second one of a kind its own name."""
+        """tasks: each with its name, weight (default 1) and options; `as` renames a task, so that one kind can occur
+        twice."""
         if not tasks:
             raise UserError("task 'mix' needs at least one task under 'tasks'")
         self.parts: dict[str, Task] = {}

@@ -20,9 +20,9 @@ class TableTask(Task):
     hub: str = ""
     """Hugging Face name, with @config where it has several; '' when the task has no set of its own."""
     other_hub: str = ""
-    """Another set of the same rows, for when that one cannot be had."""
+    """Another dataset with the same rows, used if the first one cannot be loaded."""
     hub_splits: tuple[str, ...] = ()
-    """Splits of that set to take, by their own names, the first one that is there; none: all, by theirs."""
+    """Names of splits in that dataset, of which the first existing one is used; empty: all splits, by their names."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class TableTask(Task):
     ) -> None:
         """Make the task.
 
-        file: a .jsonl, .parquet, .json or .csv file, a folder, or a Hub name with all splits; the task's own Hub set
-        where no file is named. train_file, validation_file, test_file: one source for each instead.
-        held_out: share of the goals (questions) that validation and test each get of a source without splits.
+        file: a .jsonl, .parquet, .json or .csv file, a folder, or a Hub name with all splits. Default: the task's own
+        Hub dataset. train_file, validation_file, test_file: one source per split instead.
+        held_out: share of the goals (questions) for validation and for test, if the source has no splits.
         limit: maximum number of rows per split. split_seed: which goals are held out.
         """
         named = {"train": train_file, "validation": validation_file, "test": test_file}

@@ -37,7 +37,7 @@ class ToolUse(VerifiedTask):
 
         tools: calculator, python (in `sandbox`), search (over `corpus`, `results` passages a query).
         verifier: how answers are checked, with `verifier_options`.
-        role: of the answers; 'user' for chat templates without a tool role.
+        role: role of the tools' answers; 'user' for chat templates without a tool role.
         describe: put the tools and how to call them into the system prompt, for templates that do not show them.
         """
         super().__init__(**rows)

@@ -28,13 +28,13 @@ class VerifiedTask(TableTask):
     verifies_all = False
     """Whether that verifier is asked for rows that name another one, too."""
     instructions = ""
-    """Put behind a bare question: how to answer."""
+    """How to answer; appended to a plain question."""
 
     def __init__(self, instructions: str | None = None, system: str = "", **table: Any) -> None:
         """Make the task.
 
-        instructions: how to answer, instead of the task's own words. system: a system prompt.
-        The others say where rows come from: see `TableTask`.
+        instructions: how to answer, instead of the task's default text. system: a system prompt.
+        The other options say where rows come from: see `TableTask`.
         """
         super().__init__(**table)
         self.system = system

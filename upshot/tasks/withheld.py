@@ -181,10 +181,11 @@ class WithheldTask(Task):
     ) -> None:
         """Make the task.
 
-        ambiguous: share of openings with something withheld; most_withheld: one number, or one or both.
+        ambiguous: share of openings in which something is withheld. most_withheld: one number, or one or both.
         asking: share of the ambiguous demonstrations that ask; the others guess.
-        side: who is imitated in the demonstrations; the user's side is what a learned user ('plain') is made of.
-        prompts: the rollouts.jsonl of a run of this task; training rows are then all its conversations at all depths.
+        side: who is imitated in the demonstrations; the user's side trains a simulated user ('plain').
+        prompts: the rollouts.jsonl of a run of this task; its conversations, cut before every assistant turn, become
+        the training rows.
         """
         self.size, self.seed, self.prompts = rows_per_split, seed, prompts
         self.ambiguous, self.most_withheld = ambiguous, most_withheld

@@ -1,8 +1,9 @@
 """τ²-bench's own domains, unchanged: its tasks, policies, tools of both sides, user instructions and evaluators.
 
 Needs its repository (`pip install git+https://github.com/sierra-research/tau2-bench`); the package of that name on PyPI
-is another one. Turn-taking is ours: its orchestrator, its agents, its greeting by the agent and its voice are not used.
-The user is `futures.user: {name: plain, …}` over any model: a row's goal is the whole prompt of its user simulator.
+is a different one. Turn-taking is ours: its orchestrator, its agents, its greeting by the agent and its voice are not
+used. The user is `futures.user: {name: plain, …}` over any model: a row's goal is the whole prompt of its user
+simulator.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def import_tau2(module: str) -> Any:
         return importlib.import_module(f"tau2.{module}")
     except ImportError as error:
         raise UserError(
-            f"task 'tau2' needs τ²-bench, of which '{error.name}' is not there: pip install "
-            "git+https://github.com/sierra-research/tau2-bench (the package 'tau2' on PyPI is another one)"
+            f"task 'tau2' needs τ²-bench, but '{error.name}' is not installed: pip install "
+            "git+https://github.com/sierra-research/tau2-bench (the package 'tau2' on PyPI is a different one)"
         ) from error
 
 
@@ -74,7 +75,7 @@ class Tau2Task(Task):
         """Make the task.
 
         domain: mock, airline, retail, telecom … as τ²-bench registers them.
-        role: of the tools' answers; 'user' for chat templates without a tool role.
+        role: role of the tools' answers; 'user' for chat templates without a tool role.
         describe: put the tools and how to call them into the system prompt, for templates that do not show them.
         """
         self.registry = import_tau2("registry").registry
@@ -95,7 +96,7 @@ class Tau2Task(Task):
             return self.registry.get_env_constructor(self.domain)()
         except FileNotFoundError as error:
             raise UserError(
-                f"τ²-bench's data of domain '{self.domain}' is not there ({error.filename}); set TAU2_DATA_DIR to the "
+                f"τ²-bench's data of domain '{self.domain}' is missing ({error.filename}); set TAU2_DATA_DIR to the "
                 "folder 'data' of its repository"
             ) from error
 

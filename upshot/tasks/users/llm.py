@@ -54,16 +54,16 @@ class LLMUser(User):
         """Make the user.
 
         model: a `Model`, or the name of one among the recipe's `models`.
-        task_description: what conversations are for (default: the task's own words); a row's `meta['task_desc']`
-            comes first.
+        task_description: what conversations are about (default: the task's description); a row's `meta['task_desc']`
+            takes precedence.
         persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
         vagueness: how much the user says without being asked.
         end_signal: what the user writes to leave (default: $COLLABLLM_TERMINATION_SIGNAL, else [[TERMINATE CHAT]]).
         template: name or path (.j2) of the prompt.
-        repairs: how often an unusable or out-of-role answer is asked for again.
-        paste_share: share of copied word 6-grams (`quality.pasted`) from which a message counts as a pasted goal.
-        noise: the share of its words that the user mistypes.
-        seed: of the draw of personas.
+        repairs: how often an unusable or out-of-role answer is requested again.
+        paste_share: share of copied word 6-grams (`quality.copied_share`) at which a message counts as a pasted goal.
+        noise: share of words that the user mistypes.
+        seed: seed for drawing personas.
         """
         check_persona(persona)
         self.model = find_model("the user 'llm'", model, models or {})

@@ -75,11 +75,11 @@ class PlainUser(User):
         """Make the user.
 
         model: a `Model`, or the name of one among the recipe's `models`.
-        prompt: the system prompt, with {goal} where the row's goal stands.
-        end_mark: what the model writes to leave, or several such marks; the rest of that message is said.
+        prompt: the system prompt, with {goal} as the placeholder of the row's goal.
+        end_mark: what the model writes to leave, or a list of such marks; the rest of that message is still said.
         persona: as for 'llm': a name, 'mixed', a list to draw from by row, or a description in words; '': none.
-        noise: the share of its words that it mistypes.
-        seed: of the draw of personas.
+        noise: share of words that it mistypes.
+        seed: seed for drawing personas.
         """
         if "{goal}" not in prompt:
             raise UserError(f"the prompt of the user 'plain' has no {{goal}}: '{prompt}'")
