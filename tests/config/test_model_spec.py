@@ -86,7 +86,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         ({"model": "policy", "temprature": 1}, "unknown option 'temprature' of a model; did you mean 'temperature'?"),
         ("gpt-4o-mini", "unknown model 'gpt-4o-mini'"),
         ({"model": "policy", "cache": True}, "the option 'cache' has no effect on 'policy'"),
-        ({"model": "openai/x", "latency_s": 1}, "it is for scripted models"),
+        ({"model": "openai/x", "latency_s": 1}, "it applies to scripted models"),
         (
             {"model": "policy", "concurrency": 0},
             "models.user.concurrency = 0: input should be greater",
