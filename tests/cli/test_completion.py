@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import patience
-from upshot.cli.completion import SCRIPTS, complete
+from upshot.cli.completion import SHELLS, complete, script_of
 
 LINES = {
     "tra": ["train"],
@@ -43,13 +43,13 @@ def test_words_inside_verbs_and_options_are_completed() -> None:
     assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"], "bash takes key=value for three words"
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
+@pytest.mark.parametrize("shell", SHELLS)
 def test_the_shells_take_the_script(shell: str, tmp_path: Path) -> None:
     binary = shutil.which(shell)
     if binary is None:
         pytest.skip(f"{shell} is not installed")
     script, tool = tmp_path / "script", tmp_path / "upshot"
-    script.write_text(SCRIPTS[shell])
+    script.write_text(script_of(shell))
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m upshot "$@"\n')
     tool.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}

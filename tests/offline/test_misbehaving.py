@@ -16,7 +16,7 @@ import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
 from tests.patience import patience
-from upshot.cli.eval import add_table
+from upshot.cli.eval import add_arguments
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Request
@@ -62,7 +62,7 @@ def test_200_conversations_complete_with_every_failure_retried_or_missing_with_i
         return '{"response": "half of' if rng.random() < 0.03 else await actor(request)
 
     parser = argparse.ArgumentParser()
-    add_table(parser)
+    add_arguments(parser)
     with served(reply) as server:
         spec = f"{{url: {server.url}, model: {MODEL}, timeout_s: {patience(1.5)}, backoff_s: 0.05, concurrency: 128}}"
         words = ["--task", str(collab_actors.goals(tmp_path, 100)), "--split", "all", "--max-messages", "6", "--json"]

@@ -75,7 +75,7 @@ def test_the_recipes_of_the_stages_have_the_published_settings(name: str) -> Non
 
 
 def test_a_changed_setting_is_listed() -> None:
-    paper = Paper("collabllm/table-1", given=["sft.train.lr=1e-4", "model=smollm2-135m"])
+    paper = Paper("collabllm/table-1", overrides=["sft.train.lr=1e-4", "model=smollm2-135m"])
     told = [str(one) for one in paper.differences()]
     assert "sft: train.lr is 0.0001; published: 1e-05" in told
     assert "sft: model.path is smollm2-135m; published: meta-llama/Llama-3.1-8B-Instruct" in told
@@ -139,7 +139,7 @@ def test_a_stage_runs_once_and_a_broken_training_is_resumed(tmp_path: Path) -> N
     run_stage(tmp_path / "stages.json", stage, command)
     run_stage(tmp_path / "stages.json", stage, command)
     assert ran[0] == list(stage.words) and ran[1][:2] == ["train", "--resume"] and len(ran) == 2
-    other = Paper("gsm8k-multiturn", out=tmp_path, small=True, given=["small_model.train.lr=1e-4"]).stages[0]
+    other = Paper("gsm8k-multiturn", out=tmp_path, small=True, overrides=["small_model.train.lr=1e-4"]).stages[0]
     with pytest.raises(UserError, match="was made with other settings"):
         run_stage(tmp_path / "stages.json", other, command)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from upshot.cli.eval import add_table
+from upshot.cli.eval import add_arguments
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.offline.table import Column, make_cells, make_columns
 from upshot.offline.tabulate import run
@@ -30,7 +30,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def evaluate(out: Path, *words: str, models: str = "base={0}:policy,proactive={0}:policy") -> int:
     parser = argparse.ArgumentParser()
-    add_table(parser)
+    add_arguments(parser)
     who = ["--user", f"{ACTORS}:user", "--judge", f"{ACTORS}:judge", "--models", models.format(ACTORS)]
     return run(parser.parse_args(["--out", str(out), "--json", *who, *words]))
 

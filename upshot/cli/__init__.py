@@ -138,10 +138,10 @@ def load_environment(folder: Path | None = None) -> None:
 def variables(text: str) -> Iterator[tuple[str, str]]:
     """Names and values of the `NAME=value` lines of a `.env` file."""
     for line in text.splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             continue
-        if found["double"] is not None:
-            yield found["name"], re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), found["double"])
+        if match["double"] is not None:
+            yield match["name"], re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), match["double"])
         else:
-            yield found["name"], found["single"] if found["single"] is not None else found["bare"]
+            yield match["name"], match["single"] if match["single"] is not None else match["bare"]

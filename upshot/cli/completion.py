@@ -7,41 +7,18 @@ completion fish > ~/.config/fish/completions/upshot.fish`.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
+from importlib.resources import files
 
-BASH = """\
-_upshot() {
-    local IFS=$'\\n'
-    COMPREPLY=($(upshot completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
-}
-complete -o default -F _upshot upshot
-"""
-# Not bash's under bashcompinit: zsh has no words of its own there. A key waits for its value, a word for the next one.
-ZSH = """\
-(( $+functions[compdef] )) || { autoload -U compinit && compinit }
-_upshot() {
-    local -a found
-    found=(${(f)"$(upshot completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    (( ${#found} )) || { _files; return }
-    compadd -S '' -- ${(M)found:#*=}
-    compadd -- ${found:#*=}
-}
-compdef _upshot upshot
-"""
-SCRIPTS = {
-    "bash": BASH,
-    "zsh": ZSH,
-    "fish": 'complete -c upshot -a "(upshot completion words -- (commandline -opc)[2..-1] (commandline -ct))"\n',
-}
+SHELLS = ("bash", "zsh", "fish")
+"""Their scripts are in `templates/`."""
 WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")
 """Words after which a recipe is named, and then its keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help="your shell; words: what the scripts call")
+    parser.add_argument("shell", choices=[*SHELLS, "words"], help="your shell; words: what the scripts call")
     parser.add_argument("line", nargs="*", default=[], help=argparse.SUPPRESS)
 
 
@@ -50,14 +27,19 @@ def run(args: argparse.Namespace) -> int:
     if args.shell == "words":
         print("\n".join(complete(args.line or [""])))
     else:
-        sys.stdout.write(SCRIPTS[args.shell])
+        print(script_of(args.shell), end="")
     return 0
+
+
+def script_of(shell: str) -> str:
+    """The script for a shell."""
+    return (files("upshot.cli") / "templates" / f"completion.{shell}.txt").read_text("utf-8")
 
 
 def complete(line: Sequence[str]) -> list[str]:
     """What the last word of a command line may become."""
     *before, word = line
-    return sorted({found for found in _candidates(before, word) if found.startswith(word)})
+    return sorted({candidate for candidate in _candidates(before, word) if candidate.startswith(word)})
 
 
 def _candidates(before: Sequence[str], word: str) -> list[str]:
@@ -115,5 +97,5 @@ def _values(key: str) -> list[str]:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found[0].choices) if found else {}
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(actions[0].choices) if actions else {}

@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import socket
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 from upshot.api.settings import RewardOptions, Setting
-from upshot.core.errors import UserError
 
 
 def describe(text: str | None) -> dict[str, Any]:
@@ -44,13 +42,9 @@ def port(text: str) -> int:
 
 def check_address(host: str, number: int) -> None:
     """Refuse an address that this machine does not have, or a port that is taken, before anything slow is loaded."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{number}: {error.strerror}; try another --port or --host") from error
+    from upshot.core.http_listener import listen
+
+    listen(host, number).close()
 
 
 def seconds(text: str) -> float:

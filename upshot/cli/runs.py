@@ -123,12 +123,12 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(name, justify="right" if name in ("step", "last", "best") else "left", overflow="fold")
     for row in rows:
         step = "" if row["step"] is None else f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
-        told = [f"{key}={value}" for key, value in row["differences"].items()]
-        more = f", … ({len(told) - MOST_DIFFERENCES} more)" if len(told) > MOST_DIFFERENCES else ""
+        differences = [f"{key}={value}" for key, value in row["differences"].items()]
+        more = f", … ({len(differences) - MOST_DIFFERENCES} more)" if len(differences) > MOST_DIFFERENCES else ""
         when = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else ""
         numbers = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("last", "best")]
         state, metric = row["state"] or "", row["metric"] or ""
-        tags, different = ", ".join(row["tags"]), ", ".join(told[:MOST_DIFFERENCES]) + more
+        tags, different = ", ".join(row["tags"]), ", ".join(differences[:MOST_DIFFERENCES]) + more
         table.add_row(row["run"], state, step, metric, *numbers, when, tags, different)
     whole_console().print(table)
 

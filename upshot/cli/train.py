@@ -159,8 +159,8 @@ def _on_verl(args: argparse.Namespace) -> int:
 
         print(plan.page())
         plan.check()
-        found = find(recipe, plan, args.offline, folder is not None)
-        return 0 if _print_findings(found, args.quiet) else 2
+        findings = find(recipe, plan, args.offline, folder is not None)
+        return 0 if _print_findings(findings, args.quiet) else 2
     from upshot.run.console import make_reporter
     from upshot.verl.launch import launch
 
@@ -174,8 +174,8 @@ def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]
     """A method that needs no Ray on several ranks; this process becomes torchrun."""
     from upshot.verl.ranks import torchrun_command
 
-    own = [word for word in args.overrides if word not in theirs]
-    command = torchrun_command([args.recipe, *own, *(["--quiet"] if args.quiet else [])], theirs)
+    recipe_words = [word for word in args.overrides if word not in theirs]
+    command = torchrun_command([args.recipe, *recipe_words, *(["--quiet"] if args.quiet else [])], theirs)
     if args.dry_run:
         print("trained without Ray, by:  " + " ".join(command))
         return 0 if _check(recipe, args, False, int(command[command.index("--nproc-per-node") + 1])) else 2
@@ -194,8 +194,8 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFo
     from upshot.verl.plan import is_theirs
 
     theirs = [word for word in args.overrides if on_verl and is_theirs(word)]
-    own = [word for word in args.overrides if word not in theirs]
-    return load_recipe(args.recipe, own).recipe, theirs, None
+    recipe_words = [word for word in args.overrides if word not in theirs]
+    return load_recipe(args.recipe, recipe_words).recipe, theirs, None
 
 
 def _reopen(args: argparse.Namespace, on_verl: bool) -> tuple[Recipe, Sequence[str], RunFolder]:

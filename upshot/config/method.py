@@ -26,6 +26,8 @@ class TrainingMethod(ABC):
     """Whether it learns from how siblings (replies to a prompt, branches of a fork) differ."""
     value_head = False
     """Whether the learner estimates the value of each token."""
+    pairs = False
+    """Whether an example is a pair of replies, a better and a worse one."""
     imitates = False
     """Whether it learns from dialogues, word by word."""
     dropout = False

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from upshot.config.load import load_recipe
+from upshot.config.method import method_of
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -94,7 +95,7 @@ def train_cost(recipe: Recipe, examples: int, weights: float) -> StageCost:
     config = recipe.train
     steps = config.resolve_steps(max(there, 1)).steps
     if not config.samples:
-        learned = steps * config.prompts_per_step * EXAMPLE_TOKENS * (2 if config.method == "dpo" else 1)
+        learned = steps * config.prompts_per_step * EXAMPLE_TOKENS * (1 + method_of(config.method).pairs)
         return StageCost(gpu_hours=6 * weights * learned / LEARNING_RATE / 3600)
     sampled = sampled_tokens(recipe, steps)
     replies = steps * config.prompts_per_step * config.group_size

@@ -111,8 +111,8 @@ class Evaluation:
         if not any(message.role == "user" for message in row.messages):
             opening = await open_by(services.user, conversation)
         if opening.failure is None:  # one that failed is asked for again by another run
-            said = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in opening.turns]
-            job.log.append({"row": row.id, "missing": None, "turns": said, "session": opening.session})
+            spoken = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in opening.turns]
+            job.log.append({"row": row.id, "missing": None, "turns": spoken, "session": opening.session})
         return opening
 
     async def _conversation(self, row: Row, name: str, policy: Policy, services: Services, job: Job) -> dict[str, Any]:
@@ -188,10 +188,10 @@ def parse_models(text: str) -> dict[str, Spec]:
     return models
 
 
-def parse_systems(given: Sequence[str], models: Sequence[str]) -> Mapping[str, str]:
+def parse_systems(items: Sequence[str], models: Sequence[str]) -> Mapping[str, str]:
     """Which system prompt each row has: as told, else proactive for 'proactive' and plain for the others."""
     systems = {name: "proactive" if name == "proactive" else "plain" for name in models}
-    for item in given:
+    for item in items:
         name, equals, prompt = item.partition("=")
         if not equals or name not in systems:
             raise UserError(

@@ -71,7 +71,7 @@ def agreement(scores: Sequence[Score], labels: Sequence[float], threshold: float
     report |= {k: v for k, v in graded_metrics(scores, truths).items() if k not in report}
     pairs = [(rating >= threshold, label >= threshold) for rating, label in valid_pairs(scores, truths)]
     if pairs:
-        share = wilson(sum(said == label for said, label in pairs), len(pairs))
+        share = wilson(sum(rated == label for rated, label in pairs), len(pairs))
         report |= {"kappa": kappa(pairs), "accuracy_low": share.low, "accuracy_high": share.high}
     return report
 

@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**report, "file": str(out)}))
     else:
         print("\n".join([table(str(path), report), *tell_views(report["views"]), *tell_pairs(report["pairs"])]))
-        for told in describe_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
-            print(f"  no prediction: {told}")
+        for line in describe_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
+            print(f"  no prediction: {line}")
         print(f"every prediction is in {out}")
     return 0 if report["all"]["valid"] else 1
 
@@ -121,11 +121,11 @@ def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitoredR
         raise UserError(f"'{path}' holds no {ROLLOUTS}: it is no run folder, or nothing was played in it yet")
     task = _task_of(path)
     replies = [_of_line(line, index, task, manager) for index, line in enumerate(read_jsonl(path / ROLLOUTS))]
-    own = [one for one in replies if only in (None, one.case.task)]
-    if replies and not own:
+    chosen = [one for one in replies if only in (None, one.case.task)]
+    if replies and not chosen:
         known = {one.case.task for one in replies}
         raise UserError(f"'{path}' has no replies of task '{only}'; {did_you_mean(only or '', known)}")
-    return own
+    return chosen
 
 
 def _task_of(folder: Path) -> Task | None:
@@ -162,8 +162,8 @@ def _of_row(
     label = str(row.get("data_source") or source)
     case = MonitorCase(_question(row, where), thought, verdict, find_verifier(claim, manager), label, answer or "")
     step, pair = row.get("step"), str(row.get("pair") or "")
-    own = (step if isinstance(step, int) else None, unverified, pair, bool(row.get("intervention")))
-    return MonitoredReply(name_row(number, row), case, *own)
+    facts = (step if isinstance(step, int) else None, unverified, pair, bool(row.get("intervention")))
+    return MonitoredReply(name_row(number, row), case, *facts)
 
 
 def _part(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | None]:
@@ -172,8 +172,8 @@ def _part(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | No
     column = next((row[name] for name in THOUGHTS if isinstance(row.get(name), str)), None)
     if column is not None or response is None:
         return column or "", response
-    found = find_thought(response, think)
-    return (response[found.start : found.stop], response[found.answer :].lstrip()) if found else ("", response)
+    thought = find_thought(response, think)
+    return (response[thought.start : thought.stop], response[thought.answer :].lstrip()) if thought else ("", response)
 
 
 def _question(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
@@ -185,13 +185,13 @@ def _question(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
 
 def _score(row: Mapping[str, Any], where: str) -> Score | None:
     """The score that a row has, as a number or missing (`upshot verify --out` writes both); None where it has none."""
-    given = row.get("score")
-    if given is None or given == "":
+    score = row.get("score")
+    if score is None or score == "":
         return Score.missing(str(row["missing"])) if row.get("missing") else None
     try:
-        value = float(given)
+        value = float(score)
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value <= 1:
-        raise UserError(f"{where}: the score is {given!r}; a monitor predicts scores from 0 to 1")
+        raise UserError(f"{where}: the score is {score!r}; a monitor predicts scores from 0 to 1")
     return Score(value)

@@ -81,27 +81,29 @@ def make_report(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     looks = [(one.step, one.look) for one in seen if one.case.view == "thought"]
     every = [look for _, look in looks]
     steps = [
-        {"step": step, "task": task, **agreement(own)}
+        {"step": step, "task": task, **agreement(looks_of_task)}
         for step in sorted({step for step, _ in looks if step is not None})
-        for task, own in sorted(by_task(look for at, look in looks if at == step).items())
+        for task, looks_of_task in sorted(by_task(look for at, look in looks if at == step).items())
     ]
-    own_tasks = {task: agreement(own) for task, own in sorted(by_task(every).items())}
-    found = {"all": agreement(every), "tasks": own_tasks, "steps": steps}
-    return found | {"views": compare_views(seen), "pairs": compare_pairs(seen)}
+    own_tasks = {task: agreement(looks_of_task) for task, looks_of_task in sorted(by_task(every).items())}
+    report = {"all": agreement(every), "tasks": own_tasks, "steps": steps}
+    return report | {"views": compare_views(seen), "pairs": compare_pairs(seen)}
 
 
 def compare_views(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     """Accuracy and g-mean² of each view with their intervals, and what the thought adds to each baseline."""
     valid = [one for one in seen if not one.look.invalid]
     hits = {view: {one.key: (one.said, one.true) for one in valid if one.case.view == view} for view in VIEWS}
-    right = {view: {reply: float(said == true) for reply, (said, true) in own.items()} for view, own in hits.items()}
+    right = {
+        view: {reply: float(hit == true) for reply, (hit, true) in replies.items()} for view, replies in hits.items()
+    }
     out: dict[str, Any] = {}
-    for view, own in right.items():
-        if own:
-            out[view] = {"accuracy": wilson(int(sum(own.values())), len(own)).to_dict()}
+    for view, replies in right.items():
+        if replies:
+            out[view] = {"accuracy": wilson(int(sum(replies.values())), len(replies)).to_dict()}
             if (whole := gmean2(list(hits[view].values()))) is not None:
                 out[view]["gmean2"] = whole.to_dict()
-            if view != "thought" and (gain := compare(right["thought"], own)) is not None:
+            if view != "thought" and (gain := compare(right["thought"], replies)) is not None:
                 out[view]["thought_adds"] = gain.to_dict()
     return out
 
@@ -115,12 +117,12 @@ def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     for one in seen:
         if one.pair and not one.look.invalid and one.case.view == "thought":
             sides.setdefault(one.pair, {})[one.intervened] = one
-    whole = [(own[True], own[False]) for own in sides.values() if len(own) == 2]
+    whole = [(pair[True], pair[False]) for pair in sides.values() if len(pair) == 2]
     changes = [(one.said != other.said, one.true != other.true) for one, other in whole]
     if not changes:
         return {}
-    found = binary_metrics([Score(float(said)) for said, _ in changes], [Score(float(true)) for _, true in changes])
-    out: dict[str, Any] = {name: found[name] for name in ("tpr", "tnr") if name in found}
+    rates = binary_metrics([Score(float(hit)) for hit, _ in changes], [Score(float(true)) for _, true in changes])
+    out: dict[str, Any] = {name: rates[name] for name in ("tpr", "tnr") if name in rates}
     spread = gmean2(changes)
     return {"pairs": len(changes), **out, **({"gmean2": spread.to_dict()} if spread is not None else {})}
 
@@ -128,9 +130,9 @@ def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
 def tell_views(views: Mapping[str, Any]) -> list[str]:
     """The views in words, where there is more than one or an interval to tell."""
     out = []
-    for view, own in views.items():
-        numbers = [f"{name} {_spread(own[key])}" for key, name in MEASURES.items() if key in own]
-        adds = own.get("thought_adds")
+    for view, measured in views.items():
+        numbers = [f"{name} {_spread(measured[key])}" for key, name in MEASURES.items() if key in measured]
+        adds = measured.get("thought_adds")
         gain = f"; the thought adds {_spread(adds, '+')}, p = {adds['p']:.2g}" if adds else ""
         out.append(f"from the {view}{' alone' if view != 'thought' else ''}: {', '.join(numbers)}{gain}")
     return out
@@ -145,21 +147,21 @@ def tell_pairs(pairs: Mapping[str, Any]) -> list[str]:
     return [f"changed by the intervention, over {pairs['pairs']} pairs: {', '.join([*rates, *whole])}"]
 
 
-def _spread(found: Mapping[str, float], sign: str = "") -> str:
-    return f"{found['value']:{sign}.3f} ({found['low']:{sign}.3f} to {found['high']:{sign}.3f})"
+def _spread(numbers: Mapping[str, float], sign: str = "") -> str:
+    return f"{numbers['value']:{sign}.3f} ({numbers['low']:{sign}.3f} to {numbers['high']:{sign}.3f})"
 
 
 def table(name: str, report: Mapping[str, Any]) -> str:
     """The report as lines of text; a rate that is undefined is a dash, not a zero."""
     rows = [(str(line["step"]), line["task"], line) for line in report["steps"]]
     if len(report["tasks"]) > 1 or not rows:
-        rows += [("all", task, numbers) for task, numbers in report["tasks"].items()]
+        rows += [("all", task, row) for task, row in report["tasks"].items()]
     if len(rows) > 1:
         rows.append(("all", "all", report["all"]))
-    shown = [key for key in (*COLUMNS, *COUNTS, *RATES) if key in COLUMNS or any(key in own for *_, own in rows)]
+    shown = [key for key in (*COLUMNS, *COUNTS, *RATES) if key in COLUMNS or any(key in row for *_, row in rows)]
     lines = [["step", "task", *(TITLES.get(key, key) for key in shown)]]
-    for step, task, own in rows:
-        cells = [f"{own[key]:{'.3f' if key in RATES else 'g'}}" if key in own else "-" for key in shown]
+    for step, task, row in rows:
+        cells = [f"{row[key]:{'.3f' if key in RATES else 'g'}}" if key in row else "-" for key in shown]
         lines.append([step, task or "-", *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]

@@ -123,12 +123,12 @@ def silent_models(recipe: Recipe) -> set[str]:
 def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     """The replies of a step; `UserError` when the file has none."""
     lines = folder.rollouts
-    found = [line for line in lines if line.get("step") == step]
-    if not found:
+    replies = [line for line in lines if line.get("step") == step]
+    if not replies:
         steps = sorted({line.get("step", 0) for line in lines})
         there = f"steps {steps[0]} to {steps[-1]}" if steps else "no replies"
         raise UserError(f"'{folder.path / ROLLOUTS}' holds no replies of step {step}; it has {there}")
-    return found
+    return replies
 
 
 async def score_again(context: RolloutContext, reply: Rollout) -> None:

@@ -81,7 +81,7 @@ class Paper:
         task: str | None = None,
         out: Path | None = None,
         small: bool = False,
-        given: Sequence[str] = (),
+        overrides: Sequence[str] = (),
         verl: Sequence[str] = (),
     ) -> None:
         self.file, first = read_paper(name)
@@ -91,13 +91,13 @@ class Paper:
         self.name, self.task = name, next(iter(tasks)) if task is None else task
         whole = "-".join(filter(None, (first.replace("/", "-"), self.task, "small" if small else "")))
         self.out = out or Path("runs") / whole
-        own = self.file["small"] if small else {}
-        commands = {**own.get("stages", {}), **self.file["stages"]}
-        self._more: dict[str, list[str]] = {key: [text] for key, text in own.get("more", {}).items()}
-        self._variables = {**self.file.get("variables", {}), **own.get("variables", {})}
+        smaller = self.file["small"] if small else {}
+        commands = {**smaller.get("stages", {}), **self.file["stages"]}
+        self._more: dict[str, list[str]] = {key: [text] for key, text in smaller.get("more", {}).items()}
+        self._variables = {**self.file.get("variables", {}), **smaller.get("variables", {})}
         self._values = {"task": self.task, "here": str(FOLDER), **tasks[self.task], **self._variables}
-        self._phrases = {**self.file.get("phrases", {}), **own.get("phrases", {})}
-        for word in given:
+        self._phrases = {**self.file.get("phrases", {}), **smaller.get("phrases", {})}
+        for word in overrides:
             self._set(word, commands)
         self._values |= {stage: str(self.out / stage) for stage in commands}
         for stage in verl:
@@ -149,7 +149,7 @@ class Paper:
     def differences(self) -> list[ChangedSetting]:
         """Where the stages leave the published settings."""
         reasons: Mapping[str, str] = self.file.get("reasons", {})
-        found = []
+        changed = []
         for stage in self.stages:
             published = {key: self.fill(value) for key, value in self.file["published"].get(stage.name, {}).items()}
             recipe = stage.recipe
@@ -157,8 +157,8 @@ class Paper:
             for key, value in published.items():
                 if not _same(ours.get(key), value):
                     reason = reasons.get(f"{stage.name}.{key}", reasons.get(key, ""))
-                    found.append(ChangedSetting(stage.name, key, value, ours.get(key), reason))
-        return found
+                    changed.append(ChangedSetting(stage.name, key, value, ours.get(key), reason))
+        return changed
 
     def _settings(self, stage: PaperStage) -> dict[str, Any]:
         """What is said of a stage that trains nothing: the variables, and its options."""
@@ -175,7 +175,7 @@ class Paper:
         rows = [["", *about["columns"]]]
         for row, values in cells.items():
             beside = [*known.get(row, ()), *[None] * len(values)]
-            rows.append([row, *(_cell(own, other) for own, other in zip(values, beside, strict=False))])
+            rows.append([row, *(_cell(ours, other) for ours, other in zip(values, beside, strict=False))])
         return rows
 
 
@@ -184,12 +184,12 @@ def read_paper(name: str) -> tuple[dict[str, Any], str]:
     file = FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"unknown table '{name}'; {did_you_mean(name, list_papers())}")
-    own: dict[str, Any] = read_yaml(file, "paper")
-    parent = own.pop("extends", "")
+    paper: dict[str, Any] = read_yaml(file, "paper")
+    parent = paper.pop("extends", "")
     base, first = read_paper(parent) if parent else ({}, name)
     for section in ("tasks", "table", "notes"):  # a table of its own has nothing of the other's
-        base.pop(section, None) if section in own else None
-    merge(base, own)
+        base.pop(section, None) if section in paper else None
+    merge(base, paper)
     base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
     return base, first
 
@@ -223,12 +223,12 @@ def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[float 
     """Our numbers by row: of an evaluation, of a sweep, or the last ones that trainings have written (`runs`)."""
     if "runs" in about:
         lines = {row: RunFolder(folder.parent / stage).metrics for row, stage in about["runs"].items()}
-        return {row: [_last(own, key) for key in about["metrics"]] for row, own in lines.items()}
+        return {row: [_last(row_cells, key) for key in about["metrics"]] for row, row_cells in lines.items()}
     if (folder / TABLE).is_file():
         swept = json.loads((folder / TABLE).read_text(encoding="utf-8"))
         return {row["setting"]: [cell.get("mean") for cell in row["metrics"].values()] for row in swept["rows"]}
     cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
-    return {row: [cell.get("mean") for cell in own.values()] for row, own in cells.items()}
+    return {row: [cell.get("mean") for cell in row_cells.values()] for row, row_cells in cells.items()}
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -301,8 +301,8 @@ def print_paper(paper: Paper) -> None:
     Console(markup=False).print(shown)
     lines = [head, ["---"] * len(head), *rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    told = "\n".join(f"- {line}" for line in tell_differences(paper))
-    (paper.out / "table.md").write_text(f"{title}\n\n{text}\n\n{told}\n", encoding="utf-8")
+    differences = "\n".join(f"- {line}" for line in tell_differences(paper))
+    (paper.out / "table.md").write_text(f"{title}\n\n{text}\n\n{differences}\n", encoding="utf-8")
     print_differences(paper)
     print(f"saved in {paper.out}")
 

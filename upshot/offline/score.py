@@ -30,9 +30,9 @@ SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
 
 def run(args: argparse.Namespace) -> int:
     """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
-    given = read_rows(args.file, args.limit)
-    records = read_replies(given, futures=args.rounds > 0)
-    work = {name_row(record.row.id, row): record for record, row in zip(records, given, strict=True)}
+    rows = read_rows(args.file, args.limit)
+    records = read_replies(rows, futures=args.rounds > 0)
+    work = {name_row(record.row.id, row): record for record, row in zip(records, rows, strict=True)}
     out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)
     with open_log(out, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as log:
@@ -104,5 +104,5 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
         values = [score["value"] for score in scores if "value" in score]
         mean = f"{sum(values) / len(values):10.4f}" if values else f"{'-':>10}"
         out.append(f"{name:<24}{mean}{len(values):>8}{len(scores) - len(values):>9}")
-    out += [f"  missing {told}" for told in describe_missing(Score.from_dict(score) for score in rows[0][1])]
+    out += [f"  missing {line}" for line in describe_missing(Score.from_dict(score) for score in rows[0][1])]
     return "\n".join(out)

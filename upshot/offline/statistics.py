@@ -85,11 +85,11 @@ def _resampled(measure: Callable[[Any], Any], n: int, seed: int, level: float) -
     """The percentiles of a measure over draws of `n` places out of `n`, many at once; undefined ones are left out."""
     import numpy as np
 
-    generator, found = np.random.default_rng(seed), []
+    generator, samples = np.random.default_rng(seed), []
     step = max(1, BLOCK // n)
     for start in range(0, RESAMPLES, step):
-        found.append(measure(generator.integers(0, n, size=(min(step, RESAMPLES - start), n))))
-    low, high = np.nanquantile(np.concatenate(found), [(1 - level) / 2, 1 - (1 - level) / 2])
+        samples.append(measure(generator.integers(0, n, size=(min(step, RESAMPLES - start), n))))
+    low, high = np.nanquantile(np.concatenate(samples), [(1 - level) / 2, 1 - (1 - level) / 2])
     return float(low), float(high)
 
 
@@ -98,8 +98,8 @@ def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0, level: fl
 
     def both(right: Any, first: Any) -> Any:
         shares, wrong = [], (~right).sum(-1)
-        for own in (first, ~first):
-            good, missed = (right & own).sum(-1), (~right & own).sum(-1)
+        for members in (first, ~first):
+            good, missed = (right & members).sum(-1), (~right & members).sum(-1)
             shares.append(2 * good / (2 * good + wrong) if f1 else good / (good + missed))
         return (shares[0] + shares[1]) / 2
 
@@ -124,12 +124,12 @@ def _of_pairs(
     """
     import numpy as np
 
-    said, true = np.asarray(pairs, dtype=bool).T if pairs else (np.zeros(0, bool), np.zeros(0, bool))
+    predicted, true = np.asarray(pairs, dtype=bool).T if pairs else (np.zeros(0, bool), np.zeros(0, bool))
     if true.all() or not true.any():
         return None
     with np.errstate(invalid="ignore"):
-        low, high = _resampled(lambda at: measure(said[at], true[at]), len(true), seed, level)
-        return Estimate(float(measure(said, true)), low, high, len(true))
+        low, high = _resampled(lambda at: measure(predicted[at], true[at]), len(true), seed, level)
+        return Estimate(float(measure(predicted, true)), low, high, len(true))
 
 
 def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:

@@ -89,8 +89,8 @@ def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = 
         for seed in range(base.seed, base.seed + seeds):
             name = "-".join([*(_slug(word) for word in combination), f"seed-{seed}"])
             path = place / name
-            own = [*plain, *combination, f"seed={seed}", f"run_dir={json.dumps(str(path))}"]
-            runs.append((load_recipe(recipe, own).recipe, path))
+            overrides = [*plain, *combination, f"seed={seed}", f"run_dir={json.dumps(str(path))}"]
+            runs.append((load_recipe(recipe, overrides).recipe, path))
         settings.append(Combination(tuple(word.replace('"', "") for word in combination), tuple(runs)))
     return settings
 
@@ -151,9 +151,9 @@ def default_metrics(setting: Combination) -> list[str]:
     """The columns where none is named: what was evaluated, else the reward or the loss of the last steps."""
     recipe, path = setting.runs[0]
     folder = RunFolder(path)
-    own = BestTracker.from_lines(recipe, ()).metric
-    if any(own in line for line in folder.metrics):
-        return [own, f"best {own}"]
+    best = BestTracker.from_lines(recipe, ()).metric
+    if any(best in line for line in folder.metrics):
+        return [best, f"best {best}"]
     last = folder.steps[-1] if folder.steps else {}
     names = [name for name in last if name.startswith(("reward/mean", "loss/", "metric/"))]
     return names[:3] or ["reward/mean"]
@@ -177,16 +177,16 @@ def make_table(settings: Sequence[Combination], metrics: Sequence[str]) -> dict[
     for setting in settings:
         cells: dict[str, Any] = {}
         for metric in metrics:
-            found = [value_of(RunFolder(path), recipe, metric) for recipe, path in setting.runs]
-            values = [value for value in found if value is not None]
-            told = student(values)
-            cells[metric] = {"values": found, "missing": len(found) - len(values), **_numbers(told)}
+            measured = [value_of(RunFolder(path), recipe, metric) for recipe, path in setting.runs]
+            values = [value for value in measured if value is not None]
+            interval = student(values)
+            cells[metric] = {"values": measured, "missing": len(measured) - len(values), **_numbers(interval)}
         rows.append({"setting": setting.name, "runs": [str(path) for _, path in setting.runs], "metrics": cells})
     return {"metrics": list(metrics), "rows": rows}
 
 
-def _numbers(told: Estimate | None) -> dict[str, float]:
-    return {} if told is None else {"mean": told.mean, "low": told.low, "high": told.high}
+def _numbers(interval: Estimate | None) -> dict[str, float]:
+    return {} if interval is None else {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def print_table(table: Mapping[str, Any], last: str) -> None:

@@ -92,8 +92,8 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _numbers(found: Estimate) -> dict[str, Any]:
-    return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+def _numbers(interval: Estimate) -> dict[str, Any]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | None = None) -> list[Column]:
@@ -125,8 +125,8 @@ def make_cells(
         for model in models:
             present, absent = values[model]
             other = compare(present, values[models[0]][0], number) if model != models[0] else None
-            found = estimate([present[goal] for goal in sorted(present)], number)  # whatever order they ended in
-            out[model].append(Cell(found and found.times(scale), other and other.times(scale), absent))
+            mean = estimate([present[goal] for goal in sorted(present)], number)  # whatever order they ended in
+            out[model].append(Cell(mean and mean.times(scale), other and other.times(scale), absent))
     return out
 
 
@@ -138,8 +138,8 @@ def _macro(lines: Sequence[Line], model: str, column: Column, seed: int) -> Esti
         for line in lines
         if line["model"] == model and (score := line["scores"].get(column.metric, {})).get("value") is not None
     ]
-    found = macro(pairs, column.macro == "F1", seed)
-    return found and found.times(100.0)
+    mean = macro(pairs, column.macro == "F1", seed)
+    return mean and mean.times(100.0)
 
 
 def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str, float], dict[str, int]]:
@@ -162,8 +162,8 @@ def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str
 def missing_lines(columns: Sequence[Column], cells: Cells) -> list[str]:
     """What is missing, by model and reason; columns that miss the same conversations are not listed twice."""
     counts: Counter[tuple[str, str]] = Counter()
-    for model, own in cells.items():
-        for column, cell in zip(columns, own, strict=True):
+    for model, row in cells.items():
+        for column, cell in zip(columns, row, strict=True):
             for reason, count in cell.missing.items():
                 if column.group is None:
                     counts[model, reason] = max(counts[model, reason], count)
@@ -173,7 +173,7 @@ def missing_lines(columns: Sequence[Column], cells: Cells) -> list[str]:
 def markdown(columns: Sequence[Column], cells: Cells) -> str:
     """The table as Markdown."""
     head = ["", *(column.title for column in columns)]
-    lines = [head, ["---"] * len(head), *([model, *(cell.text for cell in own)] for model, own in cells.items())]
+    lines = [head, ["---"] * len(head), *([model, *(cell.text for cell in row)] for model, row in cells.items())]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     missing = "".join(f"- missing: {line}\n" for line in missing_lines(columns, cells))
     return f"{table}\n\n{NOTE}\n" + (f"\n{missing}" if missing else "")
@@ -186,8 +186,8 @@ def print_table(title: str, columns: Sequence[Column], cells: Cells, last: str =
 
     console = Console(markup=False)
     table = Table("", *(column.title for column in columns), title=title, title_justify="left")
-    for model, own in cells.items():
-        table.add_row(model, *(cell.text for cell in own))
+    for model, row in cells.items():
+        table.add_row(model, *(cell.text for cell in row))
     console.print(table)
     console.print(NOTE, style="dim")
     for line in missing_lines(columns, cells):
@@ -201,10 +201,10 @@ def table_to_dict(title: str, columns: Sequence[Column], cells: Cells) -> dict[s
     return {
         "title": title,
         "columns": ["", *titles],
-        "rows": [[model, *(cell.text for cell in own)] for model, own in cells.items()],
+        "rows": [[model, *(cell.text for cell in row)] for model, row in cells.items()],
         "note": NOTE,
         "cells": {
-            model: {title: cell.to_dict() for title, cell in zip(titles, own, strict=True)}
-            for model, own in cells.items()
+            model: {title: cell.to_dict() for title, cell in zip(titles, row, strict=True)}
+            for model, row in cells.items()
         },
     }

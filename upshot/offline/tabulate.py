@@ -76,7 +76,7 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
     else:
         above = f"{caveat}\n" if caveat else ""
         print_table(title, columns, cells, f"{above}saved in {out}; read the transcripts with: upshot view {out}")
-    return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
+    return 0 if all(row[0].estimate is not None for row in cells.values()) else 1
 
 
 def played_before(evaluation: Tabulated, rollouts: Sequence[Line]) -> list[Line]:

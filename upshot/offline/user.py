@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     with open_log(out, settings) as log, Journal(out, keep=lambda line: "missing" not in line) as results:
         lines = {line["transcript"]: line for line in results.lines}
         asyncio.run(_ask_all(Job("transcripts", args, log, results), transcripts, lines))
-    found = [lines[number] for number in range(len(transcripts))]
-    report = make_report([line for line in found if "missing" not in line], args.seed)
-    failed = [Score.from_dict(line) for line in found if "missing" in line]
+    played = [lines[number] for number in range(len(transcripts))]
+    report = make_report([line for line in played if "missing" not in line], args.seed)
+    failed = [Score.from_dict(line) for line in played if "missing" in line]
     report |= {"missing": len(failed)}
     if args.json:
         print(json.dumps({**report, "file": str(out)}))
@@ -49,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
 
 def read_transcripts(file: str, limit: int | None) -> list[Transcript]:
     """The conversations of a file; what is none is named before any model is asked."""
-    found = []
+    transcripts = []
     for number, record in enumerate(read_rows(file, limit), 1):
         try:
-            found.append(transcript_of(record))
+            transcripts.append(transcript_of(record))
         except BadRow as why:
             raise UserError(f"{file}, row {number}: {why}; a row is a conversation with role and content") from why
-    return found
+    return transcripts
 
 
 async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int, dict[str, Any]]) -> None:
@@ -87,20 +87,20 @@ async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int,
 async def compare_turns(user: Participant, transcript: Transcript, number: int, seed: int) -> dict[str, Any]:
     """What the real user and the simulated one said in each of its turns; None: it left."""
     turns, persona = [], ""
-    said = transcript.messages
-    places = [at for at, message in enumerate(said) if message.role == "user" and (at or transcript.told)]
-    for at in [*places, *([len(said)] if said[-1].role == "assistant" else [])]:
+    messages = transcript.messages
+    places = [at for at, message in enumerate(messages) if message.role == "user" and (at or transcript.told)]
+    for at in [*places, *([len(messages)] if messages[-1].role == "assistant" else [])]:
         meta = {"persona": transcript.persona} if transcript.persona else {}
-        row = Row(f"transcript {number}", said[:1] if at else (), transcript.goal, None, "", meta)
-        before = tuple(Turn(message) for message in said[:at])
+        row = Row(f"transcript {number}", messages[:1] if at else (), transcript.goal, None, "", meta)
+        before = tuple(Turn(message) for message in messages[:at])
         conversation = Conversation(row, derive_seed(seed, "eval user", number, at), turns=before)
         # What a scripted user has said so far: its place among its lines, the first of which may be the opening.
-        own = before if transcript.told else before[1:]
-        conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in own)}
+        spoken_before = before if transcript.told else before[1:]
+        conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in spoken_before)}
         heard = await limit_call(user, user.observe, conversation)
         spoken = " ".join(message.content for message in heard.messages)
         persona = str(heard.note.get("persona") or persona)
-        real = said[at].content if at < len(said) else None
-        context = said[at - 1].content if at else ""
+        real = messages[at].content if at < len(messages) else None
+        context = messages[at - 1].content if at else ""
         turns.append({"real": real, "said": spoken, "left": heard.done, "heard": context})
-    return {"turns": turns, "goal": transcript.goal, "opening": said[0].content, "persona": persona}
+    return {"turns": turns, "goal": transcript.goal, "opening": messages[0].content, "persona": persona}

@@ -31,12 +31,12 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
     spoken = [[turn for turn in line["turns"] if turn["real"] is not None and turn["said"]] for line in lines]
     for name in MEASURES:
         sides = {who: _by_transcript(lines, spoken, side, name) for who, side in SIDES.items()}
-        out[name] = {who: _told(estimate(list(own.values()), seed)) for who, own in sides.items()}
+        out[name] = {who: _told(estimate(list(of_line.values()), seed)) for who, of_line in sides.items()}
         difference = compare(sides["user"], sides["real"], seed)
         if difference is not None:
             out[name]["difference"] = difference.to_dict()
     out["leaving"] = _leaving(lines)
-    turns = [(line, turn) for line, own in zip(lines, spoken, strict=True) for turn in own]
+    turns = [(line, turn) for line, of_line in zip(lines, spoken, strict=True) for turn in of_line]
     if turns:
         flips = sum(is_role_flip(turn["said"], turn["heard"]) for _, turn in turns)
         copies = sum(copied_share(line["goal"], turn["said"]) >= 0.5 for line, turn in turns)
@@ -51,8 +51,8 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
 
 def _of_persona(lines: Sequence[Any], spoken: Sequence[Any], persona: str, seed: int) -> dict[str, Any]:
     """The measures of the simulated user's turns under one persona."""
-    own = [(line, turns) for line, turns in zip(lines, spoken, strict=True) if line["persona"] == persona]
-    some, theirs = [line for line, _ in own], [turns for _, turns in own]
+    chosen = [(line, turns) for line, turns in zip(lines, spoken, strict=True) if line["persona"] == persona]
+    some, theirs = [line for line, _ in chosen], [turns for _, turns in chosen]
     return {name: _told(estimate(list(_by_transcript(some, theirs, "said", name).values()), seed)) for name in MEASURES}
 
 
@@ -76,11 +76,11 @@ def _by_transcript(
 
 def measure(text: str, before: set[str]) -> dict[str, float]:
     """One message: its length, whether it asks, and how many words it says that nobody had said."""
-    own = words(text)
+    spoken = words(text)
     return {
-        "words": float(len(own)),
+        "words": float(len(spoken)),
         "initiative": float("?" in text),
-        "information": float(len({word for word in own if len(word) > 3 or word.isdigit()} - before)),
+        "information": float(len({word for word in spoken if len(word) > 3 or word.isdigit()} - before)),
         "lower": float(text[:1].islower()),
     }
 
@@ -98,27 +98,29 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
 
     0.5: it cannot tell. Logistic regression on words, pairs of letters and length, in five folds of transcripts.
     """
-    own = [turns for turns in spoken if turns]
-    if len(own) < 2:
+    played = [turns for turns in spoken if turns]
+    if len(played) < 2:
         return []
-    order = random.Random(seed).sample(range(len(own)), len(own))
-    folds = [order[start :: min(FOLDS, len(own))] for start in range(min(FOLDS, len(own)))]
-    out = [0.0] * len(own)
+    order = random.Random(seed).sample(range(len(played)), len(played))
+    folds = [order[start :: min(FOLDS, len(played))] for start in range(min(FOLDS, len(played)))]
+    out = [0.0] * len(played)
     for fold in folds:
-        seen = [turn for number, turns in enumerate(own) if number not in fold for turn in turns]
+        seen = [turn for number, turns in enumerate(played) if number not in fold for turn in turns]
         weights = _fit([(turn["real"], 1.0) for turn in seen] + [(turn["said"], 0.0) for turn in seen])
         for number in fold:
             # The two are a pair: which of them looks more real? Ties are a coin's.
-            gaps = [_logit(weights, turn["real"]) - _logit(weights, turn["said"]) for turn in own[number]]
+            gaps = [_logit(weights, turn["real"]) - _logit(weights, turn["said"]) for turn in played[number]]
             out[number] = fmean(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps)
     return out
 
 
 def _features(text: str) -> Counter[str]:
-    own = words(text)
-    found = Counter({f"w {word}": 1.0 for word in own})
-    found.update({f"c {text[at : at + 2]}": 1.0 for at in range(min(len(text), 200) - 1)})
-    return found + Counter({f"n {min(len(own) // 4, 10)}": 1.0, f"e {text.strip()[-1:]}": 1.0, f"b {text[:1]}": 1.0})
+    tokens = words(text)
+    features = Counter({f"w {word}": 1.0 for word in tokens})
+    features.update({f"c {text[at : at + 2]}": 1.0 for at in range(min(len(text), 200) - 1)})
+    return features + Counter(
+        {f"n {min(len(tokens) // 4, 10)}": 1.0, f"e {text.strip()[-1:]}": 1.0, f"b {text[:1]}": 1.0}
+    )
 
 
 def _fit(examples: Sequence[tuple[str, float]], rounds: int = 60, rate: float = 0.5) -> dict[str, float]:
@@ -126,11 +128,11 @@ def _fit(examples: Sequence[tuple[str, float]], rounds: int = 60, rate: float = 
     import numpy as np
 
     counted = [(_features(text), label) for text, label in examples]
-    often = Counter(name for found, _ in counted for name in found)
+    often = Counter(name for features, _ in counted for name in features)
     names = {name: place for place, (name, count) in enumerate(often.most_common(2000)) if count > 1}
     data = np.zeros((len(counted), len(names)))
-    for row, (found, _) in enumerate(counted):
-        for name in found.keys() & names.keys():
+    for row, (features, _) in enumerate(counted):
+        for name in features.keys() & names.keys():
             data[row, names[name]] = 1.0
     data /= np.maximum(np.sqrt(data.sum(1, keepdims=True)), 1.0)
     labels, weights = np.array([label for _, label in counted]), np.zeros(len(names))
@@ -141,32 +143,32 @@ def _fit(examples: Sequence[tuple[str, float]], rounds: int = 60, rate: float = 
 
 
 def _logit(weights: Mapping[str, float], text: str) -> float:
-    found = _features(text)
-    return sum(weights.get(name, 0.0) for name in sorted(found)) / max(len(found), 1) ** 0.5
+    features = _features(text)
+    return sum(weights.get(name, 0.0) for name in sorted(features)) / max(len(features), 1) ** 0.5
 
 
-def _told(found: Estimate | None) -> dict[str, float]:
-    return {} if found is None else found.to_dict()
+def _told(interval: Estimate | None) -> dict[str, float]:
+    return {} if interval is None else interval.to_dict()
 
 
 def tell_report(file: str, report: Mapping[str, Any]) -> list[str]:
     """The report as lines of text."""
     out = [f"a simulated user beside the people of '{file}': {report['transcripts']} transcripts (95 % intervals)"]
     for name, title in MEASURES.items():
-        own = report[name]
-        if own["real"]:
-            by = own["difference"]
-            told = f"{_spread(own['user'])} against {_spread(own['real'])}: {_spread(by, '+')}, p = {by['p']:.2g}"
-            out.append(f"  {title:<34}{told}")
+        row = report[name]
+        if row["real"]:
+            by = row["difference"]
+            text = f"{_spread(row['user'])} against {_spread(row['real'])}: {_spread(by, '+')}, p = {by['p']:.2g}"
+            out.append(f"  {title:<34}{text}")
     titles = {"where_they_left": "leaves where they left", "too_early": "leaves where they went on"}
     rows = [(title, report["leaving"][key]) for key, title in titles.items()]
     rows += [("talks like the assistant", report.get("role_flips")), ("pastes its goal", report.get("goal_pasted"))]
     rows += [("told apart by a classifier (0.5: not)", report["told_apart"])]
-    out += [f"  {title:<38}{_spread(found)}" for title, found in rows if found]
-    for persona, own in report.get("personas", {}).items():
-        out.append(f"  as '{persona}': " + ", ".join(f"{MEASURES[key]} {_spread(own[key])}" for key in MEASURES))
+    out += [f"  {title:<38}{_spread(interval)}" for title, interval in rows if interval]
+    for persona, row in report.get("personas", {}).items():
+        out.append(f"  as '{persona}': " + ", ".join(f"{MEASURES[key]} {_spread(row[key])}" for key in MEASURES))
     return out
 
 
-def _spread(found: Mapping[str, float], sign: str = "") -> str:
-    return f"{found['value']:{sign}.2f} ({found['low']:{sign}.2f} to {found['high']:{sign}.2f})"
+def _spread(interval: Mapping[str, float], sign: str = "") -> str:
+    return f"{interval['value']:{sign}.2f} ({interval['low']:{sign}.2f} to {interval['high']:{sign}.2f})"

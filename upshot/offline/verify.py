@@ -56,7 +56,7 @@ class VerifySettings:
     @classmethod
     def of(cls, args: argparse.Namespace) -> VerifySettings:
         """As the options of a verb say, which need not have all of them."""
-        return cls(**{own.name: getattr(args, own.name) for own in fields(cls) if hasattr(args, own.name)})
+        return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,9 +169,9 @@ def verifier_of(name: str) -> str:
     from upshot.tasks.base import tasks
 
     if name in tasks:
-        own = getattr(tasks.get(name), "verifier", "")
-        if own:
-            return str(own)
+        verifier = getattr(tasks.get(name), "verifier", "")
+        if verifier:
+            return str(verifier)
         raise UserError(f"task '{name}' has no verifier that works on a file of responses")
     known = sorted({*verifiers.names(), *tasks.names()})
     raise UserError(f"unknown task or verifier '{name}'; {did_you_mean(name, known)}")

@@ -41,16 +41,16 @@ class BudgetBook:
 
     def report(self, worker: str, spent: Mapping[str, float], last: bool = False) -> tuple[dict[str, float], bool]:
         """Hear what a worker has spent in its life; what all others have, and whether the run is over."""
-        own = self._own(worker)
+        spent_by_worker = self._own(worker)
         known = SPENT if self.max_calls is None else SPENT[1:]  # calls that are asked for were counted then
-        own |= {what: spent[what] for what in known}
+        spent_by_worker |= {what: spent[what] for what in known}
         (self.open.discard if last else self.open.add)(worker)
         total = self.spent()
-        return {what: total[what] - own[what] for what in SPENT}, self.closing
+        return {what: total[what] - spent_by_worker[what] for what in SPENT}, self.closing
 
     def spent(self) -> dict[str, float]:
         """What all have spent, as far as they have said; of workers that are gone, too."""
-        return {what: sum(own[what] for own in self._spent.values()) for what in SPENT}
+        return {what: sum(spent[what] for spent in self._spent.values()) for what in SPENT}
 
     def _own(self, worker: str) -> dict[str, float]:
         return self._spent.setdefault(worker, dict.fromkeys(SPENT, 0.0))
@@ -128,8 +128,8 @@ class WorkerBudget:
 
 def describe_loss(error: BaseException) -> str:
     """What is said when the book cannot be reached."""
-    told = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         "the actor that keeps the budget for all workers of this run is gone "
-        f"({type(error).__name__}: {told}); no further call can be sent: resume the run"
+        f"({type(error).__name__}: {message}); no further call can be sent: resume the run"
     )

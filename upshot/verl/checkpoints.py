@@ -45,8 +45,8 @@ def newest_step(folder: RunFolder) -> int:
 
 def saved_steps(folder: RunFolder) -> list[int]:
     """The steps of the whole checkpoints, oldest first."""
-    found = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
-    steps = sorted(int(match[1]) for match in found if match)
+    matches = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
+    steps = sorted(int(match[1]) for match in matches if match)
     # Of those beyond train.save.keep verl removes the shards and leaves the folder.
     return [step for step in steps if step <= newest_step(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
 
@@ -153,8 +153,8 @@ def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequ
     if recipe != folder.recipe:
         folder.write_recipe(recipe)
     models = with_addresses(recipe.serve, recipe.models, from_elsewhere=is_joined(plan.value))
-    told = recipe.model_copy(update={"models": models, "serve": None})
-    write_atomic(folder.path / WORKERS, dump_recipe(with_whole_paths(told)).encode())
+    worker_recipe = recipe.model_copy(update={"models": models, "serve": None})
+    write_atomic(folder.path / WORKERS, dump_recipe(with_whole_paths(worker_recipe)).encode())
     write_json(folder.path / WORDS, list(theirs))
     write_atomic(folder.path / MARK, f"{plan.page()}\n".encode())
 

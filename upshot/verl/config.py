@@ -62,20 +62,20 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if method_of(recipe.train.method).value_head else []
     steps, refused = _steps(recipe, place)
-    own = {setting.key: setting for setting in map(parse_override, more)}
-    refuse_ours(own.values(), settings)
-    if (given := own.get(f"{MODEL}.external_lib")) is not None:
-        theirs = given.value if isinstance(given.value, list) else [given.value]
-        own[given.key] = replace(given, value=list(dict.fromkeys([LIBRARY, *theirs])))
-    kept = {setting.key: setting for setting in [*settings, *steps, *_attention(recipe)]} | own
+    overrides = {setting.key: setting for setting in map(parse_override, more)}
+    refuse_ours(overrides.values(), settings)
+    if (libraries := overrides.get(f"{MODEL}.external_lib")) is not None:
+        theirs = libraries.value if isinstance(libraries.value, list) else [libraries.value]
+        overrides[libraries.key] = replace(libraries, value=list(dict.fromkeys([LIBRARY, *theirs])))
+    kept = {setting.key: setting for setting in [*settings, *steps, *_attention(recipe)]} | overrides
     sampler, unknown = _truncation(recipe, str(kept[f"{ROLLOUT}.name"].value))
     kept |= {setting.key: setting for setting in sampler}
     if kept[f"{ROLLOUT}.name"].value == BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
-    engine = str(own["model_engine"].value) if "model_engine" in own else "dp"
+    engine = str(overrides["model_engine"].value) if "model_engine" in overrides else "dp"
     if engine != "dp":
-        kept = {key: setting for key, setting in kept.items() if key in own or not _is_of_fsdp(key)}
+        kept = {key: setting for key, setting in kept.items() if key in overrides or not _is_of_fsdp(key)}
         unknown = [*unknown, *_other_engine(recipe, engine)]
     return VerlPlan(
         tuple(kept.values()),
@@ -104,20 +104,20 @@ def _backend() -> VerlSetting:
     return VerlSetting(f"{ROLLOUT}.name", name, why)
 
 
-def refuse_ours(given: Iterable[VerlSetting], settings: Sequence[VerlSetting]) -> None:
+def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting]) -> None:
     """Refuse words of the command line for what the recipe says, or what a run is made of: it would be another run."""
     ours = {setting.key: setting for setting in settings}
     table = {line.theirs: f"set {' or '.join(line.ours)} of the recipe" for line in CARRIED}
     fixed = {key: why or "it is fixed" for key, (_, why) in FIXED.items()}
     known = REFUSED | fixed | table
-    told = []
-    for setting in given:
-        found = [key for key in known if is_under(setting.key, key)]
+    refused = []
+    for setting in overrides:
+        prefixes = [key for key in known if is_under(setting.key, key)]
         same = setting.key in ours and ours[setting.key].value == setting.value
-        if found and not same:
-            told.append(f"{setting.key} is not the command line's: {known[max(found, key=len)]}")
-    if told:
-        raise UserError("; ".join(told))
+        if prefixes and not same:
+            refused.append(f"{setting.key} is not the command line's: {known[max(prefixes, key=len)]}")
+    if refused:
+        raise UserError("; ".join(refused))
 
 
 def _attention(recipe: Recipe) -> list[VerlSetting]:
@@ -160,12 +160,12 @@ def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     room = None if context is None or place.prompt_tokens is None else context - 1
     one = recipe.episode.max_turns == 1 and not credit_rule(recipe.credit).trains_futures
     reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
-    told = "model.max_context" if recipe.model.max_context else "the model's configuration"
+    source = "model.max_context" if recipe.model.max_context else "the model's configuration"
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
     return [
         VerlSetting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
-        VerlSetting("data.max_response_length", reply, "episode.max_tokens" if one else f"{told} (several turns)"),
-        VerlSetting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{told}; futures need room, too"),
+        VerlSetting("data.max_response_length", reply, "episode.max_tokens" if one else f"{source} (several turns)"),
+        VerlSetting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{source}; futures need room, too"),
         VerlSetting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
     ]
 
@@ -194,7 +194,7 @@ def _precision(recipe: Recipe) -> list[VerlSetting]:
 
 def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting]:
     """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
-    own = [
+    critic = [
         VerlSetting(f"{CRITIC}.enable", True, "train.method"),
         VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
         VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip.high, "train.clip.high"),
@@ -202,8 +202,8 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
             if is_under(setting.key, ours):
-                own.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
-    return own
+                critic.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
+    return critic
 
 
 AS_POLICY = {
@@ -281,7 +281,7 @@ def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
         if model.startswith("policy@"):
             way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
             yield MissingKey(key, model, f"verl's servers have the newest weights alone{way}", True)
-    own = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
-    if own and recipe.futures.options.get("measure", "sampled") != "sampled":
-        why = f"verl's servers do not tell how likely given ids are, and classmate '{own[0]}' is the policy"
+    itself = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
+    if itself and recipe.futures.options.get("measure", "sampled") != "sampled":
+        why = f"verl's servers do not tell how likely given ids are, and classmate '{itself[0]}' is the policy"
         yield MissingKey("futures.measure", recipe.futures.options["measure"], why, True)

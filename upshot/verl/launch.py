@@ -140,5 +140,5 @@ def command(plan: VerlPlan) -> list[str]:
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
     """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {RECIPE: str(folder.resolve() / WORKERS)}
-    return {**WAITS, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+    variables = {RECIPE: str(folder.resolve() / WORKERS)}
+    return {**WAITS, **os.environ, **variables, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,11 +49,11 @@ def write_merged(shards: Path, to: Path, base: str) -> None:
 
 def world_size(shards: Path) -> int:
     """How many ranks a folder of shards was saved by."""
-    found = [match for path in shards.glob("model_world_size_*.pt") if (match := SHARD.fullmatch(path.name))]
-    if not found:
+    matches = [match for path in shards.glob("model_world_size_*.pt") if (match := SHARD.fullmatch(path.name))]
+    if not matches:
         raise UserError(f"'{shards}' holds no shards of FSDP (model_world_size_N_rank_M.pt)")
-    size = int(found[0][1])
-    missing = set(range(size)) - {int(match[2]) for match in found}
+    size = int(matches[0][1])
+    missing = set(range(size)) - {int(match[2]) for match in matches}
     if missing:
         raise UserError(
             f"'{shards}' lacks the shards of ranks {sorted(missing)}: every node must save to the same storage"
@@ -110,20 +109,20 @@ def _join(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any
 
 def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
     """All weights, in files of a bounded size, and a config.json that says their type."""
+    import torch
+    from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
     config = json.loads((to / "config.json").read_text())
     names = _list_untied(ranks, config)
-    files = _files({name: ranks[0][name] for name in names})
-    index: dict[str, str] = {}
-    for number, own in enumerate(files, 1):
-        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {name: join_parts(name, [rank[name] for rank in ranks]).clone() for name in own}
+    shapes = {name: torch.empty(ranks[0][name].shape, dtype=ranks[0][name].dtype, device="meta") for name in names}
+    files = split_torch_state_dict_into_shards(shapes, max_shard_size=FILE_BYTES)
+    for file, names_in_file in files.filename_to_tensors.items():
+        tensors = {name: join_parts(name, [rank[name] for rank in ranks]).clone() for name in names_in_file}
         save_file(tensors, to / file, {"format": "pt"})
-        index |= dict.fromkeys(own, file)
-    if len(files) > 1:
-        total = sum(map(_bytes, (ranks[0][name] for name in names)))
-        write_json(to / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
+        write_json(to / "model.safetensors.index.json", index)
     kinds = [ranks[0][name].dtype for name in names if ranks[0][name].is_floating_point()]
     config["dtype"] = str(max(set(kinds), key=kinds.count)).removeprefix("torch.")
     config.pop("torch_dtype", None)
@@ -145,36 +144,19 @@ def _list_untied(ranks: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> 
     return names
 
 
-def _files(weights: Mapping[str, Any]) -> list[list[str]]:
-    """Names of weights by file, none larger than `FILE_BYTES` unless a single weight is."""
-    files: list[list[str]] = []
-    room = 0
-    for name, weight in weights.items():
-        if not files or _bytes(weight) > room:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(name)
-        room -= _bytes(weight)
-    return files
-
-
-def _bytes(weight: Any) -> int:
-    return math.prod(weight.shape) * weight.dtype.itemsize
-
-
 def _write_adapter(shards: Path, ranks: Sequence[Mapping[str, Any]], to: Path, base: str) -> None:
     """The adapters alone, as peft reads them."""
     from safetensors.torch import save_file
 
-    told = json.loads((shards / "lora_train_meta.json").read_text())
-    found = {name: match for name in ranks[0] if (match := LORA.match(name))}
+    lora = json.loads((shards / "lora_train_meta.json").read_text())
+    adapters = {name: match for name in ranks[0] if (match := LORA.match(name))}
     tensors = {
-        m[1] + (m[2] or ""): join_parts(name, [rank[name] for rank in ranks]).clone() for name, m in found.items()
+        m[1] + (m[2] or ""): join_parts(name, [rank[name] for rank in ranks]).clone() for name, m in adapters.items()
     }
-    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
+    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters})
     (to / "config.json").unlink(missing_ok=True)  # of the base, which is not here
     save_file(tensors, to / "adapter_model.safetensors", {"format": "pt"})
-    config = {"peft_type": "LORA", "r": told["r"], "lora_alpha": told["lora_alpha"], "task_type": told["task_type"]}
+    config = {"peft_type": "LORA", "r": lora["r"], "lora_alpha": lora["lora_alpha"], "task_type": lora["task_type"]}
     config |= {"target_modules": targets, "base_model_name_or_path": base, "bias": "none", "lora_dropout": 0.0}
     write_json(to / "adapter_config.json", config | {"inference_mode": True})
 

@@ -18,11 +18,11 @@ OWN = ("name", "run_dir")
 
 def make_absolute(recipe: Recipe) -> Recipe:
     """The recipe with every relative path as an absolute one, and names of models as the folders behind them."""
-    found = with_whole_paths(recipe)
-    local = {role: spec for role, spec in found.models.items() if spec.kind == "local"}
+    absolute = with_whole_paths(recipe)
+    local = {role: spec for role, spec in absolute.models.items() if spec.kind == "local"}
     models = {role: spec.model_copy(update={"model": _find_folder(spec.model)}) for role, spec in local.items()}
-    model = found.model.model_copy(update={"path": _find_folder(found.model.path).removeprefix("local:")})
-    return found.model_copy(update={"model": model, "models": {**found.models, **models}})
+    model = absolute.model.model_copy(update={"path": _find_folder(absolute.model.path).removeprefix("local:")})
+    return absolute.model_copy(update={"model": model, "models": {**absolute.models, **models}})
 
 
 def list_paths(recipe: Recipe) -> list[tuple[str, str]]:

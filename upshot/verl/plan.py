@@ -84,14 +84,14 @@ class VerlPlan:
     def check(self) -> None:
         """Refuse a recipe that would be another one on verl."""
         first = {m.reason: m for m in reversed(self.missing) if m.blocks}
-        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
-        if told:
-            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+        problems = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
+        if problems:
+            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(problems)}")
 
     def notes(self) -> list[str]:
         """What is another thing on verl and does not refuse a run: worth a line before it starts."""
-        told = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
-        return [f"{m.key}={_short(m.value)}: {m.reason}" for m in told]
+        noted = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
+        return [f"{m.key}={_short(m.value)}: {m.reason}" for m in noted]
 
     def value(self, key: str, otherwise: Any = None) -> Any:
         """The value of one of verl's keys; `otherwise` where nothing sets it here."""
@@ -152,9 +152,9 @@ def find_uncarried(recipe: Recipe) -> list[MissingKey]:
     usual = dict(flatten_recipe(Recipe(task=recipe.task)))
     out = []
     for key, value in flatten_recipe(recipe):
-        found = uncarried_entry(key)
-        if found is not None:
-            out.append(MissingKey(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
+        entry = uncarried_entry(key)
+        if entry is not None:
+            out.append(MissingKey(key, value, LEFT[entry].reason, LEFT[entry].blocks and value != usual.get(key)))
     return out
 
 

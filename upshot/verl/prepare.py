@@ -27,10 +27,10 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     worker = RolloutWorker(recipe, load_tokenizer(recipe.model.path), context)
     task, held_out, rule = worker.rows.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
-    rows = {split: filter_rows(own, worker.lengths, rule) for split, own in rows.items()}
+    rows = {split: filter_rows(split_rows, worker.lengths, rule) for split, split_rows in rows.items()}
     write_rows(folder / "data" / "train.json", rows["train"], "train")
     write_rows(folder / "data" / "validation.json", rows[held_out], held_out)
-    longest = longest_prompt(worker, [row for own in rows.values() for row in own])
+    longest = longest_prompt(worker, [row for split_rows in rows.values() for row in split_rows])
     return ClusterPlace(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
 
 
@@ -47,8 +47,8 @@ def context_of(recipe: Recipe) -> int:
 
     if recipe.model.max_context:
         return recipe.model.max_context
-    found = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
-    return int(found.max_position_embeddings)
+    config = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
+    return int(config.max_position_embeddings)
 
 
 def needs_start(recipe: Recipe) -> bool:
@@ -63,15 +63,15 @@ def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print,
     """
     if not needs_start(recipe):
         return recipe
-    own = start_recipe(recipe, folder)
-    place = RunFolder(Path(own.run_dir))
-    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe == own) else None
+    first = start_recipe(recipe, folder)
+    place = RunFolder(Path(first.run_dir))
+    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe == first) else None
     if made is None or made.phase == WARM_START:
         from upshot.run.run import train
 
         shutil.rmtree(place.path, ignore_errors=True)
         say(f"making the model that verl begins with, in {place.path}")
-        made = train(own).latest()
+        made = train(first).latest()
     assert made is not None
     model = recipe.model.model_copy(update={"path": str(made.path.resolve())})
     return recipe.model_copy(update={"warm_start": None, "model": model})

@@ -126,9 +126,9 @@ def sweep(since: float) -> list[str]:
     vLLM's processes leave theirs when they are killed. Segments of others that run beside us are held by them.
     """
     named = [path for path in SHM.glob("*") if path.name.startswith(SEGMENTS)] if SHM.is_dir() else []
-    found = [path for path in named if path.is_file()]
+    segments = [path for path in named if path.is_file()]
     stale = []
-    for path in found:
+    for path in segments:
         with contextlib.suppress(OSError):
             stat = path.stat()
             if stat.st_uid == os.getuid() and stat.st_ctime >= since and stat.st_mtime < time.time() - 1:

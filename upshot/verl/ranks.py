@@ -13,13 +13,13 @@ RANKS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 
 def torchrun_command(words: Sequence[str], theirs: Sequence[str]) -> list[str]:
     """The program that trains; `words` are of `upshot train`, `theirs` verl's keys, of which the ranks alone count."""
-    given = {setting.key: setting.value for setting in map(parse_override, theirs)}
-    if other := [key for key in given if key not in RANKS]:
+    settings = {setting.key: setting.value for setting in map(parse_override, theirs)}
+    if other := [key for key in settings if key not in RANKS]:
         raise UserError(f"{other[0]} is verl's, and this method is trained by torchrun without it; leave it out")
-    if given.get("trainer.nnodes", 1) != 1:
+    if settings.get("trainer.nnodes", 1) != 1:
         raise UserError(
             "several nodes without Ray: start torchrun on each by hand, with -m upshot train and the same words"
         )
-    ranks = int(given.get("trainer.n_gpus_per_node", 1))
+    ranks = int(settings.get("trainer.n_gpus_per_node", 1))
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*program, "-m", "upshot.cli", "train", *words]

@@ -115,10 +115,10 @@ OWN = "upshot/"
 """Before those that our trainer works out itself, from the replies, as local mode does."""
 
 
-def rename_metrics(told: Mapping[str, Any]) -> dict[str, float]:
+def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step of verl's; what is no finite number is left out."""
     out: dict[str, float] = {}
-    for name, value in told.items():
+    for name, value in metrics.items():
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -146,10 +146,10 @@ class RunEcho:
         self._log = LogTail(folder.path / METRICS)
         self._read(silent=True)
 
-    def follow(self, said: str = "") -> None:
+    def follow(self, log_line: str = "") -> None:
         """Tell the steps since the last call; `said`: a line of verl's, told where it is our watchdog's."""
-        if MARK in said:
-            self.reporter.say(said[said.index(MARK) :])
+        if MARK in log_line:
+            self.reporter.say(log_line[log_line.index(MARK) :])
         self._read(silent=False)
 
     def _read(self, silent: bool) -> None:

@@ -36,8 +36,8 @@ def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
 
 def digest_of(row: Row) -> str:
     """By what it begins with: a worker whose files are others than the driver's is found out."""
-    said = json.dumps([(message.role, message.content) for message in row.messages])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    opening = json.dumps([(message.role, message.content) for message in row.messages])
+    return hashlib.sha256(opening.encode()).hexdigest()[:16]
 
 
 def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
@@ -52,13 +52,13 @@ def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
 
 def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
     """Rows by their id, which must be their own."""
-    found: dict[str, Row] = {}
+    rows_by_id: dict[str, Row] = {}
     for row in rows:
-        if found.setdefault(row.id, row) is not row:
+        if rows_by_id.setdefault(row.id, row) is not row:
             raise UserError(
                 f"two rows of the split '{split}' are called '{row.id}'; verl's workers find a row by its id"
             )
-    return found
+    return rows_by_id
 
 
 class RowIndex:

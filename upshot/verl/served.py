@@ -57,9 +57,9 @@ class ConversationLink:
     extra: dict[str, Any] = field(default_factory=dict)
     """What the servers said beside the trained tokens: which weights sampled them."""
 
-    def note(self, said: Mapping[str, Any]) -> None:
+    def note(self, fields: Mapping[str, Any]) -> None:
         """Keep what a server said; of the first and last weights the outermost."""
-        for name, value in said.items():
+        for name, value in fields.items():
             known = self.extra.get(name)
             if known is not None and value is not None and name.startswith(("min_", "max_")):
                 value = min(known, value) if name.startswith("min_") else max(known, value)
@@ -116,9 +116,9 @@ class ServedModel(Model):
         if not ids or answer.stop_reason in FAILED:
             raise ModelCallError("aborted", f"a server gave {len(ids)} ids (stop reason '{answer.stop_reason}')")
         if answer.log_probs is None or len(answer.log_probs) != len(ids):
-            told = "none" if answer.log_probs is None else len(answer.log_probs)
+            count = "none" if answer.log_probs is None else len(answer.log_probs)
             raise UserError(
-                f"a server gave {len(ids)} ids and {told} log-probabilities; "
+                f"a server gave {len(ids)} ids and {count} log-probabilities; "
                 "set actor_rollout_ref.rollout.calculate_log_probs=True"
             )
         ids, text, stopped = self._until(ids, request.sampling.stop)
@@ -139,10 +139,10 @@ class ServedModel(Model):
         The servers sample on to the end of the turn or the limit: what they share is ids alone.
         """
         text = self.renderer.decode(ids)
-        found = [at for at in map(text.find, stops) if at >= 0]
-        if not found:
+        places = [at for at in map(text.find, stops) if at >= 0]
+        if not places:
             return ids, text, False
-        at = min(found)
+        at = min(places)
         need = min(at + len(stop) for stop in stops if text.startswith(stop, at))
         few, enough = 0, len(ids)
         while few + 1 < enough:  # the fewest ids that spell it

@@ -68,12 +68,12 @@ def _round_up(count: int, parts: int) -> int:
 def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
     """Something of the adapters; `otherwise` where there are none."""
 
-    def make(own: Any) -> Any:
-        if own is None:
+    def make(adapter: Any) -> Any:
+        if adapter is None:
             return otherwise
-        if own.kind != "lora":
-            raise NoCounterpart(f"verl has no adapters of kind '{own.kind}'")
-        return read(own)
+        if adapter.kind != "lora":
+            raise NoCounterpart(f"verl has no adapters of kind '{adapter.kind}'")
+        return read(adapter)
 
     return make
 
@@ -264,9 +264,8 @@ LEFT: dict[str, UnmappedKey] = {
     "model.exact": UnmappedKey("bitwise agreement is of local mode alone", True),
     "train.data": UnmappedKey("for sft and dpo", True),
     "train.loss": UnmappedKey("options of a loss are of local mode alone", True),
-    "train.dpo.beta": UnmappedKey("of dpo"),
-    "train.dpo.loss": UnmappedKey("of dpo"),
-    "train.dpo.min_gap": UnmappedKey("of dpo"),
+    "train.dpo": UnmappedKey("of dpo"),
+    "train.kto": UnmappedKey("of kto"),
     "train.ppo.value_weight": UnmappedKey(
         "of ppo: verl's critic is a network of its own, with an optimizer of its own"
     ),

@@ -75,8 +75,8 @@ class MeasuredLogprobs:
         row = self._rows.get(tuple(datum.ids))
         if row is None:
             return otherwise
-        found = list(getattr(row, what))
-        whole = [0.0] * (len(datum.ids) - len(found)) + found
+        measured = list(getattr(row, what))
+        whole = [0.0] * (len(datum.ids) - len(measured)) + measured
         return [value if bit else 0.0 for value, bit in zip(whole, datum.mask, strict=True)]
 
 
@@ -87,12 +87,12 @@ def teach(
     lesson_of = ppo.lesson_of if method_of(config.method).value_head else rl.lesson_of
     units, logs = lesson_of(MeasuredLogprobs(config, rows), groups)
     data = [datum for unit in units for datum in unit]
-    found = {(id(datum.source), len(datum.ids)): datum for datum in data}
+    datum_of = {(id(datum.source), len(datum.ids)): datum for datum in data}
     scale = _scale(config, data)
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
-    told = [_describe_row(row, found, scale) for row in rows]
-    return told, measure_tokens(rows, told) | logs  # importance has told the drift already, from the sampler's numbers
+    inputs = [_describe_row(row, datum_of, scale) for row in rows]
+    return inputs, measure_tokens(rows, inputs) | logs  # the drift that importance measured wins
 
 
 def _scale(config: TrainConfig, data: Sequence[Datum]) -> float:
@@ -106,27 +106,27 @@ def _scale(config: TrainConfig, data: Sequence[Datum]) -> float:
     return sum(size for size, _ in sizes) / counted if counted else 1.0
 
 
-def measure_tokens(rows: Sequence[BatchRow], told: Sequence[LearnerInputs]) -> dict[str, float]:
+def measure_tokens(rows: Sequence[BatchRow], inputs: Sequence[LearnerInputs]) -> dict[str, float]:
     """What local mode says of the trained tokens, before the first update of the step: entropy and drift."""
     import numpy as np
 
-    masks = [np.asarray(one.mask, dtype=bool) for one in told]
+    masks = [np.asarray(one.mask, dtype=bool) for one in inputs]
     if not any(mask.any() for mask in masks):
         return {}
 
     def trained(lists: Sequence[Sequence[float]]) -> np.ndarray:
-        return np.concatenate([np.asarray(own, dtype=float)[mask] for own, mask in zip(lists, masks, strict=True)])
+        return np.concatenate([np.asarray(row, dtype=float)[mask] for row, mask in zip(lists, masks, strict=True)])
 
     now = trained([row.logprobs for row in rows])
-    gaps = np.abs(now - trained([one.old for one in told]))
+    gaps = np.abs(now - trained([one.old for one in inputs]))
     known = all(row.entropy for row in rows)
     entropy = trained([row.entropy for row in rows]) if known else -now
     return {"policy/entropy": float(entropy.mean()), MEAN: float(gaps.mean()), LARGEST: float(gaps.max())}
 
 
-def _describe_row(row: BatchRow, found: Mapping[tuple[int, int], Datum], scale: float) -> LearnerInputs:
+def _describe_row(row: BatchRow, datum_of: Mapping[tuple[int, int], Datum], scale: float) -> LearnerInputs:
     first = row.ids - len(row.logprobs)
-    datum = found.get((id(row.source), row.ids))
+    datum = datum_of.get((id(row.source), row.ids))
     if datum is None:  # an estimator of somebody's own gave its tokens no advantage
         empty = [0.0] * len(row.logprobs)
         return LearnerInputs([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)

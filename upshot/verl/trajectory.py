@@ -105,8 +105,8 @@ def trained_mask(source: Rollout | Branch, maybe: bool = False) -> list[int]:
 def reward_numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
     """The means of all metrics, the missing ones too (NaN): verl wants the same keys of every row."""
     means = {name: mean.value for name, mean in reply.reward.means.items()}
-    found = {name: means.get(name) for name in metrics}
-    return {name: float("nan") if value is None else value for name, value in found.items()}
+    values = {name: means.get(name) for name in metrics}
+    return {name: float("nan") if value is None else value for name, value in values.items()}
 
 
 def _first(source: Rollout | Branch) -> int:

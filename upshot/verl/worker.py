@@ -135,8 +135,8 @@ class RolloutWorker:
         context, seed = self.context if request.trains else self.held_out, request.seed(self.recipe.seed)
         with use_link(link):
             opening = await self._opening(context, row, seed, request.group)
-            own = request.session + self.recipe.train.group_size * request.number
-            talk = opening.conversation(row, seed, request.group, request.session, own)
+            number = request.session + self.recipe.train.group_size * request.number
+            talk = opening.conversation(row, seed, request.group, request.session, number)
             async with self._gate:
                 reply = await play_reply(context, talk, request.group, opening.failure)
         self.played += 1

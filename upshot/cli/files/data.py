@@ -156,7 +156,7 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
     task = verified_task(args.task, args.seed, system)
     if task is None:
         return None
-    for flag, given in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
-        if given:
+    for flag, value in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
+        if value:
             raise UserError(f"{flag} is for rows with a hidden goal; those of '{args.task}' have none")
     return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed, args.sandbox)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import add_options, check_address
+from upshot.cli.options import add_options, run_of
+
+run = run_of("offline.verify")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +32,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
     add_options(parser, "host", "port", port={"default": 8900})
     add("--api-key-file", help="file with the scorer's key (or set UPSHOT_SCORER_KEY)")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Verify a file, or serve."""
-    from upshot.offline import verify
-
-    if args.serve:
-        check_address(args.host, args.port)
-    return verify.run(args)

@@ -160,8 +160,8 @@ def table(state: Mapping[str, Any]) -> str:
         gpus = ", ".join(map(str, server["devices"]))
         where = f"GPU {gpus} ({server['memory']:.0%})" if gpus else "CPU"
         took = f"{server['seconds']:.1f} s" if server["seconds"] else "-"
-        told = (str(server["pid"] or "-"), took, str(server["restarts"]), server["model"])
-        rows.append((name, server["status"], server["engine"], where, server["url"], *told))
+        rest = (str(server["pid"] or "-"), took, str(server["restarts"]), server["model"])
+        rows.append((name, server["status"], server["engine"], where, server["url"], *rest))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 

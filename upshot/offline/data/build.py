@@ -98,8 +98,8 @@ def settings_of(args: argparse.Namespace, task: CollabTask, metrics: Mapping[str
     """What must stay the same when a build is resumed; limits, concurrency and the number of conversations need not."""
     longest = args.max_messages or task.max_messages
     templates = {"templates": args.templates} if args.templates != "full" else {}
-    given = {name: getattr(args, name) for name in (*WHO, *HOW)}
-    return {**given, "max_messages": longest, "metrics": dict(metrics), **templates}
+    settings = {name: getattr(args, name) for name in (*WHO, *HOW)}
+    return {**settings, "max_messages": longest, "metrics": dict(metrics), **templates}
 
 
 async def _build(
@@ -147,9 +147,9 @@ class ConversationProgress:
             return
         if line.get("best") is not None:
             self.turns = (*self.turns, Turn(Message("assistant", line["candidates"][line["best"]]["completion"])))
-        said = line.get("next")
-        if said is not None:
-            self.turns = (*self.turns, Turn(Message("user", said["content"]), note=said.get("note") or {}))
+        user_turn = line.get("next")
+        if user_turn is not None:
+            self.turns = (*self.turns, Turn(Message("user", user_turn["content"]), note=user_turn.get("note") or {}))
         self.session = line.get("session") or {}
         self.ended = line["ended"]
 
@@ -197,8 +197,8 @@ class JsonProactive(Policy):
 
 
 def _plan_flaw(values: Mapping[str, Any]) -> Flaw | None:
-    said = values.get("response")
-    if not isinstance(said, str) or not said.strip():
+    response = values.get("response")
+    if not isinstance(response, str) or not response.strip():
         return Flaw("missing_key", '"response" must be text')
     return None
 
@@ -230,8 +230,8 @@ class Builder:
         line: Line = {"conv": progress.row.id, "turn": 0, "ended": None}
         if opening.failure is not None:  # this conversation is over; the others go on
             return {**line, **_failure(f"opening: {opening.failure.reason}")}
-        said = opening.turns[-1]
-        line["next"] = {"content": said.message.content, "note": dict(said.note)}
+        user_turn = opening.turns[-1]
+        line["next"] = {"content": user_turn.message.content, "note": dict(user_turn.note)}
         line["session"] = _without_metrics(opening.session)
         return line
 
@@ -283,10 +283,10 @@ class Builder:
             except Exception as error:  # the conversation ends here, with the reason
                 return _failure(f"user: {describe_failure(error)}")
             session = _without_metrics(fork.session)
-        said = "\n\n".join(message.content for message in observation.messages)
-        if observation.done or not said:
+        answer = "\n\n".join(message.content for message in observation.messages)
+        if observation.done or not answer:
             return {"ended": observation.reason if observation.done else "user: said nothing"}
-        return {"next": {"content": said, "note": dict(observation.note)}, "session": session}
+        return {"next": {"content": answer, "note": dict(observation.note)}, "session": session}
 
 
 def kinds_of(args: argparse.Namespace) -> list[str]:
@@ -327,12 +327,12 @@ def _candidate_line(reply: Rollout, kind: str, failed: str | None, signal: str) 
 
 def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
     """What was said after the reply; the user's leaving is written as the signal, as the published sets have it."""
-    said = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
+    messages = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
     if future.conversation.ended != "user":
-        return said
-    if not said or said[-1]["role"] != "user":
-        return [*said, {"role": "user", "content": signal}]
-    return [*said[:-1], {"role": "user", "content": f"{said[-1]['content']} {signal}"}]
+        return messages
+    if not messages or messages[-1]["role"] != "user":
+        return [*messages, {"role": "user", "content": signal}]
+    return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']} {signal}"}]
 
 
 def _print(summary: dict[str, Any], stats: dict[str, float], as_json: bool) -> None:

@@ -96,11 +96,13 @@ def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummar
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
     if settings.purpose not in PURPOSES:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
-    check_share(settings.validation)
-    check_writable(out / f"{settings.purpose}_train.parquet")
-    tables = read_tables(dataset, without=UNUSED[settings.purpose])
-    summary = PrepareSummary(settings.purpose, read=sum(map(len, tables.values())))
-    splits = split_tables(tables, settings, summary.dropped)
+    goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
+
+    def parse(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
+        return merge_duplicates(parse_all(records, lambda record: candidate_of(record, goals), dropped), dropped)
+
+    held_out, without = (settings.validation, settings.seed), UNUSED[settings.purpose]
+    summary, splits = read_splits(dataset, out, settings.purpose, parse, goal_groups, *held_out, without)
     metrics = list(dict.fromkeys(name for candidates in splits.values() for c in candidates for name in c.rewards))
     unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
     if unknown is not None:
@@ -132,35 +134,46 @@ def write_splits(
 
 
 def check_share(validation: float) -> None:
-    """Refuse a share of held-out goals that is none."""
+    """Refuse a number that is neither a share of goals nor a count."""
     if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
         raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
 
 
-def split_tables(
-    tables: Mapping[str, Sequence[Record]], settings: PrepareSettings, dropped: Counter[str]
-) -> dict[str, list[Candidate]]:
-    """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
-    goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
-    parsed = {
-        split: merge_duplicates(parse_all(records, lambda record: candidate_of(record, goals), dropped), dropped)
-        for split, records in tables.items()
-    }
-    train, validation, leaked = split_in_two(parsed, goal_groups, settings.validation, settings.seed)
+def read_splits(
+    dataset: str,
+    out: Path,
+    purpose: str,
+    parse: Callable[[Sequence[Record], Counter[str]], list[T]],
+    goals: Callable[[Sequence[T]], Sequence[str]],
+    validation: float,
+    seed: int,
+    without: tuple[str, ...] = (),
+    goal: str = "goal",
+) -> tuple[PrepareSummary, dict[str, list[T]]]:
+    """What is parsed from a source, by split: its own validation where it has one, else some goals are held out.
+
+    A goal of validation leaves train. `without`: columns that are not read. `goal`: what a goal is called here.
+    """
+    check_share(validation)
+    check_writable(out / f"{purpose}_train.parquet")
+    tables = read_tables(dataset, without=without)
+    summary = PrepareSummary(purpose, read=sum(map(len, tables.values())))
+    parsed = {split: parse(records, summary.dropped) for split, records in tables.items()}
+    train, held_out, leaked = split_in_two(parsed, goals, validation, seed)
     if leaked:
-        dropped["goal also in validation"] += leaked
-    return {"train": train, "validation": validation}
+        summary.dropped[f"{goal} also in validation"] += leaked
+    return summary, {"train": train, "validation": held_out}
 
 
 def parse_all(records: Sequence[Record], parse: Callable[[Record], T], dropped: Counter[str]) -> list[T]:
     """What is made of each record; those of which nothing can be made are counted."""
-    found = []
+    parsed = []
     for record in records:
         try:
-            found.append(parse(record))
+            parsed.append(parse(record))
         except BadRow as why:
             dropped[str(why)] += 1
-    return found
+    return parsed
 
 
 def _rows(

@@ -42,18 +42,18 @@ def best_conversations(
     for number, candidate in enumerate(candidates):
         conversations.setdefault(candidate.conv_id or number, []).append(candidate)
     chosen: list[Candidate] = []
-    for own in conversations.values():
-        last_turn = max(c.turn for c in own)
-        usable = [c for c in own if c.turn == last_turn and (c.score is not None or not ranked)]
+    for tried in conversations.values():
+        last_turn = max(c.turn for c in tried)
+        usable = [c for c in tried if c.turn == last_turn and (c.score is not None or not ranked)]
         if not usable:
-            _count(dropped, "no score at the last turn", len(own))
+            _count(dropped, "no score at the last turn", len(tried))
             continue
         best = max(usable, key=_score)
         low = too_low(best, least or {})
         if low is not None:
-            _count(dropped, low, len(own))
+            _count(dropped, low, len(tried))
             continue
-        _count(dropped, "not the best of its conversation", len(own) - 1)
+        _count(dropped, "not the best of its conversation", len(tried) - 1)
         chosen.append(best)
     return _drop_repeats(chosen, dropped, "duplicate conversation", with_reply=True)
 

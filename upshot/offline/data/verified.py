@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
-from upshot.core.files import check_writable
-from upshot.offline.data.prepare import PrepareSummary, check_share, write_splits
+from upshot.offline.data.prepare import PrepareSummary, read_splits, write_splits
 from upshot.run.checks.profiles import profile_files
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.files import Record, read_tables
+from upshot.tasks.datasets.files import Record
 from upshot.tasks.datasets.parquet import verl_row, verl_schema
 from upshot.tasks.datasets.records import METADATA
-from upshot.tasks.datasets.splits import goal_key, plain, split_in_two
+from upshot.tasks.datasets.splits import goal_key, plain
 from upshot.tasks.judged import is_behaviour
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import BadRow, Verifier, verifiers
@@ -52,15 +52,8 @@ def prepare_verified(
 
     The checks of rows that test programs are measured in the sandbox; their profiles are kept beside the files.
     """
-    check_share(validation)
-    check_writable(out / "rl_train.parquet")
-    tables = read_tables(dataset, without=UNUSED)
-    summary = PrepareSummary("rl", read=sum(map(len, tables.values())))
-    parsed = {split: _rows(task, records, summary.dropped) for split, records in tables.items()}
-    train, validated, leaked = split_in_two(parsed, lambda rows: [*map(question_key, rows)], validation, seed)
-    if leaked:
-        summary.dropped["question also in validation"] += leaked
-    splits = {"train": train, "validation": validated}
+    held_out = (validation, seed, UNUSED, "question")
+    summary, splits = read_splits(dataset, out, "rl", partial(_rows, task), question_keys, *held_out)
     summary.goals = {split: len(set(map(question_key, rows))) for split, rows in splits.items()}
     records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
     write_splits(dataset, out, records, verl_schema("question", METADATA), summary)
@@ -70,7 +63,7 @@ def prepare_verified(
 
 def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) -> list[Row]:
     """The rows that can be scored; what cannot is counted."""
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for record in records:
         try:
             row = task.parse(record)
@@ -80,17 +73,22 @@ def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) 
         except BadRow as why:
             dropped[str(why)] += 1
         else:
-            if found.setdefault(goal_key(row), row) is not row:
+            if rows.setdefault(goal_key(row), row) is not row:
                 dropped["same prompt"] += 1
-    return list(found.values())
+    return list(rows.values())
 
 
 def verifier_of(row: Row) -> type[Verifier]:
     """The verifier that a row goes to."""
     kind = verifiers.get(row.source, "the row's source")
     if not (isinstance(kind, type) and issubclass(kind, Verifier)):
-        raise UserError(f"verifier '{row.source}' is no class of `Verifier`")
+        raise UserError(f"verifier '{row.source}' is not a subclass of `Verifier`")
     return kind
+
+
+def question_keys(rows: Sequence[Row]) -> list[str]:
+    """The keys of rows, one beside each."""
+    return [question_key(row) for row in rows]
 
 
 def question_key(row: Row) -> str:
@@ -104,5 +102,5 @@ def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
     verifier = verifier_of(row)
     style = "model" if "judge" in verifier.needs else "rule"
     truth = verifier.ground_truth(row.reference, row.meta)
-    told = {"question": str(row.meta.get("question", "")), METADATA: json.dumps(meta, ensure_ascii=False, default=str)}
-    return verl_row(row, index, split, truth, style, **told)
+    extra = {"question": str(row.meta.get("question", "")), METADATA: json.dumps(meta, ensure_ascii=False, default=str)}
+    return verl_row(row, index, split, truth, style, **extra)

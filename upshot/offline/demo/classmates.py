@@ -52,8 +52,8 @@ def demo(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
         recipe = with_peer(recipe, shown)
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
     seeds = range(recipe.seed, recipe.seed + SEEDS)
-    found = {seed: one_seed(recipe.model_copy(update={"seed": seed}), shown) for seed in seeds}
-    return shown.finish(recipe, make_table(found, alone), TAUGHT)
+    readings = {seed: one_seed(recipe.model_copy(update={"seed": seed}), shown) for seed in seeds}
+    return shown.finish(recipe, make_table(readings, alone), TAUGHT)
 
 
 def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
@@ -78,20 +78,22 @@ def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
     return {name: asyncio.run(read_replies(recipe, path, ROWS)) for name, path in trained.items()}
 
 
-def make_table(found: Mapping[int, Mapping[str, Readability]], alone: Mapping[str, float | None]) -> dict[str, Any]:
+def make_table(readings: Mapping[int, Mapping[str, Readability]], alone: Mapping[str, float | None]) -> dict[str, Any]:
     """The table as data: one row a model, cells with the mean and the range over seeds, and what the classmate adds."""
-    numbers = {seed: {name: numbers_of(reading) for name, reading in own.items()} for seed, own in found.items()}
+    numbers = {seed: {name: numbers_of(reading) for name, reading in row.items()} for seed, row in readings.items()}
     rows: list[list[Any]] = []
     for name in (WARM, TWIN, TAUGHT):
-        rows.append([name, *(mean_cell([own[name][i] for own in numbers.values()]) for i in range(len(COLUMNS) - 1))])
-    gains = [[_minus(own[TAUGHT][i], own[TWIN][i]) for own in numbers.values()] for i in range(len(COLUMNS) - 1)]
+        rows.append([name, *(mean_cell([row[name][i] for row in numbers.values()]) for i in range(len(COLUMNS) - 1))])
+    gains = [[_minus(row[TAUGHT][i], row[TWIN][i]) for row in numbers.values()] for i in range(len(COLUMNS) - 1)]
     rows.append(["with minus without", *(mean_cell(gain) for gain in gains)])
     silent = {
-        name: sum(score.is_missing for own in found.values() for score in own[name].classmate)
+        name: sum(score.is_missing for row in readings.values() for score in row[name].classmate)
         for name in (WARM, TWIN, TAUGHT)
     }
-    told = ", ".join(f"{share:.2f} from {what}" for what, share in alone.items() if share is not None)
-    note = f"Mean and range over {len(found)} seeds, {ROWS} held-out questions each. The classmate is right: {told}."
+    shares = ", ".join(f"{share:.2f} from {what}" for what, share in alone.items() if share is not None)
+    note = (
+        f"Mean and range over {len(readings)} seeds, {ROWS} held-out questions each. The classmate is right: {shares}."
+    )
     if any(silent.values()):
         note += " Replies without a thought to hand on: " + ", ".join(f"{name} {n}" for name, n in silent.items()) + "."
     title = "A thought that others can use is a thought that others can read"
@@ -153,16 +155,16 @@ async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, fl
         most = int((recipe.futures.model_extra or {}).get("max_tokens", 512))
         classmate = Classmate(ClassmateConfig(name=name), model, Sampling(most))
         await classmate.start()
-        return {what: await _share(task, classmate, rows, own) for what, own in hands.items()}
+        return {what: await _share(task, classmate, rows, thoughts) for what, thoughts in hands.items()}
 
 
 async def _share(task: Task, classmate: Classmate, rows: Sequence[Row], handed: Sequence[str]) -> float | None:
-    asked = (_verdict(task, classmate, row, own) for row, own in zip(rows, handed, strict=True))
+    asked = (_verdict(task, classmate, row, thought) for row, thought in zip(rows, handed, strict=True))
     return mean_score(await asyncio.gather(*asked)).value
 
 
 async def _verdict(task: Task, classmate: Classmate, row: Row, handed: str) -> Score:
-    (said,) = await classmate.answer(ClassmatePrompt(row.messages, handed), 1, derive_seed(0, row.id))
+    (answer,) = await classmate.answer(ClassmatePrompt(row.messages, handed), 1, derive_seed(0, row.id))
     conversation = Conversation(row, 0, row.id)
-    conversation.say(Message("assistant", said.text))
+    conversation.say(Message("assistant", answer.text))
     return await task.verify(conversation)

@@ -99,10 +99,10 @@ def _train_all(workers: Workers, demo: Demonstration, recipes: Sequence[Recipe])
     """The last checkpoints of recipes trained side by side."""
     quiet = demo.quiet or not workers.here
     steps = [
-        (Path(own.run_dir or ""), own.train.steps + (own.warm_start.steps if own.warm_start else 0)) for own in recipes
+        (Path(run.run_dir or ""), run.train.steps + (run.warm_start.steps if run.warm_start else 0)) for run in recipes
     ]
     name = "warm start" if len(recipes) == 1 else "training"
-    return workers.run(name, SHARES[name], train_stage, [(own, quiet) for own in recipes], steps)
+    return workers.run(name, SHARES[name], train_stage, [(run, quiet) for run in recipes], steps)
 
 
 def _folder(name: str) -> str:
@@ -118,9 +118,9 @@ def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
     def share(cell: Mapping[str, float]) -> str:
         return f"{100 * cell['value']:.0f} %"
 
-    told = f"{name}: {share(asks)} of the ambiguous requests are asked about and {share(score)} end right; "
-    told += f"{other}: {share(other_asks)} and {share(other_score)}."
-    return {"finding": told[0].upper() + told[1:]}
+    finding = f"{name}: {share(asks)} of the ambiguous requests are asked about and {share(score)} end right; "
+    finding += f"{other}: {share(other_asks)} and {share(other_score)}."
+    return {"finding": finding[0].upper() + finding[1:]}
 
 
 def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
@@ -134,15 +134,15 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
         folder = _folder(name)
         asked: dict[int, list[bool]] = {}
         for reply in read_jsonl(root / folder / ROLLOUTS):
-            own = [message for message in reply["messages"][reply["opening"] :] if message["role"] == "assistant"]
-            if reply["groups"].get("opening") != "ambiguous" or reply["opening"] > 1 or not own:
+            replies = [message for message in reply["messages"][reply["opening"] :] if message["role"] == "assistant"]
+            if reply["groups"].get("opening") != "ambiguous" or reply["opening"] > 1 or not replies:
                 continue
-            asks = bool(asked_slots(own[0]["content"]))
+            asks = bool(asked_slots(replies[0]["content"]))
             asked.setdefault(reply["step"], []).append(asks)
             futures = [future for future in reply["futures"] if future["messages"]]
-            if asks and len(own) == 1 and len(futures) > 1:
+            if asks and len(replies) == 1 and len(futures) > 1:
                 example = [folder, reply["step"], reply["key"]]
-        lines.append({"name": name, "x": [*asked], "y": [sum(own) / len(own) for own in asked.values()]})
+        lines.append({"name": name, "x": [*asked], "y": [sum(replies) / len(replies) for replies in asked.values()]})
     curve = {"title": "asks, ambiguous first requests", "lines": lines}
     return {"curve": curve} | ({"example": example} if example else {})
 
@@ -185,8 +185,8 @@ async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, see
 
 def make_table(outcomes: dict[str, list[OpeningOutcome]], title: str) -> dict[str, Any]:
     """The table as data: one row a model, cells with 95 % intervals."""
-    rows = [[name, *(_cell(found) for found in _columns(own))] for name, own in outcomes.items()]
-    missing = sum(o.score.is_missing for own in outcomes.values() for o in own)
+    rows = [[name, *(_cell(mean) for mean in _columns(played))] for name, played in outcomes.items()]
+    missing = sum(o.score.is_missing for played in outcomes.values() for o in played)
     note = "Mean over held-out goals with 95 % intervals; score 1 only if the final answer fits the whole goal."
     if missing:
         note += f" {missing} conversations have no score and are left out."
@@ -207,5 +207,5 @@ def _columns(outcomes: Sequence[OpeningOutcome]) -> list[Estimate | None]:
     ]
 
 
-def _cell(found: Estimate | None) -> Any:
-    return "–" if found is None else {"value": found.mean, "low": found.low, "high": found.high}
+def _cell(estimated: Estimate | None) -> Any:
+    return "–" if estimated is None else {"value": estimated.mean, "low": estimated.low, "high": estimated.high}

@@ -44,10 +44,10 @@ def fault(question: str, thought: str) -> str:
 def plain_steps(thought: str) -> list[tuple[int, str, int, int]] | None:
     """The steps of a thought as (left, sign, right, result); None when any of it is something else."""
     sentences = [sentence.strip() for sentence in f"{thought} ".split(" . ") if sentence.strip()]
-    found = [step for sentence in sentences if (step := _STEP.fullmatch(sentence)) is not None]
-    if not found or len(found) < len(sentences):
+    steps = [step for sentence in sentences if (step := _STEP.fullmatch(sentence)) is not None]
+    if not steps or len(steps) < len(sentences):
         return None
-    return [(int(step[1]), step[2], int(step[3]), int(step[4])) for step in found]
+    return [(int(step[1]), step[2], int(step[3]), int(step[4])) for step in steps]
 
 
 def what_happens(question: str) -> tuple[int, list[tuple[str, int]]]:

@@ -88,9 +88,9 @@ def how_far(futures: Sequence[Future[Any]], steps: Steps) -> tuple[float, str]:
         ended = sum(future.done() for future in futures)
         return min(ended / len(futures), 0.99), f"{ended} of {len(futures)}"
     lines = [read_jsonl(folder / METRICS) for folder, _ in steps]
-    reached = min(len(own) / max(1, total) for own, (_, total) in zip(lines, steps, strict=True))
-    detail = f"step {' and '.join(str(len(own)) for own in lines)} of {max(total for _, total in steps)}"
-    rewards = [own[-1]["reward/mean"] for own in lines if own and "reward/mean" in own[-1]]
+    reached = min(len(metrics) / max(1, total) for metrics, (_, total) in zip(lines, steps, strict=True))
+    detail = f"step {' and '.join(str(len(metrics)) for metrics in lines)} of {max(total for _, total in steps)}"
+    rewards = [metrics[-1]["reward/mean"] for metrics in lines if metrics and "reward/mean" in metrics[-1]]
     if rewards:
         detail += f", reward {' and '.join(f'{reward:.2f}' for reward in rewards)}"
     return min(reached, 0.99), detail

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from upshot.config.layers import CALL, put, untag
 from upshot.config.load import read_yaml
+from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.config.validation import model_at
 from upshot.core.errors import UserError
@@ -79,14 +80,14 @@ class TheirSetting(NamedTuple):
         return self.value if isinstance(self.value, list) else [self.value]
 
 
-def spec(given: Any) -> Any:
+def spec(model: Any) -> Any:
     """A model of litellm's naming: an address, a provider's, or a bare name that its provider is known by."""
-    if isinstance(given, Mapping):
-        if address := given.get("api_base") or given.get("base_url"):
-            return {"url": address, "model": str(given["model"]).removeprefix("openai/")}
-        given = given.get("model", "")
+    if isinstance(model, Mapping):
+        if address := model.get("api_base") or model.get("base_url"):
+            return {"url": address, "model": str(model["model"]).removeprefix("openai/")}
+        model = model.get("model", "")
     starts = read_table()["providers"].items()
-    return given if "/" in given else f"{next((p for start, p in starts if given.startswith(start)), 'openai')}/{given}"
+    return model if "/" in model else f"{next((p for start, p in starts if model.startswith(start)), 'openai')}/{model}"
 
 
 def local_spec(name: Any) -> str:
@@ -96,24 +97,24 @@ def local_spec(name: Any) -> str:
 
 def _person(s: TheirSetting) -> Keys:
     """Who speaks, and how: a name of litellm's, or its arguments as JSON."""
-    told = json.loads(s.value) if isinstance(s.value, str) and s.value.lstrip().startswith("{") else s.value
-    sampling = {f"{s.line['sampling']}.{name}": told[name] for name in s.line.get("samples", ()) if name in told}
-    return {**s.to(spec(told)), **sampling}
+    call = json.loads(s.value) if isinstance(s.value, str) and s.value.lstrip().startswith("{") else s.value
+    sampling = {f"{s.line['sampling']}.{name}": call[name] for name in s.line.get("samples", ()) if name in call}
+    return {**s.to(spec(call)), **sampling}
 
 
 def _metrics(s: TheirSetting) -> Keys:
     """Names and weights of the original's flags; its token_amount counts thousands."""
     names, weights = (s._replace(value=s.others.get(flag, [])).items() for flag in s.line["flags"])
     scales = [0.001 if name == "token_amount" else 1.0 for name in names]
-    told = zip(names, weights or [1.0] * len(names), scales, strict=False)
-    return s.to([{"name": n, "weight": w * k} for n, w, k in told]) if len(weights) in (0, len(names)) else s.refuse()
+    terms = zip(names, weights or [1.0] * len(names), scales, strict=False)
+    return s.to([{"name": n, "weight": w * k} for n, w, k in terms]) if len(weights) in (0, len(names)) else s.refuse()
 
 
 def _weights(s: TheirSetting) -> Keys:
     """The metrics of the verl recipe by their names here; its reward manager bounds every term."""
     start, named = s.name.rpartition(".")[0] + ".", s.line["names"]
-    given = {key.removeprefix(start): weight for key, weight in s.others.items() if key.startswith(start)}
-    return s.to([{"name": named.get(n, n), "weight": float(w), "clamp": [-1, 1]} for n, w in given.items()])
+    weights = {key.removeprefix(start): weight for key, weight in s.others.items() if key.startswith(start)}
+    return s.to([{"name": named.get(n, n), "weight": float(w), "clamp": [-1, 1]} for n, w in weights.items()])
 
 
 def _kl(s: TheirSetting) -> Keys:
@@ -257,7 +258,7 @@ def carry(theirs: OriginalSettings) -> ImportedRecipe:
         path = str(keys.get("task.train_file", keys.get("task.file", ""))).lower()
         word = next((word for word in tasks if word in path), "a simulated user" if "futures.rounds" in keys else "")
         keys.update(tasks.get(word) or {})
-    if keys.get("train.method") in ("sft", "dpo"):
+    if not method_of(keys.get("train.method", "rl")).samples:
         _learn_from_examples(done, settings, script.get("make", ""))
     if keys.get("futures.rounds"):
         keys.update({"models.user": "openai/gpt-4o-mini", **read_table()["user"]} | keys)
@@ -290,19 +291,19 @@ def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
     values = line.get("values", {str(value): value})
     if str(value) not in values:
         raise ValueError(f"known are {', '.join(values)}")
-    own = values[str(value)]
-    return own if "values" in line and isinstance(own, dict) else {line["key"]: own}
+    converted = values[str(value)]
+    return converted if "values" in line and isinstance(converted, dict) else {line["key"]: converted}
 
 
 def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any], make: str) -> None:
-    """Where sft and dpo learn from: the files that are named, or those that must be made of a published set first."""
+    """Where methods that sample nothing learn from: the files named, or files to be made of a published set first."""
     keys, method = done.keys, done.keys["train.method"]
     data, held_out = keys.pop("task.file", keys.pop("task.train_file", "")), keys.pop("task.validation_file", "")
     if PurePath(data).suffix not in (".parquet", ".jsonl", ".json"):
         folder = f"data/{keys.get('task.name', 'examples')}"
         metric = str(settings.get("--lower_bound_metric") or "").removeprefix("rewards.")
         least = f" --min {metric}={settings.get('--lower_bound', 0)}" if metric else ""
-        least += f" --min-gap {settings.get('--minimum_gap', 0.02)}" if method == "dpo" else ""
+        least += f" --min-gap {settings.get('--minimum_gap', 0.02)}" if method_of(method).pairs else ""
         how = f"upshot data prepare --dataset {data} --for {method}{least} --out {folder}"
         file, held_out = (f"{folder}/{method}_{split}.parquet" for split in ("train", "validation"))
         if make:  # of a set that comes without held-out rows
@@ -330,9 +331,9 @@ def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
     allowed = {key.lstrip("-") for key in dropped}
     lost = [item for item in done.left if item[0] in done.stops and item[0].lstrip("-") not in allowed]
     if lost:
-        told = "; ".join(f"{key}={value} ({why})" for key, value, why in lost)
+        items = "; ".join(f"{key}={value} ({why})" for key, value, why in lost)
         words = " ".join(f"--drop={key}" for key, _, _ in lost)
-        raise UserError(f"settings that change what is learned have no counterpart: {told}. To go on without: {words}")
+        raise UserError(f"settings that change what is learned have no counterpart: {items}. To go on without: {words}")
 
 
 def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedRecipe]:
@@ -347,10 +348,10 @@ def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedR
         value = lines.get(name, {}).get("values", {}).get(str(value), value)
         if isinstance(value, list):
             value = ",".join(f"{metric['name']}={metric['weight']:g}" for metric in value)
-        given = f"{value['url']}#{value['model']}" if isinstance(value, Mapping) else str(value)
-        given = re.sub(r"^(\$HOME\b|\$\{HOME\})", "~", given)
-        shown = shlex.quote(local_spec(given) if name == "model.path" else given).replace("\\", r"\\")
-        if given and option and "--push" not in option:  # nobody asked to publish here
+        text_value = f"{value['url']}#{value['model']}" if isinstance(value, Mapping) else str(value)
+        text_value = re.sub(r"^(\$HOME\b|\$\{HOME\})", "~", text_value)
+        shown = shlex.quote(local_spec(text_value) if name == "model.path" else text_value).replace("\\", r"\\")
+        if text_value and option and "--push" not in option:  # nobody asked to publish here
             words.append(re.sub(r"\b[A-Z]+\b", shown, option))
             done.left[:] = [item for item in done.left if item[0] != name]
     if script["command"].startswith("upshot data prepare") and "--out" not in " ".join(words):

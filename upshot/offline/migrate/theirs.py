@@ -39,10 +39,10 @@ class OriginalSettings(NamedTuple):
     settings: dict[str, Any]
 
 
-def read_all(given: Sequence[str], is_known: Callable[[str], object]) -> OriginalSettings:
+def read_all(words: Sequence[str], is_known: Callable[[str], object]) -> OriginalSettings:
     """The settings of `KEY=VALUE` words, a script and the configs it names; what an earlier one sets stands."""
-    said = OriginalSettings("", dict(_settings([word for word in given if _OVERRIDE.match(word)])))
-    files = [said, *(read(path, is_known) for path in given if not _OVERRIDE.match(path))]
+    overrides = OriginalSettings("", dict(_settings([word for word in words if _OVERRIDE.match(word)])))
+    files = [overrides, *(read(path, is_known) for path in words if not _OVERRIDE.match(path))]
     settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
     return OriginalSettings(next((file.program for file in files if file.program), ""), settings)
 
@@ -73,8 +73,8 @@ def read_config(path: str) -> OriginalSettings:
 def read_script(text: str) -> Iterator[OriginalSettings]:
     """Every Python program that a shell script launches, with what it is told."""
     variables: dict[str, str] = {}
-    told = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for line in told.replace("\\\n", " ").splitlines():
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for line in code.replace("\\\n", " ").splitlines():
         line = _DEFAULT.sub(lambda match: variables.get(match[1], match[2]), line)
         line = _SUM.sub(lambda match: _sum(match, variables), line)
         line = _ESCAPED.sub(lambda match: shlex.quote(match[1].encode().decode("unicode_escape")), line)
@@ -98,13 +98,13 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
             yield OriginalSettings(words[start], dict(_settings(words[start + 1 :])) | ranks)
 
 
-def _sum(found: re.Match[str], variables: Mapping[str, str]) -> str:
+def _sum(whole: re.Match[str], variables: Mapping[str, str]) -> str:
     """What is between `$((` and `))` worked out, where it is a sum of whole numbers."""
-    numbers = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: variables.get(match[1], match[0]), found[1]).strip()
+    numbers = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), whole[1]).strip()
     with contextlib.suppress(SyntaxError, TypeError, ZeroDivisionError):
         # Digits, brackets and + - * / alone get here: nothing that could do more than count.
-        return str(eval(numbers.replace("/", "//"))) if _WHOLE_NUMBERS.fullmatch(numbers) else found[0]
-    return found[0]
+        return str(eval(numbers.replace("/", "//"))) if _WHOLE_NUMBERS.fullmatch(numbers) else whole[0]
+    return whole[0]
 
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -116,10 +116,10 @@ def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if equals:
                 yield name.lstrip("+~"), _read(value)
             continue
-        given = [value] if equals else []
+        texts = [value] if equals else []
         while not equals and left and not left[0].startswith("--") and not _OVERRIDE.match(left[0]):
-            given.append(left.pop(0))
-        values = [_read(text) for text in given]
+            texts.append(left.pop(0))
+        values = [_read(text) for text in texts]
         yield name, True if not values else values[0] if len(values) == 1 else values
 
 

@@ -62,13 +62,13 @@ class Chat:
 
     def set_fact(self, name: str, value: str) -> None:
         """Goal or reference of the conversation as it goes on; of the same kind as those of the task's rows."""
-        given: Any = value
+        fact: Any = value
         example = next((getattr(row, name) for row in self.rows), None)
         if isinstance(example, Mapping):
-            given = read_value(f"/{name}", value)
-            if not isinstance(given, Mapping) or set(given) != set(example):
+            fact = read_value(f"/{name}", value)
+            if not isinstance(fact, Mapping) or set(fact) != set(example):
                 raise UserError(f"/{name}: expected one like {json.dumps(dict(example), default=str)}")
-        self.conversation.row = replace(self.conversation.row, **{name: given})
+        self.conversation.row = replace(self.conversation.row, **{name: fact})
 
     def say(self, text: str) -> None:
         """Your words."""
@@ -117,8 +117,8 @@ class Chat:
         row = self.rows[self._rows % len(self.rows)]
         self._rows += 1
         if any(turn.message.role == "user" for turn in self.conversation.turns):
-            own = self.conversation.row.messages
-            self.conversation.row = replace(row, messages=own)
+            messages = self.conversation.row.messages
+            self.conversation.row = replace(row, messages=messages)
             return []
         self.restart(row)
         return [turn.message for turn in self.conversation.turns if turn.message.role != "system"]
@@ -156,8 +156,8 @@ class Chat:
         """Append the conversation to a JSONL file that `upshot score` and `upshot data prepare` read."""
         row = self.conversation.row
         facts = {name: value for name, value in (("goal", row.goal), ("reference", row.reference)) if value is not None}
-        said = [turn.message.to_dict() for turn in self.conversation.turns]
-        append_jsonl(path, [json.loads(json.dumps({"messages": said, **facts}, default=str))])
+        messages = [turn.message.to_dict() for turn in self.conversation.turns]
+        append_jsonl(path, [json.loads(json.dumps({"messages": messages, **facts}, default=str))])
 
     def last_reply(self) -> Turn | None:
         """The model's last turn."""

@@ -111,20 +111,20 @@ class Stepper:
         """Put the stop before a method of one object."""
         call: Callable[..., Awaitable[Any]] = getattr(owner, method)
 
-        async def stopped(given: Any, *rest: Any, **named: Any) -> Any:
+        async def stopped(argument: Any, *rest: Any, **named: Any) -> Any:
             async with self._one:
-                self._wait(who, given)
-            result = await call(given, *rest, **named)
+                self._wait(who, argument)
+            result = await call(argument, *rest, **named)
             if not self.free:
                 print(f"  {who} → {tell(result)}")
             return result
 
         setattr(owner, method, stopped)
 
-    def _wait(self, who: str, given: Any) -> None:
+    def _wait(self, who: str, argument: Any) -> None:
         if self.free:
             return
-        answer = self.ask(f"{who} ← {tell(given)}\n  [Enter: go on, c: to the end, q: stop] ").strip().lower()
+        answer = self.ask(f"{who} ← {tell(argument)}\n  [Enter: go on, c: to the end, q: stop] ").strip().lower()
         if answer == "q":
             raise UserError("stopped at your word; nothing was written")
         self.free = answer == "c"
@@ -134,15 +134,15 @@ def tell(thing: Any) -> str:
     """What goes into a call or comes out of it, in a line or two."""
     if isinstance(thing, Request):
         last = thing.prompt[-1] if thing.prompt else ""
-        said = f"{len(thing.prompt)} token ids" if thing.by_ids else getattr(last, "content", "")
+        text = f"{len(thing.prompt)} token ids" if thing.by_ids else getattr(last, "content", "")
     elif isinstance(thing, Score):
-        said = tell_score(thing)
+        text = tell_score(thing)
     elif isinstance(thing, Observation):
-        said = " ".join(message.content for message in thing.messages) + (
+        text = " ".join(message.content for message in thing.messages) + (
             f" (done: {thing.reason})" if thing.done else ""
         )
     elif isinstance(thing, list):
-        said = getattr(thing[0], "text", str(thing)) if thing else "nothing"
+        text = getattr(thing[0], "text", str(thing)) if thing else "nothing"
     else:
-        said = thing.messages[-1].content if getattr(thing, "messages", ()) else "the opening"
-    return cut(clean(str(said)).replace("\n", " "), 300)
+        text = thing.messages[-1].content if getattr(thing, "messages", ()) else "the opening"
+    return cut(clean(str(text)).replace("\n", " "), 300)

@@ -68,8 +68,8 @@ def _goals(task: Task) -> list[Row]:
 @asynccontextmanager
 async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
     """The model, and whoever else the run, the recipe or the options name."""
-    own = recipe_of_run(args.model)
-    if args.recipe or own:
+    is_run = recipe_of_run(args.model)
+    if args.recipe or is_run:
         for option in ("user", "judge", "metrics"):
             if getattr(args, option):
                 raise UserError(f"--{option}: the recipe says it; override it: models.{option}=… or reward.metrics=…")
@@ -119,16 +119,16 @@ def _spec(args: argparse.Namespace) -> Any:
         from upshot.run.export import find_checkpoint
         from upshot.run.folder import RunFolder
 
-        found = find_checkpoint(RunFolder.open(Path(name)), args.checkpoint)
-        print(f"{name}: its checkpoint {found.path.name}")
-        return f"local:{found.path}"
+        checkpoint = find_checkpoint(RunFolder.open(Path(name)), args.checkpoint)
+        print(f"{name}: its checkpoint {checkpoint.path.name}")
+        return f"local:{checkpoint.path}"
     return read_model(name)
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """What was said of it on the command line."""
-    said = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {name: value for name, value in said.items() if value is not None}
+    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {name: value for name, value in sampling.items() if value is not None}
 
 
 class Terminal:
@@ -208,8 +208,8 @@ class Terminal:
         end = "cut at the limit" if finish == "length" else ""
         hidden = "a thought (/think)" if self.chat.thought() and not self.think else ""
         self.console.print()
-        if said := ", ".join(part for part in (length, end, hidden) if part):
-            self.console.print(f"  {said}", style="dim")
+        if note := ", ".join(part for part in (length, end, hidden) if part):
+            self.console.print(f"  {note}", style="dim")
 
     def _put(self, text: str, style: str = "") -> None:
         self.console.print(text, style=style, end="", soft_wrap=True)

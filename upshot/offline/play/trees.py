@@ -79,8 +79,8 @@ def _add_reply(tree: Any, reply: Rollout, number: int, think: bool) -> None:
         (f"reply {number}", "bold"), f"  reward {tell_score(total)}", ("  " + tell_scores(reply.reward.means), "dim")
     )
     branch = tree.add(head)
-    own = reply.conversation.turns[len(reply.conversation.turns) - _own_turns(reply) :]
-    _add_turns(branch, own, think)
+    turns = reply.conversation.turns[len(reply.conversation.turns) - _own_turns(reply) :]
+    _add_turns(branch, turns, think)
     if len(reply.futures) > 1 or any(future.by for future in reply.futures):
         for place, future in enumerate(reply.futures, 1):
             _add_future(branch, future, place)

@@ -246,7 +246,7 @@ class CompletionRequest(CommonFields):
 
     def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
         """The prompts as ids."""
-        prompts = [encode(given) if isinstance(given, str) else list(given) for given in self.given]
+        prompts = [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in self.given]
         if not all(prompts):
             raise UserError("prompt: an empty prompt cannot be continued; give at least one token")
         return prompts

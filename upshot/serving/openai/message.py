@@ -149,8 +149,8 @@ class Dialect:
             return f"body: {as_rule(call_schema(tools, parser.key))}"
         between = self._mark(parser.between)
         kinds = [f"{json.dumps(tool['function']['name'])} {between} given{i}" for i, tool in enumerate(tools)]
-        given = [f"given{i}: {as_rule(parameters_of(tool))}" for i, tool in enumerate(tools)]
-        return "\n".join([f"body: {' | '.join(kinds)}", *given])
+        arguments = [f"given{i}: {as_rule(parameters_of(tool))}" for i, tool in enumerate(tools)]
+        return "\n".join([f"body: {' | '.join(kinds)}", *arguments])
 
     def _mark(self, marker: str) -> str:
         """A marker in Lark: by its id where it is a special token, which no text can spell."""
@@ -170,10 +170,10 @@ def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
     """JSON schema of a call of one of these tools; `key` holds the arguments."""
-    kinds, own = [], {}
+    kinds, definitions = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        own[place] = relocate(parameters_of(tool), f"#/$defs/{place}")
+        definitions[place] = relocate(parameters_of(tool), f"#/$defs/{place}")
         kinds.append(
             {
                 "type": "object",
@@ -182,7 +182,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         )
-    return {"anyOf": kinds, "$defs": own}
+    return {"anyOf": kinds, "$defs": definitions}
 
 
 def relocate(schema: Any, place: str) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 from upshot.core.errors import UserError
+from upshot.core.http_listener import listen
 from upshot.serving.servers.file import ServerConfig, ServersConfig
 
 SPARE = Fraction(9, 10)
@@ -79,24 +80,15 @@ def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequ
 
 def pick_ports(config: ServersConfig) -> dict[str, int]:
     """A port for each server: the one that is wished for, if it is free, or any."""
-    held: list[socket.socket] = []
-    out: dict[str, int] = {}
-    try:
+    ports: dict[str, int] = {}
+    with ExitStack() as held:  # all at once, so that no free one is given twice
         for name, server in config.servers.items():
-            wanted = 0 if server.port == "auto" else int(server.port)
             try:
-                family, kind, protocol, _, address = socket.getaddrinfo(config.host, wanted, type=socket.SOCK_STREAM)[0]
-                held.append(socket.socket(family, kind, protocol))
-                held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                held[-1].bind(address)
-            except OSError as error:
-                detail = f"cannot listen on {config.host}:{wanted or 'auto'}: {error.strerror}"
-                raise UserError(f"servers.{name}: {detail}; try another port or host") from error
-            out[name] = held[-1].getsockname()[1]
-    finally:
-        for one in held:
-            one.close()
-    return out
+                listener = held.enter_context(listen(config.host, 0 if server.port == "auto" else int(server.port)))
+            except UserError as error:
+                raise UserError(f"servers.{name}: {error}") from error
+            ports[name] = listener.getsockname()[1]
+    return ports
 
 
 def compose(

@@ -140,8 +140,8 @@ def _add_address(spec: ModelSpec, where: str, file: str | None, from_elsewhere: 
     if from_elsewhere and state["host"] in ANYWHERE:
         urls = [f"http://{state['machine']}:{urlsplit(url).port}/v1" for url in urls]
     key = {"api_key_env": state["api_key_env"]} if state["api_key_env"] and not spec.api_key_env else {}
-    said = spec.model_dump(exclude_unset=True)
-    return ModelSpec.parse({**said, "url": urls, "model": name, **key}, where)
+    settings = spec.model_dump(exclude_unset=True)
+    return ModelSpec.parse({**settings, "url": urls, "model": name, **key}, where)
 
 
 def check_server(where: str, name: str, known: Collection[str], file: str) -> None:

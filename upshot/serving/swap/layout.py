@@ -75,5 +75,5 @@ def lay_out(sizes: Mapping[str, int], room: int) -> MemoryLayout | None:
         if not starts:
             return None
         regions = [Region(name, start, start + size) for start in sorted(starts)]
-        placed[name] = min(regions, key=lambda own: sum(other.size for other in placed.values() if own.overlaps(other)))
+        placed[name] = min(regions, key=lambda one: sum(other.size for other in placed.values() if one.overlaps(other)))
     return MemoryLayout(max((r.stop for r in placed.values()), default=0), tuple(placed[name] for name in sizes))

@@ -117,9 +117,9 @@ class HostWeights:
             weakref.finalize(self, unlock_pages, self.flat).atexit = False
         with torch.inference_mode(False), torch.no_grad():
             for span in self.spans:
-                own = span.parameter.requires_grad_(False)
-                self.flat[span.start : span.stop].copy_(own.data.reshape(-1).view(torch.uint8))
-                own.data = own.data.new_empty(0)  # so that there is never a second copy of all
+                parameter = span.parameter.requires_grad_(False)
+                self.flat[span.start : span.stop].copy_(parameter.data.reshape(-1).view(torch.uint8))
+                parameter.data = parameter.data.new_empty(0)  # so that there is never a second copy of all
             for buffer in module.buffers():
                 buffer.data = buffer.data.to(device)
 

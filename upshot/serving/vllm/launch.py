@@ -93,8 +93,8 @@ def devices_of(recipe: Recipe) -> list[int]:
     """The server's GPUs; none: the CPU."""
     wished = recipe.model.engine.devices
     if wished == "policy":
-        own = own_gpu(recipe)
-        return [] if own is None else [own]
+        gpu = own_gpu(recipe)
+        return [] if gpu is None else [gpu]
     return [] if wished == "cpu" else [int(number) for number in wished]
 
 
@@ -128,7 +128,7 @@ class VllmClient:
     async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
         """What every worker answers."""
         body = {"method": method, "args": list(arguments)}
-        return list((await self.change("/collective_rpc", body, told=True))["results"])
+        return list((await self.change("/collective_rpc", body, answers=True))["results"])
 
     async def sleep(self, level: int) -> None:
         """Give the GPU's memory back: 1 keeps the weights on the host, 2 forgets them."""
@@ -136,18 +136,18 @@ class VllmClient:
 
     async def look(self, path: str) -> dict[str, Any]:
         """How the server stands."""
-        return await self._send("GET", path, None, LOOK_S, told=True)
+        return await self._send("GET", path, None, LOOK_S, answers=True)
 
-    async def change(self, path: str, body: Any = None, told: bool = False) -> dict[str, Any]:
-        """Have it change, and what it says to that where it is `told` in JSON."""
-        return await self._send("POST", path, body, CHANGE_S, told)
+    async def change(self, path: str, body: Any = None, answers: bool = False) -> dict[str, Any]:
+        """Have it change, and what it says to that where it `answers` in JSON."""
+        return await self._send("POST", path, body, CHANGE_S, answers)
 
-    async def _send(self, method: str, path: str, body: Any, seconds: float, told: bool) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, body: Any, seconds: float, answers: bool) -> dict[str, Any]:
         """A failed change is not tried again behind others' backs."""
         try:
             answer = await self._http.send(method, path, body, timeout_s=seconds)
             if answer.status != 200:
                 raise answer.failure()
-            return answer.json_object() if told else {}
+            return answer.json_object() if answers else {}
         except AttemptError as error:
             raise ServerDown(f"{path}: {error.reason}: {error.detail}") from error

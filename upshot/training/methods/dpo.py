@@ -13,6 +13,7 @@ from upshot.tasks.datasets.records import Preference, read_preferences
 class DPOMethod(TrainingMethod):
     """Pairs of replies from a file."""
 
+    pairs = True
     best_metric = "eval/loss/dpo"
     evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
     loop = "upshot.training.loops.dpo"

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.budget import BudgetBook, describe_loss
+from upshot.verl.budget import BudgetBook, BudgetClient, describe_loss
 
 NAME = "upshot-budget"
 """Within the namespace of the job."""
@@ -28,27 +29,13 @@ CLOSE_S = 20.0
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
-class BudgetActor:
+class BudgetActor(BudgetBook):
     """Keeps the book of a run."""
 
     def __init__(self, max_calls: int | None, before: Mapping[str, float]) -> None:
-        self.book = BudgetBook(max_calls, before)
+        super().__init__(max_calls, before)
         self._phase = ("the start", time.monotonic())
         self._stopping = False
-
-    async def take_call(self, worker: str) -> bool:
-        """See `BudgetBook`."""
-        return self.book.take_call(worker)
-
-    async def report(
-        self, worker: str, spent: Mapping[str, float], last: bool = False
-    ) -> tuple[dict[str, float], bool]:
-        """See `BudgetBook`."""
-        return self.book.report(worker, spent, last)
-
-    async def spent(self) -> dict[str, float]:
-        """What all have spent."""
-        return self.book.spent()
 
     async def ask_to_stop(self) -> None:
         """The run shall end after the step under way."""
@@ -65,9 +52,9 @@ class BudgetActor:
     async def describe(self) -> list[str]:
         """How the run stands."""
         name, since = self._phase
-        spent = ", ".join(f"{value:g} {what}" for what, value in self.book.spent().items())
+        spent = ", ".join(f"{value:g} {what}" for what, value in self.spent().items())
         last = f"last phase: {name}, for {time.monotonic() - since:.0f} s"
-        return [last, f"{len(self.book.open)} workers, spent: {spent}"]
+        return [last, f"{len(self.open)} workers, spent: {spent}"]
 
     async def wait_for_ever(self) -> None:
         """Never answers: whoever waits for it hears of the actor's death."""
@@ -75,29 +62,17 @@ class BudgetActor:
 
     async def close(self, seconds: float = CLOSE_S) -> list[str]:
         """Have every worker close its helpers; those that did not in time."""
-        self.book.closing = True
+        self.closing = True
         end = time.monotonic() + seconds
-        while self.book.open and time.monotonic() < end:
+        while self.open and time.monotonic() < end:
             await asyncio.sleep(0.05)
-        return sorted(self.book.open)
+        return sorted(self.open)
 
 
-class ActorClient:
-    """A worker's way to the actor."""
-
-    def __init__(self) -> None:
-        self.actor = find_budget()
-
-    async def take_call(self, worker: str) -> bool:
-        """See `BudgetBook`."""
-        return bool(await self.actor.take_call.remote(worker))
-
-    async def report(
-        self, worker: str, spent: Mapping[str, float], last: bool = False
-    ) -> tuple[dict[str, float], bool]:
-        """See `BudgetBook`."""
-        others, closing = await self.actor.report.remote(worker, spent, last)
-        return others, closing
+def budget_client() -> BudgetClient:
+    """A worker's way to the actor; what its methods return can be awaited."""
+    actor = find_budget()
+    return SimpleNamespace(take_call=actor.take_call.remote, report=actor.report.remote)  # type: ignore[return-value]
 
 
 def open_budget(recipe: Recipe, folder: Path) -> Any:
@@ -117,5 +92,5 @@ def find_budget() -> Any:
 
 def describe_death(what: str, why: BaseException | str) -> str:
     """What is said of an actor whose end stops the run."""
-    told = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
-    return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {told[:600]}"
+    message = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
+    return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {message[:600]}"

@@ -27,8 +27,8 @@ def check_cluster(recipe: Recipe, config: Any, folder: Path) -> None:
     """Refuse what would hang or fail later: `UserError` with everything that is wrong."""
 
     def read(key: str, otherwise: Any) -> Any:
-        found = OmegaConf.select(config, key)
-        return otherwise if found is None else found
+        value = OmegaConf.select(config, key)
+        return otherwise if value is None else value
 
     mark = write_mark(folder)
     try:
@@ -45,9 +45,9 @@ def nodes_of() -> list[Node]:
     free = available_resources_per_node()
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [
-        Node(node["NodeManagerHostname"], own.get("CPU", 0.0), own.get("GPU", own.get("NPU", 0.0)))
+        Node(node["NodeManagerHostname"], resources.get("CPU", 0.0), resources.get("GPU", resources.get("NPU", 0.0)))
         for node in alive
-        if (own := free.get(node["NodeID"], {}))
+        if (resources := free.get(node["NodeID"], {}))
     ]
 
 
@@ -69,14 +69,14 @@ def _everywhere(wanted: NodeRequirements) -> Iterator[Finding]:
     asked = {}
     for node in ray.nodes():
         if node["Alive"]:
-            own = replace(wanted, plugins=()) if node["NodeID"] == here else wanted
+            wants = replace(wanted, plugins=()) if node["NodeID"] == here else wanted
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            probe = ray.remote(num_cpus=0, max_retries=0)(check_node).options(scheduling_strategy=where).remote(own)
+            probe = ray.remote(num_cpus=0, max_retries=0)(check_node).options(scheduling_strategy=where).remote(wants)
             asked[probe] = node["NodeManagerHostname"]
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=2 * IMPORT_S)
     yield from (Finding(f"node {asked[probe]}: no answer within {2 * IMPORT_S:.0f} s") for probe in late)
     for probe in done:
         try:
-            yield from (Finding(f"node {asked[probe]}: {said}") for said in ray.get(probe))
+            yield from (Finding(f"node {asked[probe]}: {problem}") for problem in ray.get(probe))
         except RayError as error:
             yield Finding(f"node {asked[probe]}: {str(error).strip().splitlines()[-1]}; is upshot installed there?")

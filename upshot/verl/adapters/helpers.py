@@ -54,8 +54,8 @@ class BorrowedHelper(Model):
 
     async def generate(self, request: Request) -> list[Completion]:
         """What the actor says."""
-        said: list[Completion] = await self._ask(self.actor.generate.remote(request))
-        return said
+        completions: list[Completion] = await self._ask(self.actor.generate.remote(request))
+        return completions
 
     async def _ask(self, answer: Any) -> Any:
         """An answer, or what was raised there, as it was raised."""
@@ -71,7 +71,7 @@ async def borrow_helper(spec: ModelSpec) -> Model:
     """The model of this node's actor, which the first that asks starts; where no GPU is, it is on another node."""
     node = ray.get_runtime_context().get_node_id()
     text = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:12]
-    own = spec.model_copy(update={"device": "cuda" if gpus_of(spec) else "cpu"})
+    placed = spec.model_copy(update={"device": "cuda" if gpus_of(spec) else "cpu"})
     actor = ray.remote(HelperActor).options(
         name=f"upshot-helper-{text}-{node}",
         get_if_exists=True,
@@ -80,6 +80,6 @@ async def borrow_helper(spec: ModelSpec) -> Model:
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=bool(gpus_of(spec))),
         max_concurrency=10_000,
     )
-    model = BorrowedHelper(spec, actor.remote(own))
+    model = BorrowedHelper(spec, actor.remote(placed))
     await model.start()
     return model

@@ -15,7 +15,7 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.pickling import dumps
-from upshot.verl.adapters.budget import DEATHS, ActorClient, describe_death
+from upshot.verl.adapters.budget import DEATHS, budget_client, describe_death
 from upshot.verl.adapters.helpers import borrow_helper
 from upshot.verl.plan import RECIPE
 from upshot.verl.rows import AGENT
@@ -52,10 +52,10 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: dumps(reply)}
         except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
-            told = user_error_in(error)
-            if told is None:
+            user_error = user_error_in(error)
+            if user_error is None:
                 log.exception("a conversation could not be played")
-            why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
+            why = str(user_error or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
             return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
         seen = reward_numbers(reply, list(worker.services.weights))
         extra[COUNTED] = (worker.name, worker.played, worker.services.counters())
@@ -100,7 +100,7 @@ def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWo
     path = recipe_path()
     if path not in _workers:
         inside = ray.is_initialized()
-        client, borrow = (ActorClient(), borrow_helper) if inside else (None, None)
+        client, borrow = (budget_client(), borrow_helper) if inside else (None, None)
         name = f"pid {os.getpid()} on {os.uname().nodename}"
         _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers, borrow)
     return _workers[path]

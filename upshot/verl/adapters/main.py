@@ -43,8 +43,8 @@ def main(config: Any) -> None:
     try:
         run_ppo(config, task_runner_class=OverseenRunner(ray.remote(ClusterRunner)))
     except (UserError, RayError) as error:
-        told, code = reason(error)
-        print(f"{REASON}{' '.join(told.split())}", flush=True)  # one line, whatever Ray's words are
+        message, code = reason(error)
+        print(f"{REASON}{' '.join(message.split())}", flush=True)  # one line, whatever Ray's words are
         sys.exit(code)
 
 

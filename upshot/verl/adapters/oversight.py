@@ -42,9 +42,9 @@ class OverseenRunner:
 
     runner: Any
 
-    def options(self, **given: Any) -> OverseenRunner:
+    def options(self, **options: Any) -> OverseenRunner:
         """See Ray."""
-        return OverseenRunner(self.runner.options(**given))
+        return OverseenRunner(self.runner.options(**options))
 
     def remote(self) -> SimpleNamespace:
         """The runner; `run.remote(config)` comes back when it has ended."""
@@ -99,8 +99,8 @@ def stop_if_dead() -> None:
 
 def find_cause(cause: Any) -> str:
     """Why an actor died, in Ray's words: it has a field for each kind of death (out of memory, lost node …)."""
-    given = [getattr(value, "error_message", "") or str(value) for _, value in cause.ListFields()]
-    return "; ".join(filter(None, given)) or "nothing of the cause"
+    messages = [getattr(value, "error_message", "") or str(value) for _, value in cause.ListFields()]
+    return "; ".join(filter(None, messages)) or "nothing of the cause"
 
 
 def reason(error: Exception) -> tuple[str, int]:
@@ -132,8 +132,8 @@ def find_waits(budget: Any) -> list[str]:
     pending = [actor for actor in actors().values() if actor["State"] in ("PENDING_CREATION", "DEPENDENCIES_UNREADY")]
     lines += [f"actor {actor['Name'] or actor['ActorClassName']} is {actor['State']}" for actor in pending]
     free, whole = ray.available_resources(), ray.cluster_resources()
-    told = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
-    return [*lines, f"Ray has {told}"]
+    resources = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
+    return [*lines, f"Ray has {resources}"]
 
 
 def _describe_end(gone: Any) -> str:

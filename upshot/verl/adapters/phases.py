@@ -36,9 +36,9 @@ def report_phases(trainer: Trainer) -> Trainer:
 
 def _announce(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
     @wraps(does)
-    def announced(*given: Any, **named: Any) -> Any:
+    def announced(*args: Any, **named: Any) -> Any:
         tell_phase(phase)
-        return does(*given, **named)
+        return does(*args, **named)
 
     return announced
 

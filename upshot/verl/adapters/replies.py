@@ -27,8 +27,8 @@ class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The rows of a step, when all are played."""
         self._step = global_steps
-        found: tuple[KVBatchMeta, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
-        return found
+        batch: tuple[KVBatchMeta, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
+        return batch
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         steps = self.prompt_global_steps[partition_id]
@@ -69,9 +69,9 @@ class PlayedRollouts:
         """Wait until so many prompts are played; their replies."""
         batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
-        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        given = [getattr(one, "data", one) for one in found["extra_fields"]]  # plain, or wrapped by tensordict
-        extras = dict(zip(batch.keys, given, strict=True))
+        fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        extra_fields = [getattr(one, "data", one) for one in fields["extra_fields"]]  # plain, or wrapped by tensordict
+        extras = dict(zip(batch.keys, extra_fields, strict=True))
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
@@ -91,9 +91,9 @@ class PlayedRollouts:
     def without_untrained(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a batch without those that nothing is learned from, now that the groups are compared."""
         replies = [reply for group in self.groups["train"] for reply in group]
-        trained = {(id(own.source), own.stop) for reply in replies for own in places_of(reply, self.alone)}
-        gone = [key for key, own in self.places.items() if (id(own.source), own.stop) not in trained]
-        self.places = {key: own for key, own in self.places.items() if key not in set(gone)}
+        trained = {(id(place.source), place.stop) for reply in replies for place in places_of(reply, self.alone)}
+        gone = [key for key, place in self.places.items() if (id(place.source), place.stop) not in trained]
+        self.places = {key: place for key, place in self.places.items() if key not in set(gone)}
         if not gone:
             return batch
         kept = [key for key in batch.keys if key not in set(gone)] or list(batch.keys)[:1]

@@ -38,15 +38,15 @@ class RankServer:
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **more: Any
     ) -> TokenOutput:
         """Continue the ids."""
-        if given := [name for name, value in more.items() if value]:
-            raise UserError(f"rollout.name={BACKEND} takes token ids alone; it was given {', '.join(given)}")
-        said = await self.sampler.generate(prompt_ids, sampling_params)
+        if unsupported := [name for name, value in more.items() if value]:
+            raise UserError(f"rollout.name={BACKEND} takes token ids alone; it was given {', '.join(unsupported)}")
+        output = await self.sampler.generate(prompt_ids, sampling_params)
         return TokenOutput(
-            token_ids=said.ids,
-            log_probs=said.logprobs,
-            stop_reason="aborted" if said.aborted else "completed",
+            token_ids=output.ids,
+            log_probs=output.logprobs,
+            stop_reason="aborted" if output.aborted else "completed",
             num_preempted=0,
-            extra_fields={"global_steps": said.step},
+            extra_fields={"global_steps": output.step},
         )
 
     async def begin_weights(self) -> None:
@@ -109,11 +109,11 @@ class UpshotReplica(RolloutReplica):  # type: ignore[misc]
                 ray.get_runtime_context().get_accelerator_ids()[resource][0],
             )
         )
-        told = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
+        env_vars = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
         server = ray.remote(RankServer).options(
             name=server_name(self.replica_rank),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-            runtime_env={"env_vars": told},
+            runtime_env={"env_vars": env_vars},
             max_concurrency=self.max_concurrency,
         )
         self._server_handle = server.remote(

@@ -165,9 +165,9 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
         rows = self._read_measures(batch)
         real = [row for row in rows if row is not None]
-        told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
+        inputs, logs = teach(self.recipe.train, self.replies.groups["train"], real)
         metrics.update(mark_own(logs))
-        left = iter(told)
+        left = iter(inputs)
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
@@ -176,12 +176,12 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
         wanted += ["entropy"] if self.recipe.train.entropy else []
-        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
-        told = [[one.tolist() for one in found[name].unbind()] if name in wanted else [] for name in COMPUTED]
+        fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
+        measures = [[one.tolist() for one in fields[name].unbind()] if name in wanted else [] for name in COMPUTED]
         out: list[BatchRow | None] = []
         for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-            own = [column[at] if column else () for column in told]
-            out.append(None if tag.get("is_padding") else BatchRow(self.replies.source(key), int(tag["seq_len"]), *own))
+            row = [column[at] if column else () for column in measures]
+            out.append(None if tag.get("is_padding") else BatchRow(self.replies.source(key), int(tag["seq_len"]), *row))
         return out
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -196,13 +196,13 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
-        found: dict[str, float] = super()._validate()
+        metrics: dict[str, float] = super()._validate()
         seen = summarise_held_out(self.replies.groups["val"], self.worker.context, self.worker.rows.task)
         logs = {f"eval/{key}": value for key, value in seen.items()}
         self._looked = {**logs, "time/eval": time.perf_counter() - began}
         if not self._begun:  # before the first step
             self._compute_metrics()
-        return found | mark_own(logs)
+        return metrics | mark_own(logs)
 
 
 @register_trainer(AGENT)
@@ -238,16 +238,16 @@ COMPUTED = ("old_log_probs", "ref_log_prob", "values", "entropy")
 """What verl computes of a row, in the order of `BatchRow`'s fields."""
 
 
-def columns(told: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
+def columns(inputs: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
     """What is told of each row, in verl's names; None: a row of verl's filling, of one token that is not trained."""
 
     def nested(name: str, kind: torch.dtype) -> torch.Tensor:
-        rows = [[0] if one is None else getattr(one, name) or [0.0] * len(one.mask) for one in told]
+        rows = [[0] if one is None else getattr(one, name) or [0.0] * len(one.mask) for one in inputs]
         return torch.nested.as_nested_tensor([torch.tensor(row, dtype=kind) for row in rows], layout=torch.jagged)
 
     mask = nested("mask", torch.int64)
-    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("scaled", torch.float32)}
-    found |= {"old_log_probs": nested("old", torch.float32), "returns": nested("returns", torch.float32)}
+    fields = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("scaled", torch.float32)}
+    fields |= {"old_log_probs": nested("old", torch.float32), "returns": nested("returns", torch.float32)}
     if rule != "none":
-        found["rollout_is_weights"] = nested("weights", torch.float32)
-    return TensorDict(found, batch_size=len(told))
+        fields["rollout_is_weights"] = nested("weights", torch.float32)
+    return TensorDict(fields, batch_size=len(inputs))

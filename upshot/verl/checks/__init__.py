@@ -37,30 +37,30 @@ VERL = "0.9."
 def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False) -> list[Finding]:
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
-    own = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
-    found = [finding for check in (*SAME, *own) for finding in _run_check(check, bench)]
-    return list(dict.fromkeys([*found, *(Finding(note, fatal=False) for note in plan.notes())]))
+    cluster_checks = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
+    findings = [finding for check in (*SAME, *cluster_checks) for finding in _run_check(check, bench)]
+    return list(dict.fromkeys([*findings, *(Finding(note, fatal=False) for note in plan.notes())]))
 
 
 def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRequirements:
     """What every node must have, by a recipe and verl's config."""
-    told = os.environ
+    environment = os.environ
     return NodeRequirements(
         model=local_path(recipe.model.path) if recipe.model.path else "",
         folder=folder,
         files=tuple(list_paths(recipe)),
         endpoints=tuple(endpoints_of(recipe)),
         keys=tuple(sorted({spec.api_key_env for spec in recipe.needed_models.values() if spec.api_key_env})),
-        plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
-        environment={"PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
+        plugins=tuple(plugins_of(read, environment.get(EXTERNAL, ""))),
+        environment={"PYTHONPATH": os.pathsep.join([*recipe.code, environment.get("PYTHONPATH", "")])},
     )
 
 
 def endpoints_of(recipe: Recipe) -> list[str]:
     """The addresses that workers call."""
     out: list[str] = []
-    for role, given in recipe.models.items():
-        url = ModelSpec.parse(given, f"models.{role}").url
+    for role, spec in recipe.models.items():
+        url = ModelSpec.parse(spec, f"models.{role}").url
         many = [url] if isinstance(url, str) else list(url or ())
         out += [address for address in many if address.startswith(("http://", "https://"))]
     servers = (recipe.sandbox, str(recipe.reward.manager.options.get("url", "")))
@@ -69,10 +69,10 @@ def endpoints_of(recipe: Recipe) -> list[str]:
 
 def plugins_of(read: resources.Read, environment: str) -> list[str]:
     """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
-    given = [name for name in environment.split(",") if name.strip()]
+    named = [name for name in environment.split(",") if name.strip()]
     external = read(f"{MODEL}.external_lib", None)
     many = [external] if isinstance(external, str) else list(map(str, external or ()))  # a list, or OmegaConf's
-    return [*dict.fromkeys([*map(str.strip, given), *many])]
+    return [*dict.fromkeys([*map(str.strip, named), *many])]
 
 
 def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
@@ -83,9 +83,9 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
     if importlib.util.find_spec("verl") is None:
         yield Finding("--engine verl needs verl: pip install -e '.[verl]'")
         return
-    found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
-    if not found.startswith(VERL):
-        yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
+    version = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
+    if not version.startswith(VERL):
+        yield Finding(f"verl {version} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
     from upshot.verl.adapters.composing import find_fault
 
     if fault := find_fault(plan.overrides()):
@@ -99,9 +99,9 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
 
 def _critic(plan: VerlPlan) -> Iterator[Finding]:
     """verl loads a value model with flash attention and with nothing else."""
-    own = plan.value(f"{CRITIC}.model.override_config.attn_implementation")
-    told = any(s.key.startswith(f"{CRITIC}.model.override") and s.source == COMMAND_LINE for s in plan.settings)
-    if plan.value(f"{CRITIC}.enable") and own == "sdpa" and not told:
+    attention = plan.value(f"{CRITIC}.model.override_config.attn_implementation")
+    chosen = any(s.key.startswith(f"{CRITIC}.model.override") and s.source == COMMAND_LINE for s in plan.settings)
+    if plan.value(f"{CRITIC}.enable") and attention == "sdpa" and not chosen:
         yield Finding(
             "train.method=ppo: verl loads its critic with flash attention alone, which is not installed here: "
             "pip install flash-attn --no-build-isolation, or take train.method=rl"

@@ -49,7 +49,7 @@ class NodeRequirements:
 def check_node(wanted: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
     checks = (_model, _storage, _files, _endpoints, _keys, _plugins, _trl, _memory, _ports)
-    return [said for check in checks for said in check(wanted)]
+    return [problem for check in checks for problem in check(wanted)]
 
 
 def _model(wanted: NodeRequirements) -> Iterator[str]:
@@ -75,10 +75,10 @@ def _storage(wanted: NodeRequirements) -> Iterator[str]:
         return
     if wanted.mark and not (folder / wanted.mark).is_file():
         yield f"the run folder {folder} is another one than the driver's; {way_out}"
-    own = folder / f".probe-{uuid.uuid4().hex}"
+    probe = folder / f".probe-{uuid.uuid4().hex}"
     try:
-        own.write_text("probe")
-        own.unlink()
+        probe.write_text("probe")
+        probe.unlink()
     except OSError as error:
         yield f"the run folder {folder} cannot be written ({error.strerror}); {way_out}"
     free = shutil.disk_usage(folder).free
@@ -124,8 +124,8 @@ def _plugins(wanted: NodeRequirements) -> Iterator[str]:
         return
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     failed = [line.removeprefix(FAILED) for line in done.stdout.splitlines() if line.startswith(FAILED)]
-    for said in failed or ([f"{wanted.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
-        yield f"the plug-in '{said}; verl would go on without it and fail later"
+    for problem in failed or ([f"{wanted.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
+        yield f"the plug-in '{problem}; verl would go on without it and fail later"
 
 
 FAILED = "upshot cannot import "

@@ -79,9 +79,9 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """What is too little."""
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     if gpus < need.gpus:
-        own = f" ({need.helpers} a node for helper models)" if need.helpers else ""
+        helpers = f" ({need.helpers} a node for helper models)" if need.helpers else ""
         yield Finding(
-            f"the run needs {need.gpus} GPUs{own} in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
+            f"the run needs {need.gpus} GPUs{helpers} in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
             "trainer.n_gpus_per_node or trainer.nnodes, or add nodes"
         )
         return
@@ -133,12 +133,12 @@ def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterato
 
 def ports_of(read: Read) -> list[int]:
     """Ports that a Ray that will be started here is told to take; all others it and verl find for themselves."""
-    given = read("ray_kwargs.ray_init.dashboard_port", None)
-    taken = given and read("ray_kwargs.ray_init.include_dashboard", True) and not is_joined(read)
-    return [int(given)] if taken else []
+    port = read("ray_kwargs.ray_init.dashboard_port", None)
+    taken = port and read("ray_kwargs.ray_init.include_dashboard", True) and not is_joined(read)
+    return [int(port)] if taken else []
 
 
 def is_joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the run joins a Ray that is up."""
-    found = os.environ if environment is None else environment
-    return (read("ray_kwargs.ray_init.address", None) or found.get("RAY_ADDRESS") or "local") != "local"
+    variables = os.environ if environment is None else environment
+    return (read("ray_kwargs.ray_init.address", None) or variables.get("RAY_ADDRESS") or "local") != "local"

@@ -30,11 +30,11 @@ class Patience:
     @classmethod
     def of(cls, config: Any) -> Patience:
         """What verl's config says in its section `upshot`, which is ours."""
-        given = (config.get("upshot") or {}).get("watch") or {}
+        settings = (config.get("upshot") or {}).get("watch") or {}
         known = set(cls.__dataclass_fields__)
-        if unknown := set(given) - known:
+        if unknown := set(settings) - known:
             raise UserError(f"upshot.watch has no key '{min(unknown)}'; known: {', '.join(sorted(known))}")
-        return cls(**{name: given[name] for name in known & set(given)})
+        return cls(**{name: settings[name] for name in known & set(settings)})
 
 
 @dataclass

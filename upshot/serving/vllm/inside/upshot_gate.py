@@ -54,8 +54,8 @@ class WeightsGate:
 
     async def _pass(self, wanted: str, scope: Any, receive: Any, send: Any) -> None:
         if self.version is None or wanted != self.version:
-            told = f"stale weights: version {wanted or 'none'} is asked for, {self.version or 'none'} is loaded"
-            await answer(send, 409, {"error": {"message": told}})
+            message = f"stale weights: version {wanted or 'none'} is asked for, {self.version or 'none'} is loaded"
+            await answer(send, 409, {"error": {"message": message}})
             return
         self.busy += 1
         self.idle.clear()

@@ -73,9 +73,9 @@ def from_file(path: str) -> Iterator[tuple[str, Any]]:
 def from_gpu(handles: str, device: int) -> Iterator[tuple[str, Any]]:
     """Names and weights that lie in another process's memory of the same GPU (CUDA IPC)."""
     for name, (rebuild, arguments) in pickle.loads(base64.b64decode(handles)):
-        own = list(arguments)
-        own[6] = device  # the GPU has another number over there
-        yield name, rebuild(*own)
+        local_arguments = list(arguments)
+        local_arguments[6] = device  # the GPU has another number over there
+        yield name, rebuild(*local_arguments)
 
 
 def checksum(tensors: Any) -> str:
