@@ -11,9 +11,9 @@ def page() -> str:
     for original in read_table()["originals"].values():
         parts += [f"## {original['title']}\n\n{original['origin']}\n", "| | theirs | ours | |\n|---|---|---|---|"]
         for row in original["rows"]:
-            own = next((f"`{row[field]}`" for field in ("key", "command", "metric") if field in row), "")
-            own = own or f"*on purpose not*: {row['reason']}"
-            parts[-1] += f"\n| {row['kind']} | `{row['theirs']}` | {own} | {row.get('note', '')} |"
+            ours = next((f"`{row[field]}`" for field in ("key", "command", "metric") if field in row), "")
+            ours = ours or f"*no counterpart:* {row['reason']}"
+            parts[-1] += f"\n| {row['kind']} | `{row['theirs']}` | {ours} | {row.get('note', '')} |"
         parts[-1] += "\n"
     return "\n".join(parts)
 

@@ -175,4 +175,4 @@ def test_a_run_that_is_stopped_has_its_report(
     words = [word for word in TINY if not word.startswith("warm_start")]
     assert main(["train", *words, "warm_start=null", f"run_dir={run}", "--quiet"]) == 130
     assert (run / "report.html").is_file()
-    assert f"go on with  upshot train --resume {run}" in capsys.readouterr().err
+    assert f"resume with  upshot train --resume {run}" in capsys.readouterr().err

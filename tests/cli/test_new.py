@@ -56,8 +56,8 @@ def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my-task", "'my-task' is no name of a Python module"),
-        ("Task", "take lower-case letters"),
+        ("my-task", "'my-task' is not a valid module name"),
+        ("Task", "use lower-case letters"),
         ("random", "is the name of an installed module, which would be found instead"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_metric_that_never_returns_is_missing_after_the_time_given(tmp_path: P
 def test_a_time_limit_that_is_none_is_refused(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         evaluate(tmp_path / "out", "--task", "x", f"--call-seconds={seconds}")
-    assert f"'{seconds}' is no number of seconds above 0" in capsys.readouterr().err
+    assert f"'{seconds}' is not a positive number of seconds" in capsys.readouterr().err
 
 
 def test_conversations_are_whole_and_end_with_the_policy_or_the_user_leaving(tmp_path: Path, actors: Any) -> None:

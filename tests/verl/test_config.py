@@ -236,7 +236,7 @@ def test_our_engine_is_sent_merged_adapters() -> None:
     ],
 )
 def test_words_for_what_the_recipe_says_are_refused_with_the_recipes_key(word: str, way_out: str) -> None:
-    with pytest.raises(UserError, match=f"is not the command line's: .*{way_out}"):
+    with pytest.raises(UserError, match=f"cannot be set on the command line: .*{way_out}"):
         compose(recipe(), PLACE, [word])
 
 

@@ -138,4 +138,4 @@ raise SystemExit("out of paper")
     assert (status["step"], status["steps"]) == (1, 9), "what the trainer told stays"
     assert told == [(1, 1.0)]
     assert (run / "report.html").is_file()
-    assert said[-1] == f"go on with  upshot train --engine verl --resume {run}"
+    assert said[-1] == f"resume with  upshot train --engine verl --resume {run}"

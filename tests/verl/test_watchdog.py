@@ -106,4 +106,4 @@ def test_a_watchdog_that_cannot_tell_ends_no_run(tmp_path: Path) -> None:
     dog.waits_for = gone
     clock.now = 61
     dog.look()
-    assert "cannot be told" in said[1] and "Ray does not answer" in said[1]
+    assert "is unknown" in said[1] and "Ray does not answer" in said[1]

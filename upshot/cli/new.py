@@ -53,9 +53,7 @@ def render(kind: str, name: str) -> dict[str, str]:
     from upshot.core.errors import UserError
 
     if not name.isidentifier() or name != name.lower():
-        raise UserError(
-            f"'{name}' is no name of a Python module; take lower-case letters, digits and _, as in my_{kind}"
-        )
+        raise UserError(f"'{name}' is not a valid module name; use lower-case letters, digits and _, as in my_{kind}")
     templates = files("upshot.cli") / "templates"
     out = {}
     for template, file in FILES[kind].items():

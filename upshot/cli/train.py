@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, train, report; a stopped run says how to go on."""
+    """Check, train, report; a stopped run says how to resume it."""
     if args.engine == "verl":
         return _on_verl(args)
     recipe, _, folder = _load_recipe(args)
@@ -93,7 +93,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
             with contextlib.suppress(Exception):  # a run that was stopped can be looked at, too
                 write_report(folder.path)
         if folder.latest() is not None:
-            print(f"go on with  upshot train --resume {folder.path}", file=sys.stderr)
+            print(f"resume with  upshot train --resume {folder.path}", file=sys.stderr)
         raise
     page = write_report(folder.path)
     if not args.json:
@@ -122,7 +122,7 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
 
 def _print_findings(findings: Sequence[Finding], quiet: bool) -> bool:
-    """Say what checks have found, a line each; whether nothing must be mended."""
+    """Print what checks have found, one line each; whether nothing needs to be fixed."""
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
     if not quiet:
@@ -139,7 +139,7 @@ def _code_of_later_rank(error: BaseException) -> int | None:
 
 
 def _on_verl(args: argparse.Namespace) -> int:
-    """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
+    """Start verl on a recipe or on a run to resume, or print both configs; what verl cannot run is refused."""
     from upshot.config.method import method_of
     from upshot.rollout.check_names import check_names
     from upshot.tasks.base import tasks
@@ -199,13 +199,13 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFo
 
 
 def _reopen(args: argparse.Namespace, on_verl: bool) -> tuple[Recipe, Sequence[str], RunFolder]:
-    """The same of a run to go on with, which has its own recipe."""
+    """The same for a run to resume, which has its own recipe."""
     from upshot.run.folder import RunFolder
     from upshot.run.resume import resumed_recipe
     from upshot.verl.checkpoints import refuse_verl, reopen_run
 
     if args.recipe and "=" not in args.recipe:
-        raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
+        raise UserError(f"--resume uses the folder's own recipe; leave out '{args.recipe}'")
     words = [*([args.recipe] if args.recipe else []), *args.overrides]
     if on_verl:
         return reopen_run(Path(args.resume), words)

@@ -57,9 +57,9 @@ def read_mapping(text: str, what: str) -> dict[str, Any]:
     try:
         loaded = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UserError(f"'{text}' is no YAML mapping of {what}: {' '.join(str(error).split())}") from error
+        raise UserError(f"'{text}' is not a YAML mapping of {what}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise UserError(f"'{text}' is no YAML mapping of {what}")
+        raise UserError(f"'{text}' is not a YAML mapping of {what}")
     return loaded
 
 

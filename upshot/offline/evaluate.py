@@ -189,7 +189,7 @@ def parse_models(text: str) -> dict[str, Spec]:
 
 
 def parse_systems(items: Sequence[str], models: Sequence[str]) -> Mapping[str, str]:
-    """Which system prompt each row has: as told, else proactive for 'proactive' and plain for the others."""
+    """Which system prompt each row has: as given, else proactive for 'proactive' and plain for the others."""
     systems = {name: "proactive" if name == "proactive" else "plain" for name in models}
     for item in items:
         name, equals, prompt = item.partition("=")

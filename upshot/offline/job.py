@@ -1,8 +1,8 @@
-"""One job for the batch verbs: bounded work, written down piece by piece, within a budget, and gone on with later.
+"""One job for the batch verbs: bounded work, written down piece by piece, within a budget, and resumable.
 
 `run_all` bounds what is under way. A `Journal` is a file of finished work that survives kill -9. A `Job` puts them
-together: the same command goes on behind what is on the disk and tries again what failed; what earlier runs have spent
-counts; a run in which too much fails stops. What a piece of work is, and how its result is told, is each verb's own.
+together: the same command continues after what is on the disk and retries what failed; what earlier runs spent counts;
+a run in which too much fails stops. Each verb defines its pieces of work and how results are reported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOO_MANY = 0.5
 async def run_all(pieces: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
     """What comes of each piece, in their order, at most `at_once` under way; a failure ends the whole.
 
-    Workers take the next piece when they are free: a file of a million rows is no million tasks.
+    Workers take the next piece when they are free: a file of a million rows does not become a million tasks.
     """
     todo = iter(enumerate(pieces))
     results: dict[int, R] = {}
@@ -175,7 +175,7 @@ class Job:
     def write(self, *lines: dict[str, Any], failure: str | None = None, whole: bool = True) -> None:
         """Put what was found on the disk, with what is spent by now; `UserError` when too many pieces failed lately.
 
-        failure: why it is no result; None: it is one. whole: whether the piece is over.
+        failure: why the piece failed; None: it did not. whole: whether the piece is finished.
         """
         if self._empty:  # from the first result on the log holds more than its settings, which stand from then on
             self.log.append({"spent": self._written})
@@ -195,7 +195,7 @@ class Job:
         if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:
             raise UserError(
                 f"{failed} of the last {RECENT} {self.what} failed, mostly: {reasons.most_common(1)[0][0]}; what is "
-                f"finished is saved: mend it and give the same command again, the failed ones are tried again"
+                f"finished is saved: fix the cause and run the same command again, which retries the failed ones"
             )
 
 
@@ -205,10 +205,10 @@ def name_row(name: object, row: Mapping[str, Any]) -> str:
 
 
 def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
-    """The log beside a file of results; a file that no log vouches for is somebody's own and is not touched."""
+    """The log beside a file of results; a file without a log is not ours and is not touched."""
     log = out.with_name(f"{out.name}.log")
     if out.is_file() and out.stat().st_size and not log.is_file():
-        raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
+        raise UserError(f"'{out}' exists without '{log}', the log of its settings; choose another --out")
     return Journal(log, settings)
 
 
@@ -239,7 +239,7 @@ class _Pace:
 
 @contextmanager
 def progress(what: str, total: int, done: int, quiet: bool, at_once: int = 1) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, lines now and then where that is no terminal; call what it yields for every finished piece."""
+    """A bar on stderr, lines now and then if that is not a terminal; call what it yields after every finished piece."""
     if quiet:
         yield lambda: None
         return

@@ -118,7 +118,7 @@ def read_replies(args: argparse.Namespace, path: Path) -> list[MonitoredReply]:
 def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitoredReply]:
     """The replies of a run's rollouts.jsonl; of one of its tasks where `only` says so."""
     if not (path / ROLLOUTS).is_file():
-        raise UserError(f"'{path}' holds no {ROLLOUTS}: it is no run folder, or nothing was played in it yet")
+        raise UserError(f"'{path}' holds no {ROLLOUTS}: it is not a run folder, or nothing has been played yet")
     task = _task_of(path)
     replies = [_of_line(line, index, task, manager) for index, line in enumerate(read_jsonl(path / ROLLOUTS))]
     chosen = [one for one in replies if only in (None, one.case.task)]

@@ -16,7 +16,7 @@ from typing import Any
 LEVEL = 0.95
 RESAMPLES = 4000
 EXACT_UP_TO = 12
-"""Up to so many pairs all 2^n sign flips are counted; above, random ones."""
+"""Up to this many pairs all 2^n sign flips are counted; above, random ones."""
 BLOCK = 2_000_000
 """Most drawn numbers held in memory at once."""
 

@@ -1,6 +1,6 @@
 """Real and simulated users side by side: measures of their turns, leaving, and a classifier that tells them apart.
 
-Transcripts are the unit of every interval and test: turns of one conversation are no independent draws. Pure functions.
+Transcripts are the unit of every interval and test: turns of one conversation are not independent. Pure functions.
 """
 
 from __future__ import annotations

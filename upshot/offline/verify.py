@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
-    """What the rows of a source that no verifier is known for get; `UserError` where there are no others."""
+    """The missing score of each source without a verifier; `UserError` if no source has one."""
     out: dict[str, Score] = {}
     for source in dict.fromkeys(claim.source for claim in claims):
         try:
@@ -218,7 +218,7 @@ def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
 async def _verify_all(
     claims: Sequence[Claim], settings: VerifySettings, unknown: Mapping[str, Score], at_once: int
 ) -> list[Score]:
-    if settings.judge:  # waiting for it is no row's time
+    if settings.judge:  # waiting for the judge must not count against a row's time limit
         at_once = min(at_once, _judge_spec(settings.judge, None).concurrency)
     async with build_manager(settings) as services:
 

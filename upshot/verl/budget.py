@@ -2,7 +2,7 @@
 
 `BudgetBook` counts for all (an actor of Ray's keeps it, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
 calls are limited each is asked for, so that their number is exact: beside a model's answer the question costs nothing.
-Tokens and dollars are told a few times a second, and may pass their limit by what was not told yet.
+Tokens and dollars are reported a few times a second, and may exceed their limit by what is not reported yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checkpoints that verl saves in a run folder: each as one that all other commands read, and going on from one."""
+"""The checkpoints that verl saves in a run folder: each as one that all other commands read, and resuming from one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _step(wanted: str, recipe: Recipe, steps: list[int]) -> int | None:
 
 
 def check_ranks(folder: RunFolder, ranks: int) -> None:
-    """Refuse to go on with another number of ranks: each reads the shard it saved."""
+    """Refuse to resume with another number of ranks: each reads the shard it saved."""
     from upshot.verl.merge import world_size
 
     step = newest_step(folder)
@@ -129,20 +129,20 @@ def export_shards(shards: Path, model: str, merge: bool, out: Path) -> None:
 
 
 def reopen_run(path: Path, words: Sequence[str]) -> tuple[Recipe, list[str], RunFolder]:
-    """The recipe, verl's words and the folder of a run to go on with; `words` are of the new command line and win."""
+    """The recipe, verl's words and the folder of a run to resume; `words` are those of the new command line and win."""
     folder = RunFolder.open(path)
     if not is_verl(folder):
-        raise UserError(f"'{path}' is a run of local mode; go on with it without --engine verl")
+        raise UserError(f"'{path}' is a run of local mode; resume it without --engine verl")
     recipe = resumed_recipe(folder, [word for word in words if not is_theirs(word)])
     before = json.loads((path / WORDS).read_text()) if (path / WORDS).is_file() else []
     return recipe, [*before, *(word for word in words if is_theirs(word))], folder
 
 
 def refuse_verl(folder: RunFolder) -> None:
-    """Local mode cannot go on with a run of verl's: its checkpoints are others."""
+    """Refuse a run of verl: local mode cannot read its checkpoints."""
     if is_verl(folder):
         raise UserError(
-            f"'{folder.path}' is a run of verl; go on with  upshot train --engine verl --resume {folder.path}, or "
+            f"'{folder.path}' is a run of verl; resume it with  upshot train --engine verl --resume {folder.path}, or "
             f"begin a new run from its model (upshot export {folder.path})"
         )
 

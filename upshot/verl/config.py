@@ -115,13 +115,13 @@ def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting
         prefixes = [key for key in known if is_under(setting.key, key)]
         same = setting.key in ours and ours[setting.key].value == setting.value
         if prefixes and not same:
-            refused.append(f"{setting.key} is not the command line's: {known[max(prefixes, key=len)]}")
+            refused.append(f"{setting.key} cannot be set on the command line: {known[max(prefixes, key=len)]}")
     if refused:
         raise UserError("; ".join(refused))
 
 
 def _attention(recipe: Recipe) -> list[VerlSetting]:
-    """verl takes flash attention unless it is told otherwise, and fails where that is not installed."""
+    """verl uses flash attention unless another is named, and fails where it is not installed."""
     if importlib.util.find_spec("flash_attn") is not None:
         return []
     why = "flash-attn, verl's default, is not installed here"
@@ -184,7 +184,7 @@ def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
 
 
 def _precision(recipe: Recipe) -> list[VerlSetting]:
-    """verl computes in bfloat16 unless it is told otherwise."""
+    """verl computes in bfloat16 unless the config names another type."""
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
@@ -247,7 +247,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
     if recipe.train.async_steps:
         why = (
-            "what is under way at an update goes on with the new weights (verl's trainer), not with those it began with"
+            "conversations under way at an update continue with the new weights (verl's trainer), not with the old ones"
         )
         yield MissingKey("train.async_steps", recipe.train.async_steps, why, False)
     if credit_rule(recipe.credit).trains_futures:

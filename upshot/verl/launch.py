@@ -45,8 +45,8 @@ def launch(
 ) -> Path:
     """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log.
 
-    verl's own lines go to its log and to `say`; the reporter is told what it would be told of a run in local mode.
-    `resumed`: the folder of a run to go on with.
+    verl's own lines go to its log and to `say`; the reporter hears what it would hear of a run in local mode.
+    `resumed`: the folder of a run to resume.
     """
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install -e '.[verl]'")
@@ -101,7 +101,7 @@ def _write_end(folder: RunFolder, state: str, **more: str) -> None:
 
 
 def _tell_stopped(folder: RunFolder, echo: RunEcho, error: BaseException) -> None:
-    """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
+    """Write down what is known of a run that ends with an error; further errors are reported beside it."""
 
     def tell() -> None:
         _write_end(folder, "stopped", reason=reason_of(error))
@@ -114,7 +114,7 @@ def _tell_stopped(folder: RunFolder, echo: RunEcho, error: BaseException) -> Non
         except Exception as second:
             echo.reporter.say(f"at the end of the run: {reason_of(second)}")
     if newest_step(folder):
-        echo.reporter.say(f"go on with  upshot train --engine verl --resume {folder.path}")
+        echo.reporter.say(f"resume with  upshot train --engine verl --resume {folder.path}")
 
 
 def _run(plan: VerlPlan, env: dict[str, str], folder: RunFolder, echo: RunEcho, say: Callable[[str], None]) -> None:
@@ -138,7 +138,7 @@ def command(plan: VerlPlan) -> list[str]:
 
 
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
-    """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
+    """The environment of verl's processes on this machine; Ray sets that of the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {RECIPE: str(folder.resolve() / WORKERS)}
     return {**WAITS, **os.environ, **variables, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}

@@ -13,7 +13,7 @@ from upshot.models.local import local_path
 from upshot.run.folder import with_whole_paths
 
 OWN = ("name", "run_dir")
-"""Keys whose words are no paths that must be there."""
+"""Keys whose values are not paths that must exist."""
 
 
 def make_absolute(recipe: Recipe) -> Recipe:

@@ -89,12 +89,12 @@ class VerlPlan:
             raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(problems)}")
 
     def notes(self) -> list[str]:
-        """What is another thing on verl and does not refuse a run: worth a line before it starts."""
+        """What differs on verl without refusing the run: worth a line before it starts."""
         noted = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
         return [f"{m.key}={_short(m.value)}: {m.reason}" for m in noted]
 
     def value(self, key: str, otherwise: Any = None) -> Any:
-        """The value of one of verl's keys; `otherwise` where nothing sets it here."""
+        """The value of one of verl's keys; `otherwise` if nothing sets it here."""
         return next((setting.value for setting in self.settings if setting.key == key), otherwise)
 
     @property
@@ -184,7 +184,7 @@ def parse_override(word: str) -> VerlSetting:
 
     key, equals, text = word.lstrip("+").partition("=")
     if not equals:
-        raise UserError(f"'{word}' is no key=value of verl's config")
+        raise UserError(f"'{word}' is not a key=value of verl's config")
     mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
     return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), COMMAND_LINE, mark)
 

@@ -19,7 +19,7 @@ GRACE_S = 20.0
 LAST_WORDS_S = 1.0
 """Seconds that what the program has left may still speak."""
 REASON = "upshot: "
-"""Before the line with which our program says what the user must mend."""
+"""Prefix of the line with an error that the user can fix."""
 SHM = Path("/dev/shm")
 SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
 """How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; a user's files have others."""
@@ -115,7 +115,7 @@ def end(process: subprocess.Popen[str], notice: int, seconds: float) -> None:
 
 
 def reason_in(log: Path) -> str | None:
-    """What our program said at its end that the user must mend; None when it ended in another way."""
+    """The error at the end of the log that the user can fix; None if the program ended in another way."""
     lines = log.read_text(errors="replace").splitlines()[-50:]
     return next((line.removeprefix(REASON) for line in reversed(lines) if line.startswith(REASON)), None)
 

@@ -116,7 +116,7 @@ OWN = "upshot/"
 
 
 def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step of verl's; what is no finite number is left out."""
+    """The numbers of one of verl's steps; values that are not finite numbers are left out."""
     out: dict[str, float] = {}
     for name, value in metrics.items():
         try:
@@ -147,7 +147,7 @@ class RunEcho:
         self._read(silent=True)
 
     def follow(self, log_line: str = "") -> None:
-        """Tell the steps since the last call; `said`: a line of verl's, told where it is our watchdog's."""
+        """Report the steps since the last call; `log_line`: a line of verl's log, reported if it is our watchdog's."""
         if MARK in log_line:
             self.reporter.say(log_line[log_line.index(MARK) :])
         self._read(silent=False)

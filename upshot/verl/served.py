@@ -52,8 +52,8 @@ class ConversationLink:
     params: Mapping[str, Any] = field(default_factory=dict)
     """verl's own sampling parameters (logprobs, repetition_penalty …), which ours are laid over."""
     seeded: bool = False
-    """Whether the servers are told the seed of every call. Our engine draws by it what local mode would draw; elsewhere
-    it would only cost."""
+    """Whether every call carries its seed. With it our engine draws what local mode would draw; elsewhere it would only
+    cost."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What the servers said beside the trained tokens: which weights sampled them."""
 
@@ -101,7 +101,7 @@ class ServedModel(Model):
 
     async def _one(self, line: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
-        # The template's ends are told, too: the servers go by the model's own settings, which need not know them.
+        # The template's end tokens as well: the servers go by the model's settings, which need not contain them.
         ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
         params = {**line.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
         if line.seeded and request.sampling.seed is not None:

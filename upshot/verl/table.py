@@ -66,7 +66,7 @@ def _round_up(count: int, parts: int) -> int:
 
 
 def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
-    """Something of the adapters; `otherwise` where there are none."""
+    """Something of the adapters; `otherwise` if there are none."""
 
     def make(adapter: Any) -> Any:
         if adapter is None:
@@ -173,7 +173,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "trainer.logger": (["console"], "our trainer writes metrics.jsonl and tells the trackers"),
     "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
 }
-"""What a run is made of; set to something else it would be another one, or none."""
+"""What a run consists of; with other values it would be a different run, or fail."""
 LIBRARY = "upshot.verl.adapters.register"
 USUAL: dict[str, tuple[Any, str]] = {
     f"{MODEL}.external_lib": ([LIBRARY], "registers the agent loop in every process; yours are imported after it"),
@@ -184,7 +184,7 @@ USUAL: dict[str, tuple[Any, str]] = {
     f"{ACTOR}.use_dynamic_bsz": (True, "micro-batches by tokens, as in local mode"),
     "trainer.project_name": (PROJECT, ""),
 }
-"""What the command line may set otherwise."""
+"""Defaults that the command line may change."""
 OF_FSDP = (
     *(f"{ACTOR}.strategy", f"{ACTOR}.grad_clip", f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"),
     *(f"{OPTIM}.lr_scheduler_type", f"{OPTIM}.min_lr_ratio", f"{OPTIM}.zero_indexed_step"),
@@ -248,10 +248,10 @@ PLAYED: dict[str, str] = {
     "eval.split": "which rows are written for validation",
     "eval.rows": "how many rows are written for validation",
     "eval.judge": "who judges the replies to them",
-    "trackers": "told by our trainer, under local mode's names",
+    "trackers": "called by our trainer, under local mode's names",
     "keep_rollouts": "rollouts.jsonl, written by our trainer",
 }
-"""By prefix; keys that `CARRIED` names as well are told to both sides."""
+"""By prefix; keys that `CARRIED` names as well go to both sides."""
 
 _NOT_YET = "not there yet"
 LEFT: dict[str, UnmappedKey] = {

@@ -1,4 +1,4 @@
-"""What verl's learner is told of each row, worked out by local mode's own functions on the step's replies.
+"""What verl's learner gets for each row, computed by local mode's own functions from the step's replies.
 
 verl computes log-probabilities and values; from them and the replies come advantages, value targets and importance,
 for all rows of the step at once.
@@ -39,7 +39,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class LearnerInputs:
-    """What the learner is told of a row; all lists lie beside its response."""
+    """What the learner gets for a row; all lists lie beside its response."""
 
     mask: list[int]
     advantages: list[float]
@@ -52,7 +52,7 @@ class LearnerInputs:
 
     @property
     def scaled(self) -> list[float]:
-        """The advantages as verl is told them."""
+        """The advantages as verl gets them."""
         return [self.scale * advantage for advantage in self.advantages]
 
 
@@ -64,7 +64,7 @@ class MeasuredLogprobs:
         self._rows = {row.key: row for row in rows}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Log-probabilities of the trained tokens; a reply that leaves no row is told its own, a divergence of none."""
+        """Log-probabilities of the trained tokens; for a reply without a row its own, so that it does not diverge."""
         return [self._beside(datum, "reference" if reference else "logprobs", datum.old) for datum in data]
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:

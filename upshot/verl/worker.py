@@ -44,7 +44,7 @@ class PlayRequest:
 
     @property
     def trains(self) -> bool:
-        """Whether it is played to be learned from; the cluster does not say so otherwise."""
+        """Whether it is played for training; the cluster does not say so in any other way."""
         return self.extra_info["split"] == "train"
 
     @property

@@ -259,8 +259,8 @@ def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),
         ("b.sh", "python examples/finetune.py --seed 1", "launches 'examples/finetune.py', which has no"),
-        ("a.yaml", "- 1", "no mapping"),
-        ("a.txt", "", "no .sh"),
+        ("a.yaml", "- 1", "nor a mapping"),
+        ("a.txt", "", "neither a .sh"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=match):
@@ -394,7 +394,7 @@ def test_an_import_that_would_lose_what_changes_learning_stops(
         key = f"actor_rollout_ref.actor.{word.partition('=')[0]}"
         assert main(["recipe", "import", str(script), "--out", str(out)]) == (2 if stops else 0), word
         err = capsys.readouterr().err
-        assert (f"To go on without: --drop={key}" in err) == stops
+        assert (f"To continue without them: --drop={key}" in err) == stops
         assert main(["recipe", "import", str(script), "--out", str(out), f"--drop={key}"]) == 0
         capsys.readouterr()
 

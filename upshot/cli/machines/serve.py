@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def name_of(model: str) -> str:
-    """The name a model is served under: that of a folder without the path, which is no client's business."""
+    """The name a model is served under: for a folder its last part, since clients have no use for the path."""
     folder = Path(model)
     return folder.resolve().name if folder.is_dir() else model
 

@@ -3,7 +3,7 @@
 The simulated user opens; N candidates answer (a share of them with the proactive prompt); each is scored by its
 multiturn-aware reward, its futures being played by the plain policy so that scores compare; the best one stays, and
 the next user turn is the first one of its longest future. A finished turn is a line of the journal: after kill -9 a
-build goes on behind it, and tries again what failed.
+build continues after it, and retries what failed.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def tell_size(args: argparse.Namespace, conversations: int, messages: int, metri
     return (
         f"at most {turns:,} turns x {args.candidates} candidates: {calls:,} replies of up to {args.max_tokens} tokens "
         f"({calls * args.max_tokens / 1e6:.3g} M tokens), {spoken + turns:,} user turns, "
-        f"{replies * args.samples * metrics:,} scores; how long that takes is told after the first turn"
+        f"{replies * args.samples * metrics:,} scores; an estimate of the time follows the first turn"
     )
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse numbers that are none, before any work."""
+    """Refuse numbers that make no sense, before any work."""
     if args.candidates < 1:
         raise UserError(f"candidates is {args.candidates}; at least one reply must be tried")
     for name, share in (("proactive-share", args.proactive_share), ("system-share", args.system_share)):
@@ -142,7 +142,7 @@ class ConversationProgress:
     ended: str | None = None
 
     def add(self, line: Line) -> None:
-        """Go on as a line of the journal says."""
+        """Continue as a line of the journal says."""
         if line.get("failed"):
             return
         if line.get("best") is not None:
@@ -162,7 +162,7 @@ class ConversationProgress:
 
 
 class FirstAnswer(Participant):
-    """The simulated user, with what it answers first in a future kept for the conversation to go on with."""
+    """The simulated user, with what it answers first in a future kept so that the conversation can continue with it."""
 
     def __init__(self, user: Participant) -> None:
         self.user = user
@@ -297,7 +297,7 @@ def kinds_of(args: argparse.Namespace) -> list[str]:
 
 
 def _without_metrics(session: Mapping[str, Any]) -> dict[str, Any]:
-    """A session to go on with: what was counted in it stays with the turn in which it was counted."""
+    """A session to continue with, without its counters, which belong to the turn they were counted in."""
     return {key: value for key, value in session.items() if key != "metrics"}
 
 

@@ -43,7 +43,7 @@ class PrepareSettings:
     source: str = "collabllm"
     """rl: `data_source` of the rows."""
     task_desc: str = ""
-    """rl: what the simulated user is told about the task."""
+    """rl: the task as described to the simulated user."""
     agent_name: str = AGENT_NAME
     """rl: the agent loop that verl runs for the rows."""
     seed: int = 0

@@ -333,7 +333,9 @@ def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
     if lost:
         items = "; ".join(f"{key}={value} ({why})" for key, value, why in lost)
         words = " ".join(f"--drop={key}" for key, _, _ in lost)
-        raise UserError(f"settings that change what is learned have no counterpart: {items}. To go on without: {words}")
+        raise UserError(
+            f"settings that change what is learned have no counterpart: {items}. To continue without them: {words}"
+        )
 
 
 def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedRecipe]:

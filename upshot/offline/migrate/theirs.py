@@ -33,7 +33,7 @@ _OVERRIDE = re.compile(r"[\w.+]+=")
 
 
 class OriginalSettings(NamedTuple):
-    """The module or script that is launched ('' in a config), and what it is told: flags, or dotted keys."""
+    """The module or script that is launched ('' in a config), and its settings: flags, or dotted keys."""
 
     program: str
     settings: dict[str, Any]
@@ -62,7 +62,7 @@ def read_config(path: str) -> OriginalSettings:
     """A Hydra config, a map of classmates, or the flat file of arguments that CollabLLM's scripts take."""
     loaded = read_yaml(Path(path), "config")
     if not isinstance(loaded, dict):
-        raise UserError(f"'{path}' is no .sh file, and no mapping of settings (.yaml, .json)")
+        raise UserError(f"'{path}' is neither a .sh file nor a mapping of settings (.yaml, .json)")
     if loaded and all(isinstance(entry, dict) and "port" in entry for entry in loaded.values()):
         return OriginalSettings("", {MAP: path})
     flat = dict(flatten({k: v for k, v in loaded.items() if k not in ("hydra", "defaults")}))
@@ -71,7 +71,7 @@ def read_config(path: str) -> OriginalSettings:
 
 
 def read_script(text: str) -> Iterator[OriginalSettings]:
-    """Every Python program that a shell script launches, with what it is told."""
+    """Every Python program that a shell script launches, with its settings."""
     variables: dict[str, str] = {}
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for line in code.replace("\\\n", " ").splitlines():

@@ -32,7 +32,7 @@ from upshot.tasks.base import Task, tasks
 from upshot.training.setup import load_policy, sampling_of
 
 Hear = Callable[[str], None]
-"""Is told pieces of what the policy says, as they come."""
+"""Receives pieces of what the policy says as they arrive."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StandingPolicy(Model):
         return self
 
     async def generate(self, request: Request) -> list[Completion]:
-        """As the model behind this one; told piece by piece where that can be, and else when it is whole."""
+        """As the model behind this one; streamed piece by piece where possible, else in one piece."""
         hear = self.hear if request.role == "policy" and request.n == 1 else None
         if hear is None:
             return await self.inner.generate(request)

@@ -29,7 +29,7 @@ from upshot.tasks.participants.base import users
 HELP = """\
 /user [N]     the simulated user talks instead of you, N rounds (1)
 /fork [N]     N replies (3) to the last words, each with its futures and its reward
-/take K       go on with reply K of the fork
+/take K       continue with reply K of the fork
 /score        every metric of the conversation as it stands
 /think        show thoughts, or hide them again
 /goal TEXT    what the simulated user wants    /reference TEXT   the right answer
@@ -239,7 +239,7 @@ class Terminal:
     def _fork(self, rest: str) -> None:
         replies = self._telling_goal(self.chat.fork(_number(rest, 3)))
         self.console.print(group_tree(replies, "what comes of each reply", self.think))
-        self.console.print("go on with one of them: /take K", style="dim")
+        self.console.print("continue with one of them: /take K", style="dim")
 
     def _take(self, rest: str) -> None:
         turn = self.chat.take(_number(rest, 0))
@@ -272,5 +272,5 @@ def _number(text: str, otherwise: int) -> int:
     if not text:
         return otherwise
     if not text.isdecimal() or not 0 < int(text) <= 64:
-        raise UserError(f"'{text}' is no number from 1 to 64")
+        raise UserError(f"'{text}' is not a number from 1 to 64")
     return int(text)

@@ -57,7 +57,7 @@ class ServedConversation:
     key: str = field(default_factory=lambda: secrets.token_hex(16))
     """Opens its calls; what runs on the policy's words may come to know it."""
     reward_key: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Posts its reward; told to the program alone."""
+    """Needed to post its reward; only the program gets it."""
     reward: Score | None = None
     """What was posted last."""
     faults: list[str] = field(default_factory=list)

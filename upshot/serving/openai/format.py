@@ -316,7 +316,7 @@ def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Messag
 
 
 def text_of(content: Any, where: str) -> str:
-    """A message's content as text; parts that are no text are refused."""
+    """A message's content as text; parts of other types are refused."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

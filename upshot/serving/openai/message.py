@@ -90,7 +90,7 @@ class ReplyFormat:
     several: bool = True
     """Calls after the first count too."""
     hidden: frozenset[int] = frozenset()
-    """Special tokens that are no part of the text; empty: none of them is."""
+    """Special tokens that are not part of the text; empty: none of them is."""
 
     def read(self, ids: Sequence[int], stops: Sequence[str], finish: str) -> tuple[dict[str, Any], str]:
         """A whole reply as an assistant's message, and why it ended."""

@@ -173,7 +173,7 @@ def check_text(file: str | Path, state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def lease(file: str | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Have the servers of a file up; nothing happens where there is no file."""
+    """Keep the servers of a file running; without a file nothing happens."""
     if file is None:
         yield
         return

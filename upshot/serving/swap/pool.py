@@ -5,8 +5,8 @@ work goes on for its turn, then begins nothing new, and leaves when what it has 
 comes first. So nobody waits for ever, and nobody is thrown out in the middle of its work at every request.
 
 While somebody waits for a model that is not there, a task looks once in every turn of the event loop: a tick, in which
-every engine at work has made a step. Times are counted in ticks and not in seconds, so that on the CPU a run hangs on
-its seed alone; with nobody at work they pass at once. Loads go on beside the engines, on a stream of their own.
+every engine at work has made a step. Times are counted in ticks and not in seconds, so that on the CPU a run depends on
+its seed alone; with nobody at work they pass at once. Loads run beside the engines, on a stream of their own.
 
 What lies where: `layout.py`. Host memory, device memory and copies: `memory.py`.
 """

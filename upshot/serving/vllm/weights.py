@@ -45,7 +45,7 @@ def folder_for(route: Route, run: Path) -> Iterator[Path]:
 
 @contextmanager
 def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run: Path) -> Iterator[str]:
-    """What the workers are told to load; inside, it lies ready for them."""
+    """What the workers load; inside, it lies ready for them."""
     order: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
     if route == "gpu":
         yield json.dumps(order | {"handles": handles(weights)})

@@ -23,7 +23,7 @@ from upshot.verl.budget import BudgetBook, BudgetClient, describe_loss
 NAME = "upshot-budget"
 """Within the namespace of the job."""
 DEATHS = (RayActorError, OutOfMemoryError)
-"""What a call raises whose actor is gone; one that Ray ended for want of memory is told by a name of its own."""
+"""What a call raises whose actor is gone; Ray has a separate error for an actor that ran out of memory."""
 CLOSE_S = 20.0
 """Seconds that workers have to close their helpers."""
 
@@ -93,4 +93,4 @@ def find_budget() -> Any:
 def describe_death(what: str, why: BaseException | str) -> str:
     """What is said of an actor whose end stops the run."""
     message = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
-    return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {message[:600]}"
+    return f"{what} died and the run is stopped; continue it with --resume. Ray says: {message[:600]}"

@@ -29,8 +29,8 @@ _workers: dict[str, RolloutWorker] = {}
 
 
 REPLY, FAULT, COUNTED = "upshot_reply", "upshot_fault", "upshot_counted"
-"""Extra fields of a row: the reply as bytes, with the first of its rows; what a user must mend; how many replies its
-worker had played then, and the counters of the worker's helpers."""
+"""Extra fields of a row: the reply as bytes, with the first of its rows; an error that the user can fix; how many
+replies its worker had played then, and the counters of the worker's helpers."""
 
 
 @register(AGENT)
@@ -51,7 +51,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             reply = await worker.play(request, link)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: dumps(reply)}
-        except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
+        except Exception as error:  # verl would continue without the row: the trainer stops, with the reason
             user_error = user_error_in(error)
             if user_error is None:
                 log.exception("a conversation could not be played")
@@ -115,7 +115,7 @@ def recipe_path() -> str:
     """Where the recipe is."""
     path = os.environ.get(RECIPE)
     if not path:
-        raise UserError(f"this process of verl was not told its recipe: set {RECIPE} in Ray's runtime_env.env_vars")
+        raise UserError(f"this process of verl does not know its recipe: set {RECIPE} in Ray's runtime_env.env_vars")
     return path
 
 

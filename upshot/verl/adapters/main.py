@@ -36,7 +36,7 @@ class ClusterRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: igno
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)  # type: ignore[untyped-decorator]
 def main(config: Any) -> None:
-    """Run verl; what a user must mend is said in one line, with exit code 2."""
+    """Run verl; an error that the user can fix is one line, with exit code 2."""
     be_patient()
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))

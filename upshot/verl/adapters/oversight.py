@@ -104,7 +104,7 @@ def find_cause(cause: Any) -> str:
 
 
 def reason(error: Exception) -> tuple[str, int]:
-    """Why a run failed, in a line, and its exit code: 2 for what the user must mend."""
+    """Why a run failed, in a line, and its exit code: 2 for errors that the user can fix."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, UserError):
         return str(cause), 2

@@ -1,4 +1,4 @@
-"""What the trainer does at this moment, told to the budget's actor: a run that stands still says where."""
+"""What the trainer is doing, reported to the budget's actor: a run that is stuck says where."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class PlayedRollouts:
         return self.places[key].source if key in self.places else self.of_key[key]
 
     def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
-        """Wait until so many prompts are played; their replies."""
+        """Wait until this many prompts are played; their replies."""
         batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])

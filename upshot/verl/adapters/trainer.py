@@ -1,4 +1,4 @@
-"""verl's trainers, told what to learn by local mode's own functions: rows and seeds, credit, advantages, importance.
+"""verl's trainers, with local mode's own functions for rows and seeds, credit, advantages and importance.
 
 What they have in common is a mixin over verl's own: one plays a step and then learns from it, one plays ahead.
 """
@@ -216,7 +216,7 @@ class UpshotTrainer(LocalLearning, PPOTrainerSync):  # type: ignore[misc]
 class AheadTrainer(LocalLearning, PPOTrainerColocateAsync):  # type: ignore[misc]
     """Has the next steps played while one is learned (`train.async_steps`); each learns from its own prompts alone.
 
-    What is under way at an update goes on with the new weights: that is verl's.
+    Conversations under way at an update continue with the new weights, as verl does it.
     """
 
     global_steps: int
@@ -239,7 +239,7 @@ COMPUTED = ("old_log_probs", "ref_log_prob", "values", "entropy")
 
 
 def columns(inputs: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
-    """What is told of each row, in verl's names; None: a row of verl's filling, of one token that is not trained."""
+    """The learner's inputs under verl's names; None: a row that verl added as padding, with one untrained token."""
 
     def nested(name: str, kind: torch.dtype) -> torch.Tensor:
         rows = [[0] if one is None else getattr(one, name) or [0.0] * len(one.mask) for one in inputs]

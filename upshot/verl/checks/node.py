@@ -125,7 +125,7 @@ def _plugins(wanted: NodeRequirements) -> Iterator[str]:
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     failed = [line.removeprefix(FAILED) for line in done.stdout.splitlines() if line.startswith(FAILED)]
     for problem in failed or ([f"{wanted.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
-        yield f"the plug-in '{problem}; verl would go on without it and fail later"
+        yield f"the plug-in '{problem}; verl would continue without it and fail later"
 
 
 FAILED = "upshot cannot import "

@@ -132,7 +132,7 @@ def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterato
 
 
 def ports_of(read: Read) -> list[int]:
-    """Ports that a Ray that will be started here is told to take; all others it and verl find for themselves."""
+    """Ports named for a Ray that will be started here; Ray and verl find all others themselves."""
     port = read("ray_kwargs.ray_init.dashboard_port", None)
     taken = port and read("ray_kwargs.ray_init.include_dashboard", True) and not is_joined(read)
     return [int(port)] if taken else []

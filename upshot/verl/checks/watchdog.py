@@ -102,8 +102,8 @@ class Watchdog:
     def _waits_for(self) -> Sequence[str]:
         try:
             return self.waits_for()
-        except Exception as error:  # who only tells must not end the run it tells of
-            return [f"what it waits for cannot be told ({reason_of(error)})"]
+        except Exception as error:  # a report must not end the run
+            return [f"what it waits for is unknown ({reason_of(error)})"]
 
 
 def last_line(path: Path) -> str:

@@ -37,7 +37,7 @@ class WeightsWorker:
     def upshot_load(self, packed: str) -> dict[str, Any]:
         """Load packed weights into the model; what the model holds then."""
         order = json.loads(packed)
-        self.upshot_version = None  # what fails half way is no version
+        self.upshot_version = None  # weights that fail half way have no version
         weights = (
             from_file(order["path"]) if order["route"] == "file" else from_gpu(order["handles"], self.device.index)
         )
@@ -66,7 +66,7 @@ def from_file(path: str) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
+        for name in file.keys():  # noqa: SIM118 - not a mapping
             yield name, file.get_tensor(name)
 
 
