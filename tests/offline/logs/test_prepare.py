@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+import upshot
 from upshot.cli import main
+from upshot.models.base import Request
 
 SMALL = ("--fit-user", "--base", "tiny", "--steps", "2", "--replies", "6", "--samples", "2", "--rounds", "1")
 SMALL = (*SMALL, "--max-tokens", "4", "--quiet")
@@ -62,6 +65,40 @@ def test_from_the_log_to_a_trained_policy_with_the_validity_below_its_table(
     assert main(["eval", "out/recipe.yaml", "--models", models, "--goals", "2", "--out", "table", "--quiet"]) in (0, 1)
     assert validity["verdict"] in capsys.readouterr().out
     assert validity["text"] in Path("table/table.md").read_text()
+
+
+def answer(request: Request) -> str:
+    """A chat model that extracts goals (two facts, one of them made up), plays the user and says how it ended."""
+    if request.schema is None:
+        return "Good."
+    wanted = request.schema["properties"]
+    if "facts" in wanted:
+        order = re.search(r"refund order (\d+)", request.prompt[0].content)
+        assert order is not None
+        return json.dumps({"goal": "a refund", "facts": [f"order {order[1]}", "lives in Rome"], "persona": "terse"})
+    return json.dumps({"current_answer": "", "thought": "", "response": "yes, order 12"})
+
+
+def test_with_an_endpoint_goals_are_checked_against_the_log_and_asked_for_once(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upshot.Trainer.tiny(["please", "refund", "order", "done", "which", "one", "?", "yes"], max_tokens=8).save("model")
+    words = ["logs", "prepare", str(log), "--out", "out", "--base", "model", *SMALL[5:]]
+    words += ["--model", "scripted:tests.offline.logs.test_prepare:answer"]
+    assert main([*words, "--max-calls", "20"]) == 2, "an empty budget stops it"
+    assert main([*words, "--max-calls", "500"]) == 0
+    told = capsys.readouterr().out
+    assert "goals: 60 of 60 conversations, 60 facts; 60 more were dropped" in told
+    lines = [json.loads(line) for line in Path("out/goals.jsonl").read_text().splitlines()]
+    assert len(lines) == 60 and all(line["facts"][0].startswith("order ") for line in lines)
+    recipe = yaml.safe_load(Path("out/recipe.yaml").read_text())
+    assert recipe["futures"]["user"]["name"] == "llm" and recipe["model"]["path"] == "model"
+    assert json.loads(Path("out/validity.json").read_text())["simulated"] == 1.0
+
+
+def test_a_new_tiny_model_must_be_fitted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "prepare", str(log), "--out", "out", "--base", "tiny"]) == 2
+    assert "add --fit-user" in capsys.readouterr().err
 
 
 def test_other_settings_are_refused_until_another_folder_is_named(

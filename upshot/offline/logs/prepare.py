@@ -18,9 +18,11 @@ import yaml
 
 from upshot.api.reward import open_scorer
 from upshot.config.load import load_recipe
+from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.core.files import read_jsonl, write_atomic, write_json, write_jsonl
+from upshot.models.client.budget import Budget
 from upshot.offline import user as realism
 from upshot.offline.arguments import read_model
 from upshot.offline.job import Job, Journal
@@ -30,7 +32,7 @@ from upshot.offline.logs.page import write_page
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.rows import Split, split_logs, write_rows
 from upshot.offline.logs.signs import Survey
-from upshot.rollout.services import Spec, assemble
+from upshot.rollout.services import assemble
 from upshot.run import checks
 from upshot.tasks.logs import VALIDITY
 
@@ -47,6 +49,8 @@ REALISM = 30
 
 def run(args: argparse.Namespace) -> int:
     """Go through the stages that are not done yet, and print what came of all."""
+    if args.base == TINY and not args.fit_user:
+        raise UserError("--base tiny is a new model that knows nothing; add --fit-user, or name another --base")
     with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
         return Preparation(args, log).run()
 
@@ -67,6 +71,7 @@ class Preparation:
     def __init__(self, args: argparse.Namespace, log: Journal) -> None:
         self.args, self.log, self.out = args, log, Path(args.out)
         self.done = {line["stage"] for line in log.lines if "stage" in line}
+        self.budget: Budget | None = None
 
     def run(self) -> int:
         """All stages in their order."""
@@ -122,6 +127,14 @@ class Preparation:
             print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
         return 0
 
+    def job(self, what: str, results: Journal) -> Job:
+        """A job that goes on counting what those before it have spent."""
+        job = Job(what, self.args, self.log, results)
+        if self.budget is not None:
+            job.budget.restore(self.budget.state())
+        self.budget = job.budget
+        return job
+
     def stage(self, name: str, work: Callable[[], object]) -> None:
         """Do a stage that is not done, and write down that it is."""
         if name not in self.done:
@@ -144,11 +157,11 @@ class Preparation:
 
     async def extract(self, talks: list[LoggedConversation]) -> dict[str, dict[str, Any]]:
         """Goals by conversation; the calls of the model are cached."""
-        spec = read_model(self.args.model)
-        cached: Spec = {**spec, "cache": True} if isinstance(spec, dict) else spec
+        spec = ModelSpec.parse(read_model(self.args.model), "--model")
+        cached = spec.model_copy(update={"cache": str(self.out / "cache")})
         with Journal(self.out / "goals.jsonl", keep=lambda line: "missing" not in line) as results:
             known = {line["place"]: line for line in results.lines}
-            job = Job("conversations", self.args, self.log, results)
+            job = self.job("conversations", results)
             async with assemble(None, {"extract": cached}, budget=job.budget) as services:
                 await goals.extract_goals(job, services.models["extract"], talks, known)
         return known
@@ -187,7 +200,7 @@ class Preparation:
         options = {"samples": args.samples, "rounds": args.rounds, "max_tokens": args.max_tokens}
         with Journal(self.out / "validity.jsonl", keep=lambda line: "missing" not in line) as results:
             lines: dict[str, validity.Line] = {line["place"]: line for line in results.lines}
-            job = Job("replies", args, self.log, results)
+            job = self.job("replies", results)
             async with open_scorer(
                 metrics={"outcome": 1.0}, policy=read_model(player.policy), user=spec, budget=job.budget,
                 user_options={"name": player.kind, **player.options}, **options,
