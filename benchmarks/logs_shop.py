@@ -32,7 +32,7 @@ def call(log: dict[str, float], name: str, *words: str) -> None:
 def train(log: dict[str, float], run: Path, *words: str) -> None:
     """Train into a run folder: from the beginning, on, or not at all where it is finished."""
     status = run / "status.json"
-    if status.is_file() and json.loads(status.read_text()).get("status") == "finished":
+    if status.is_file() and json.loads(status.read_text()).get("state") == "finished":
         return
     begun = any(run.glob("checkpoints/*/state.json"))
     own = ["--resume", str(run)] if begun else [*words, f"run_dir={run}"]
