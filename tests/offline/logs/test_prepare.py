@@ -60,6 +60,7 @@ def test_from_the_log_to_a_trained_policy_with_the_validity_below_its_table(
     assert validity["replies"] + validity["missing"] == 6 and validity["verdict"] in validity["text"]
     assert validity["text"] in Path("out/recipe.yaml").read_text()
     assert "calibration" in Path("out/logs.html").read_text()
+    assert main(["train", "out/recipe.yaml", "--dry-run"]) == 0
     assert main(["train", "out/recipe.yaml", *TRAIN, "eval.every=0", "run_dir=run"]) == 0
     models = "base=out/fitted,trained=run"
     assert main(["eval", "out/recipe.yaml", "--models", models, "--goals", "2", "--out", "table", "--quiet"]) in (0, 1)

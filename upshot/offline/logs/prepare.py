@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,60 +72,58 @@ class Preparation:
         self.args, self.log, self.out = args, log, Path(args.out)
         self.done = {line["stage"] for line in log.lines if "stage" in line}
         self.budget: Budget | None = None
+        self.told: list[str] = []
 
     def run(self) -> int:
         """All stages in their order."""
         self.stage("read", self.read)
-        summary = json.loads((self.out / "survey.json").read_text("utf-8"))
         talks = [_restore(line) for line in read_jsonl(self.out / "conversations.jsonl")]
-        train, held_out, how = split_logs(talks, self.args.held_out, self.args.seed)
-        outcomes = sorted({talk.outcome for talk in talks if talk.outcome is not None})
-        good_from = self.args.good_from
-        if good_from is None:
-            good_from = (outcomes[0] + outcomes[-1]) / 2 if outcomes else 1.0
-        told = [
-            f"held out {how}: {len(held_out):,} of {len(talks):,} conversations; good is an outcome from {good_from:g}"
-        ]
-        known = asyncio.run(self.extract(talks)) if self.args.model else {}
-        if known:
-            told.append(goals.tell_goals(known, len(talks)))
-        splits = {
-            name: [
-                (talks[at], goals.goal_text(known.get(talks[at].place)) or talks[at].messages[0].content)
-                for at in places
-            ]
-            for name, places in (("train", train), ("validation", held_out))
-        }
+        good_from = self.good_from([talk.outcome for talk in talks if talk.outcome is not None])
+        splits = self.split(talks)
         self.stage("rows", lambda: write_json(self.out / "rows.json", write_rows(self.out, splits, good_from)))
-        told.append(
-            "rows: " + ", ".join(f"{k} {n:,}" for k, n in json.loads((self.out / "rows.json").read_text()).items())
-        )
+        sizes = json.loads((self.out / "rows.json").read_text())
+        self.told.append("rows: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
         if self.args.fit_user:
             self.stage("fit", self.fit)
-        player = self.player()
-        found = None
+        player, found = self.player(), None
+        note = "Learns from outcomes alone: compare with sft on sft_train.parquet."
         if player is not None:
             self.stage("realism", lambda: self.compare_with_people(player, splits["validation"]))
-            told.append(f"realism on held-out conversations: {self.out / 'realism.jsonl'}")
+            self.told.append(f"realism on held-out conversations: {self.out / 'realism.jsonl'}")
             found = asyncio.run(self.validate(player, splits, good_from))
-            told.append(found["text"])
-        recipe = self.write_training(
-            player, found["text"] if found else "Learns from outcomes alone: compare with sft on sft_train.parquet."
-        )
-        checks.refuse(checks.find(load_recipe(str(recipe), []).recipe, offline=True))
-        write_page(
-            self.out / "logs.html",
-            summary["survey"],
-            [*summary["account"], *told],
-            [_restore(one) for one in summary["telling"]],
-            found,
-        )
-        if self.args.json:
-            print(json.dumps({"validity": found, "recipe": str(recipe), "told": told}))
-        else:
-            print_survey(summary["survey"], [*summary["account"], *told], summary["records"])
-            print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
+            self.told.append(note := found["text"])
+        self.stage("recipe", lambda: self.write_training(player, note))
+        checks.refuse(checks.find(load_recipe(str(self.out / "recipe.yaml"), []).recipe, offline=True))
+        self.finish(found)
         return 0
+
+    def good_from(self, outcomes: Sequence[float]) -> float:
+        """The smallest good outcome."""
+        if self.args.good_from is not None:
+            return float(self.args.good_from)
+        return (min(outcomes) + max(outcomes)) / 2 if outcomes else 1.0
+
+    def split(self, talks: list[LoggedConversation]) -> dict[str, Split]:
+        """Conversations with their goals: what a model extracted, else the user's first words."""
+        train, held_out, how = split_logs(talks, self.args.held_out, self.args.seed)
+        self.told.append(f"held out {how}: {len(held_out):,} of {len(talks):,} conversations")
+        known = asyncio.run(self.extract(talks)) if self.args.model else {}
+        if known:
+            self.told.append(goals.tell_goals(known, len(talks)))
+        pairs = [(talk, goals.goal_text(known.get(talk.place)) or talk.messages[0].content) for talk in talks]
+        return {"train": [pairs[at] for at in train], "validation": [pairs[at] for at in held_out]}
+
+    def finish(self, found: dict[str, Any] | None) -> None:
+        """Write the page and print what came of all."""
+        summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
+        account = [*summary["account"], *self.told]
+        telling = [_restore(one) for one in summary["telling"]]
+        write_page(self.out / "logs.html", summary["survey"], account, telling, found)
+        if self.args.json:
+            print(json.dumps({"validity": found, "recipe": str(recipe), "account": account}))
+        else:
+            print_survey(summary["survey"], account, summary["records"])
+            print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
 
     def job(self, what: str, results: Journal) -> Job:
         """A job that goes on counting what those before it have spent."""
