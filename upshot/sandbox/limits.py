@@ -15,10 +15,10 @@ class Limits:
     cpu_seconds: float = 6.0
     """CPU time of the program (its load and all its assert tests together; each stdio test alone)."""
     wall_seconds: float | None = None
-    """Real time at most; None means three times the CPU time and one second, so that a busy machine fails nobody."""
+    """Limit on real time; None means three times the CPU time plus one second, so that a busy machine fails nobody."""
     judge_seconds: float | None = None
-    """CPU time of a judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`, and
-    with 0 there is no such look: every pass is unconfirmed."""
+    """CPU time of the judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`.
+    0 skips that look, and every pass is unconfirmed."""
     memory_mb: int = 512
     """Memory of each process of the run; of all of them together where there is a cgroup."""
     processes: int = 32
@@ -26,7 +26,7 @@ class Limits:
     open_files: int = 128
     """Open descriptors of each process; at least 64."""
     file_mb: int = 64
-    """Size of one file."""
+    """Largest size of one file."""
     disk_mb: int = 64
     """Size of the private /tmp."""
     files: int = 4096

@@ -23,7 +23,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class TestResult:
-    """One test: its outcome, how long it took, and what there is to say about it."""
+    """One test: its outcome, how long it took, and why."""
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""The one door to all sandboxes: in process, our server, the compatible API, SandboxFusion, or a bare subprocess."""
+"""The interface of all sandboxes: in process, our server, the compatible API, SandboxFusion, or a bare subprocess."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class ProgramJob:
 
 
 class CodeRunner(abc.ABC):
-    """Runs programs nobody trusts and says what came of them."""
+    """Runs untrusted programs and reports what came of them."""
 
     limits: Limits
-    """For calls that bring none."""
+    """Limits of calls that set none."""
 
     async def test_program(
         self,
@@ -67,8 +67,8 @@ class CodeRunner(abc.ABC):
     ) -> list[TestResult]:
         """Run assert tests against a program; one result per test.
 
-        `given` is what the row brings along (imports, helpers of its prompt): trusted, and not the program's to change.
-        In another language than Python a test is text behind the program; there is no judge to confirm its pass.
+        `given` is what the row brings along (imports, helpers of its prompt): trusted; the program cannot change it.
+        In a language other than Python a test is text appended to the program, and no judge can confirm its pass.
         """
         chosen = limits or self.limits
         if canonical(language) == "python":
@@ -101,7 +101,7 @@ class CodeRunner(abc.ABC):
     ) -> list[TestResult]:
         """Run a program once per test on its input and compare the output; one result per test.
 
-        Where the language cannot be run here no test tells anything: `invalid_test`, with the reason.
+        If the language cannot be run here, every test is an `invalid_test` with the reason.
         """
         done = self._test_stdio(program, tests, language, limits or self.limits)
         return await (done if canonical(language) == "python" else _or_invalid(tests, done))
@@ -137,7 +137,7 @@ class CodeRunner(abc.ABC):
         raise UserError(f"{type(self).__name__} has no sessions; use a local sandbox or an Upshot sandbox server")
 
     async def aclose(self) -> None:
-        """Let go of processes and connections."""
+        """Release processes and connections."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,7 +147,7 @@ class CodeRunner(abc.ABC):
 
 
 async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -> list[TestResult]:
-    """The results; where the language is refused that is said of every test, and is no program's failure."""
+    """The results. A language that is refused is reported for every test; the program has not failed."""
     try:
         return await done
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The text of a test: whether it can tell right from wrong at all, and running everything in it that checks.
+"""The text of a test: whether it checks anything at all, and running every check in it.
 
 A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
 or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. A module that is not
@@ -106,7 +106,7 @@ def _is_long(node: ast.AST) -> bool:
 
 @functools.lru_cache(maxsize=1024)  # all samples of a prompt come with the same tests
 def find_faults(tests: tuple[str, ...]) -> dict[int, str]:
-    """By index, the tests that can tell nothing of any program, and why; a long one is not looked into."""
+    """By index, the tests that say nothing about any program, and why; long tests are not examined."""
     unread = ast.Module([ast.Assert(ast.Constant(True))], [])
     trees = [parse(test) if len(test) <= LONGEST else unread for test in tests]
     checkers = {name for tree in trees if not isinstance(tree, str) for name in _list_checkers(tree)}
@@ -278,7 +278,7 @@ def _call(function: Any) -> None:
 
 
 def _run_case(kind: Any) -> None:
-    import unittest  # the test has it; every fork would pay for it otherwise
+    import unittest  # here, because every fork would pay for it at the top
 
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)

@@ -71,7 +71,7 @@ def _read(proc: int, path: str) -> bytes:
 
 
 def count_oom_kills(proc: int) -> int:
-    """Processes that the kernel has ended for want of memory, on the whole machine."""
+    """How many processes the kernel has killed because memory ran out, on the whole machine."""
     try:
         descriptor = os.open("vmstat", os.O_RDONLY, dir_fd=proc)
     except OSError:

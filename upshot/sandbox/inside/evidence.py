@@ -1,7 +1,7 @@
-"""What the text of a test says about the evidence that it takes. Everything here is syntax; nothing is run.
+"""Which calls of a test are evidence, read off its text. Nothing is run here.
 
-A call of the program is evidence only where the program is given nothing of its own: `close(f(3), 28.27)` is its own
-word. Which names of a test can hold something that the program gave is read off its text, and in doubt they can.
+A call of the program is evidence only if the program is given nothing that it made itself: `close(f(3), 28.27)` is its
+own word. Which names of a test can hold something that the program returned is read off the text; in doubt, they can.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ REACHING = words(
     __traceback__ __suppress_context__
     """
 )
-"""What works on the process that it is called in, and what an exception loses on its way: such a test could hold before
-the judge for want of what it looks at."""
+"""What works on the process that it is called in, and what an exception loses on its way. A test that uses one could
+hold before the judge only because what it looks at is not there."""
 HANDS_ON = {"map": 0, "filter": 0, "starmap": 0, "assertRaises": 1, "assertRaisesRegex": 2, "raises": 1}
 """Calls that call one of their arguments, by its place, with the others."""
 _OWN = frozenset(dir(builtins))
@@ -139,7 +139,7 @@ class _Taint:
 
 
 def _makes(node: ast.AST) -> bool:
-    """Whether a call makes an object of a class, which is no answer: `Item('a')`."""
+    """Whether a call makes an object of a class, which is not an answer: `Item('a')`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
 
 

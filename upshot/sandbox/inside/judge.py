@@ -121,7 +121,7 @@ for _name in _REFUSED:
 
 
 class Method(functools.partial[Any]):
-    """What calls a method of an object by its name, and tells nothing else."""
+    """Calls a method of an object by its name; anything else that a test asks of it leaves the test unconfirmed."""
 
     def _doubt(self, *_: Any) -> NoReturn:
         judge: Judge = self.func.__self__  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ class Judge:
         self.gone = ""
         """Why the program cannot be asked any more."""
         self.undecided = ""
-        """Why the running test tells nothing."""
+        """Why the running test is not confirmed."""
         self.asked = 0
         self.attributes: dict[tuple[int, str], Any] = {}
         """What was read since anything was called or set: an object does not change by being read."""
@@ -258,7 +258,7 @@ class Judge:
         return answer
 
     def _guard(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Work on what the program sent: whatever goes wrong ends the conversation, and is no exception to expect."""
+        """Work on what the program sent: any failure ends the conversation, and no test may expect it."""
         if self.gone:
             raise ProgramGone(self.gone)
         try:
@@ -284,7 +284,7 @@ class Judge:
 
         def foreign(item: Any) -> dict[str, Any]:
             if type(item) is not Handle:
-                self.doubt(f"the test gives the program a {type(item).__name__}, which is no data")
+                self.doubt(f"the test gives the program a {type(item).__name__}, which is not data")
             return {plain.OBJECT: [item._upshot_number]}
 
         return plain.encode(value, foreign)

@@ -62,7 +62,7 @@ def _without_nested(paths: list[str]) -> list[str]:
 def enter(kind: str, root: Root, uid: int | None = None) -> None:
     """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'.
 
-    With a user namespace real root first becomes `uid`: root inside would otherwise be root's files' owner outside.
+    With a user namespace real root first becomes `uid`: else root inside would own root's files outside.
     """
     if kind == "user":
         if uid is not None:

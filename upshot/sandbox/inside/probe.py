@@ -1,4 +1,4 @@
-"""Which walls this machine can put up, found out by putting them up in throw-away processes."""
+"""Which layers of isolation work on this machine, found by trying each in a throw-away process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_IDS = "this container maps no thousand user ids of which slots could take one
 
 
 def attempt(step: Callable[[], None]) -> str | None:
-    """Run a step in a forked process; None if it worked, otherwise what went wrong."""
+    """Run a step in a forked process; None if it worked, else what went wrong."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -66,7 +66,7 @@ def _read_as(uid: int) -> None:
 
 
 def probe(uid: int | None) -> dict[str, Any]:
-    """{layer: None if it works, otherwise the reason}; `landlock_abi` is a number."""
+    """{layer: None if it works, else the reason}; `landlock_abi` is a number."""
     with tempfile.TemporaryDirectory(prefix="upshot-probe-") as workbench:
         os.chmod(workbench, 0o755)
         as_root = os.geteuid() == 0

@@ -8,12 +8,11 @@ A run, in order. The zygote makes the plan of confinement for the limits (prepar
 fresh namespaces. The child puts up its walls, then writes "R" into the pipe, and only then reads its program. So the
 pipe tells faults from failures: no "R" means that the sandbox failed before the program had its first instruction;
 after it, whatever happens is the program's own doing, and no program can make its failure a fault (a missing score).
-Where the zygote does not live to tell, the child's first blank line in its results says the same (`local/run.py`).
+If the zygote itself dies, the blank line that a child writes first into its results says the same (`local/run.py`).
 
-The zygote waits on pidfds, not on signals or numbers: a number may be another process's by the time it is used. Clocks
-are looked at now and then (`WatchedChild.check`), the kernel's CPU rlimit is the net below. Who ends a child writes
-down why before it kills. Where there is a judge it is the last child: when it has spoken the program is not waited
-for.
+The zygote waits on pidfds, not on signals or process ids: an id may belong to another process by the time it is used.
+It reads the clocks now and then (`WatchedChild.check`); the kernel's CPU rlimit catches what it misses. Whoever ends a
+child records why before killing it. A judge is always the last child: once it has spoken, nobody waits for the program.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from upshot.sandbox.inside import child, confine, cpu_time, kernel, namespaces
 HEADER_BYTES = 65536
 MAX_FDS = 16
 RENICE_AFTER = 0.2
-"""Seconds of CPU after which a run is made nicer, so that short programs do not wait behind loops."""
+"""Seconds of CPU after which a run gets a lower priority, so that short programs do not wait behind loops."""
 LOOKS = 20
-"""At most so many looks at a run's CPU clock for each of its CPU limits."""
+"""A run's CPU clock is read at most this often before its CPU limit is reached."""
 
 
 class ZygoteProcess:
@@ -197,7 +196,7 @@ class WatchedChild:
         self.word = os.read(self.link, 512)
 
     def check(self, cpu_limit: float, deadline: float, most_extra: float) -> float:
-        """End the child if a clock has run out; otherwise the seconds until the next look."""
+        """End the child if a clock has run out; else return the seconds until the next check."""
         now = time.monotonic()
         try:
             self.cpu = max(self.cpu, self._measure_cpu())

@@ -91,7 +91,7 @@ class SlotGroup:
         self.bounds = (memory_bytes, processes)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has ended here for want of memory."""
+        """How many processes the kernel has killed here because memory ran out."""
         descriptor = os.open(self._events, os.O_RDONLY)  # asked for every run: nothing but the system calls
         try:
             count = os.read(descriptor, 4096).partition(b"\noom_kill ")[2].split(maxsplit=1)
@@ -123,7 +123,7 @@ def _homes(mount: Path) -> dict[str, Path]:
 
 
 def _v2_home(mount: Path, own: Path) -> Path:
-    """Our own group if it may have children with controllers, otherwise the top, if nothing above us has a limit."""
+    """Our own group if it may have children with controllers, else the top group if nothing above us has a limit."""
     homes = [own] if _limited(own, mount) or own == mount else [own, mount]
     for home in homes:
         control = home / "cgroup.subtree_control"

@@ -22,10 +22,9 @@ from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers, looks
 from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
-from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession
-from upshot.sandbox.local.slots import Busy, SandboxSlots
+from upshot.sandbox.local.slots import Busy, SandboxMetrics, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import COMPILE_SECONDS, CodeRunner, ProgramJob, Session, run_one_by_one

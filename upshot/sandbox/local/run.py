@@ -32,8 +32,8 @@ PATIENCE = 10.0
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
 DEVICES = "/dev"
-"""There /dev/stdin and its like are links into /proc, which is mounted for programs that name the folder; it costs
-every run a mount otherwise."""
+"""Here /dev/stdin and its like are links into /proc. It is mounted only for programs that name the folder, because the
+mount costs time."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
 """A child's files, by the number of the descriptor it finds each on."""
 JUDGED = ("stdin", "stdout", "stderr", "input", "own results", "program's wire")

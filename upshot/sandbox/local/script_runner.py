@@ -1,8 +1,8 @@
 """Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
-The verdict is still taken outside where it can be. Split asserts: the script prints the values, tagged with a number
-only this run knows, and they are compared here. Other asserts stand behind the program and end by printing that number:
-who fails there has failed, who passes is unconfirmed, for there is no judge. The local sandbox and our server have one.
+The verdict is still taken outside where possible. For split asserts the script prints the values, tagged with a number
+that only this run knows, and they are compared here. Other asserts are appended to the program and end by printing that
+number: a failure counts, a pass is unconfirmed, because there is no judge. The local sandbox and our server have one.
 
 What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
 """

@@ -57,9 +57,9 @@ class LocalSession(Session):
         self.zygote = zygote
         self.limits = limits
         self.idle_seconds = idle_seconds
-        """A session unused for so long is ended."""
+        """A session unused for this long is ended."""
         self.forget = forget
-        """To be called when it has ended."""
+        """Called when the session has ended."""
         self.wire, theirs = socket.socketpair()
         self.wire.setblocking(False)
         output = limits.output_kb << 10

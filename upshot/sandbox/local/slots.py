@@ -1,16 +1,21 @@
-"""Slots: how many runs at once, who waits, and the zygotes each slot keeps warm."""
+"""Slots: how many runs at once, who waits, the zygotes each slot keeps warm, and counts of what they have done."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from upshot.core.http_server import metrics_page
 from upshot.sandbox.inside.namespaces import SCRATCH
 from upshot.sandbox.local.cgroup import Cgroups
 from upshot.sandbox.local.languages import extra_paths
 from upshot.sandbox.local.layers import Layers
 from upshot.sandbox.local.zygotes import TIERS, Template, Zygote, ZygoteGone
+from upshot.sandbox.outcome import Outcome, RunResult, TestResult
 
 RETIRE_AFTER = 20_000
 """Runs after which a zygote is replaced, so that nothing can pile up in one."""
@@ -121,3 +126,40 @@ class SandboxSlots:
         for template in self.templates.values():
             template.close()
         self.cgroups.close()
+
+
+class SandboxMetrics:
+    """What the sandbox has done since it started."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self.tests: Counter[Outcome] = Counter()
+        self.runs: Counter[Outcome] = Counter()
+        self.programs = 0
+        self.faults = 0
+        self.rejected = 0
+        self.busy_seconds = 0.0
+
+    def count_tests(self, results: Iterable[TestResult]) -> None:
+        """Count one program's test results."""
+        self.programs += 1
+        self.tests.update(result.outcome for result in results)
+
+    def count_run(self, result: RunResult) -> None:
+        """Count one plain run."""
+        self.programs += 1
+        self.runs[result.outcome] += 1
+
+    def page(self, running: int, waiting: int, slots: int) -> str:
+        """In Prometheus' text format."""
+        counters = {
+            "programs": self.programs,
+            "tests": {outcome: self.tests[outcome] for outcome in Outcome},
+            "runs": {outcome: self.runs[outcome] for outcome in Outcome},
+            "faults": self.faults,
+            "rejected": self.rejected,
+            "busy_seconds": self.busy_seconds,
+        }
+        uptime = time.time() - self.started
+        gauges = {"running": running, "waiting": waiting, "slots": slots, "uptime_seconds": uptime}
+        return metrics_page("upshot_sandbox", counters, gauges)
