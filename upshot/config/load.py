@@ -167,7 +167,7 @@ def describe_recipe(path: Path) -> str:
 def validate_recipe(
     data: Mapping[str, Any], source: str = "recipe", origins: Mapping[str, str] | None = None
 ) -> Recipe:
-    """Check types and keys; what is wrong becomes one clear line that blames whoever said it."""
+    """Check types and keys; an error becomes one clear line that names its source."""
     unreadable = next((key for key, value in flatten(data) if isinstance(value, str) and "\0" in value), None)
     if unreadable is not None:  # no name and no path can have one
         raise UserError(f"{source}: {unreadable} holds the character NUL; take it out")

@@ -21,7 +21,7 @@ class TrainingMethod(ABC):
     samples = False
     """Whether it learns from replies that the policy samples itself."""
     credits_tokens = False
-    """Whether parts of a reply, and an episode of several contexts, can each earn something of their own."""
+    """Whether parts of a reply, and an episode of several contexts, can each get their own credit."""
     compares = False
     """Whether it learns from how siblings (replies to a prompt, branches of a fork) differ."""
     value_head = False

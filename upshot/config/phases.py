@@ -15,7 +15,7 @@ def phases_of(recipe: Recipe) -> list[str]:
 
 
 def phase_config(recipe: Recipe, phase: str) -> TrainConfig:
-    """How a phase learns; the warm start is a training configuration of its own."""
+    """How a phase learns; the warm start has its own training configuration."""
     warm = recipe.warm_start
     if phase != WARM_START or warm is None:
         return recipe.train
@@ -33,6 +33,6 @@ def phase_config(recipe: Recipe, phase: str) -> TrainConfig:
     )
 
 
-def order(phase: str, step: int) -> tuple[bool, int]:
-    """What comes later is larger: the warm start is before every method."""
+def phase_order(phase: str, step: int) -> tuple[bool, int]:
+    """A sort key for (phase, step): the warm start comes before every method."""
     return phase != WARM_START, step

@@ -178,7 +178,7 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
 
 HELD = "here"
 _HELD: dict[str, Any] = {}
-"""What has no path of its own (a lambda, a function inside another), by the name that a recipe gets for it."""
+"""Objects without an import path (a lambda, a nested function), by the name that recipes use for them."""
 
 
 def path_of(thing: Any) -> str:

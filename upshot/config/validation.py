@@ -28,7 +28,7 @@ def check_value(name: str, value: Any, kind: Any) -> Any:
         raise UserError(f"{name} = {_shown(value)}: {NO_BOOL}")
     try:
         return _adapter(kind).validate_python(value)
-    except PydanticSchemaGenerationError:  # a kind of somebody's own that pydantic knows nothing of
+    except PydanticSchemaGenerationError:  # a user's own type that pydantic does not know
         return value
     except ValidationError as error:
         raise UserError(explain_error(error, place=name)) from None

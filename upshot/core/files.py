@@ -1,4 +1,4 @@
-"""Files that are whole or not there: lines of JSON, JSON files, folders; and texts that somebody else wrote.
+"""Files that are whole or not there: lines of JSON, JSON files, folders; and texts from outside.
 
 All JSON lines are read and written here. Only a line feed ends a line: texts of people and models contain U+2028,
 U+0085 and other characters that `str.splitlines` treats as line ends. A last line without a line feed counts if it is a
@@ -71,7 +71,7 @@ def read_jsonl(path: Path) -> list[JsonObject]:
 
 
 def read_user_jsonl(file: IO[bytes], name: str) -> Iterator[JsonObject]:
-    """The objects of a file that somebody gave us, all of them; `UserError` for a line that holds none."""
+    """All objects of a user's file; `UserError` for a line that is not an object."""
     for line in iter_jsonl(file):
         if line.row is None:
             start = line.data[:60].decode(errors="replace").strip()
@@ -164,7 +164,7 @@ def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
         return _text(value)
     try:
         return _inside(value, (*above, id(value)))
-    except Exception:  # somebody's own class
+    except Exception:  # a user's own class
         return _text(value)
 
 
@@ -191,7 +191,7 @@ def expand_home(text: str) -> str:
 
 
 def read_text(path: Path, what: str = "file") -> str:
-    """The text of a file that somebody gave us; one that cannot be read, or is not UTF-8, is a `UserError`."""
+    """The text of a user's file; `UserError` if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,15 +10,15 @@ class Helper:
     """Holds connections, processes or memory, and counts."""
 
     async def aclose(self) -> None:
-        """Cancel what is under way and release what is held."""
+        """Cancel running work and release resources."""
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, for the metrics."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on counting after a resume."""
+        """What a run saves of it, to continue counting after a resume."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""

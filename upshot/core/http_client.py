@@ -249,7 +249,7 @@ class HttpClient:
         return self._session
 
     async def aclose(self) -> None:
-        """Close the connections; requests under way fail."""
+        """Close the connections; requests in flight fail."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors: int = 0) -> None:
-    """Serve until SIGINT or SIGTERM; what is under way then has `drain_s` seconds.
+    """Serve until SIGINT or SIGTERM; running requests then have `drain_s` seconds to finish.
 
     `descriptors`: how many the application needs beside the connections.
     """
@@ -47,7 +47,7 @@ async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors
 
 @asynccontextmanager
 async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve on the event loop of whoever enters, until they leave; signals are theirs."""
+    """Serve on the caller's event loop until the context ends; signals stay the caller's."""
     server = _make_server(app, lifespan="off", timeout_graceful_shutdown=1)
     server.capture_signals = nullcontext
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -120,7 +120,7 @@ class RequestGate:
         except BodyRefused as error:
             await self.refuse(error.status, error.reason)(scope, body.receive, body.send)
         except ClientGone:
-            pass  # with half a body: nobody is there to be answered
+            pass  # the client left in the middle of the body: no one to answer
         finally:
             body.release()
 
@@ -158,7 +158,7 @@ class IncomingBody:
             raise BodyRefused(*self._gate.too_large())
         if self._complete:
             self.release()
-        else:  # those that come in one piece are kept by nobody who does not use them
+        else:  # a body that arrives in one piece is kept only by code that uses it
             self._held += size
             self._gate.held += size
             if self._gate.held > HALF_BODIES * self._gate.max_bytes:

@@ -82,7 +82,7 @@ class Reason(StrEnum):
     NO_THOUGHT = "no_thought"
     """A reply without a thought that could be handed on."""
     NOT_SCORED = "not_scored"
-    """Nobody scored it."""
+    """It was not scored."""
     OTHER = "other"
     """The user's own words, kept in the detail."""
 
@@ -138,7 +138,7 @@ class Score:
             if not self.reason:
                 raise ValueError("a missing score needs its reason")
             reason = Reason.read(self.reason)
-            if reason != self.reason:  # somebody's own words go under the closed set, and stay in the detail
+            if reason != self.reason:  # a user's own word counts as one of the closed set, and stays in the detail
                 object.__setattr__(self, "detail", {"why": str(self.reason), **self.detail})
             object.__setattr__(self, "reason", reason)
             return
@@ -243,7 +243,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """An exception's words; somebody's own class may fail even at saying them."""
+    """An exception's message; a user's own class may raise even in `str`."""
     try:
         return str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""Where the time goes while many things go on at once. No torch."""
+"""Where the time goes while many things run at once. No torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _watch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 @contextmanager
 def at_work(name: str) -> Iterator[None]:
-    """Inside, this task is at work on the named thing; nothing where nobody measures."""
+    """Inside, this task works on the named thing; without an active stopwatch nothing is counted."""
     watch = _watch.get()
     if watch is None:
         yield

@@ -120,7 +120,7 @@ class GrowingThought:
                 self._awaited = [MARKERS[1]] if self._inside else []
                 continue
             sure = before if final else before[: len(before) - overlap_length(before, self._awaited)]
-            if self._awaited and not (final and not self._inside):  # a marker may follow, and then they are nobody's
+            if self._awaited and not (final and not self._inside):  # blanks before a marker are dropped
                 sure = sure.rstrip()
             self._say(parts, sure)
             self._held = "" if final else self._held[len(sure) :]

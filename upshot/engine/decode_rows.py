@@ -68,7 +68,7 @@ class DecodeRows:
         self._calendar.setdefault(step, []).append(seq)
 
     def current(self) -> list[Sequence]:
-        """The rows of this step: the last step's list itself if nobody came or went."""
+        """The rows of this step: the same list object as in the last step if no sequence joined or left."""
         if self._left or self._joined:
             left = self._left
             self._rows = [seq for seq in self._rows if seq not in left] if left else self._rows[:]

@@ -288,7 +288,7 @@ class Engine:
         self.scheduler.finish(seq, "abort")
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that goes on from all ids `seq` has so far, shares its pages and follows its grammar."""
+        """A new sequence that continues from all ids of `seq` so far, shares its pages and follows its grammar."""
         self._drain()
         most = self._room(seq.ids, rules, 1)
         # A draw is keyed by (seed, position): with the seed of `seq`, or of another fork, it would repeat their ids.
@@ -379,7 +379,7 @@ class Engine:
             self._committing = False
 
     def _drain(self) -> bool:
-        """Take the results still under way."""
+        """Take the results that are still being computed."""
         if not self.ahead:
             return False
         drained = False

@@ -59,7 +59,7 @@ class PagePool:
 
     @property
     def held(self) -> int:
-        """Pages that somebody holds (page 0 not counted)."""
+        """Pages with a holder (page 0 not counted)."""
         return self.n_pages - 1 - self.available
 
     @property
@@ -88,7 +88,7 @@ class PagePool:
         return page
 
     def _oldest_idle(self) -> int:
-        """The page that nobody has held for the longest time, not findable any more."""
+        """The page that has been without a holder for the longest time; it is no longer findable."""
         while True:
             page = self._idle.popleft()
             self._entries[page] -= 1
@@ -142,7 +142,7 @@ class PagePool:
             self._tidy()
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop a sequence's pages when there is time, or when somebody needs pages."""
+        """Drop a sequence's pages later: when there is time, or when pages are needed."""
         self._returned.append(pages)
 
     def settle(self, most: int = 0) -> None:

@@ -40,7 +40,7 @@ class StepPlan:
     """One step: either chunks of prompts or running sequences; `rows` sample one id each, in this order."""
 
     rows: list[Sequence]
-    """Without chunks: the list of the last such step itself, if nobody came or went."""
+    """Without chunks: the same list object as in the last such step if no sequence joined or left."""
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Pages to copy (from, to) before the step."""
@@ -60,7 +60,7 @@ class Scheduler:
         self._score_room = score_rows
         """What is left of them in the step being planned."""
         self.holds: Callable[[], bool] = bool
-        """Whether those that wait must go on waiting: nothing new begins."""
+        """Whether waiting sequences must keep waiting."""
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         """In the order of their turn; siblings wait with the first of them."""
         self.running: dict[Sequence, None] = {}
@@ -136,7 +136,7 @@ class Scheduler:
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
         under_way = len(self.running) + len(self._reading)
-        # One spare page for each sequence keeps admission from starving those that are under way.
+        # One spare page for each sequence keeps admission from starving running sequences.
         spare = under_way + len(seq.siblings) if under_way else 0
         if not self.pool.has(need + spare):
             self.pool.drop_all(pages)
@@ -207,7 +207,7 @@ class Scheduler:
         if self._steady and self.pool.has(len(touched)):
             for seq in touched:
                 if seq.length >= seq.max_length:
-                    self._rows.leave(seq)  # its last id is under way
+                    self._rows.leave(seq)  # its last id is being computed
                 else:
                     self._own_page(seq, [])
                     self._rows.schedule_look(seq)
@@ -224,9 +224,9 @@ class Scheduler:
         self._steady = not any(seq.grammar is not None for seq in self.running)
         for seq in list(self.running):
             if seq.state != RUNNING or seq.length >= seq.max_length:
-                continue  # preempted just now, or its last id is under way
+                continue  # preempted just now, or its last id is being computed
             if seq.grammar is not None and seq.pending:
-                continue  # its next id depends on the one under way
+                continue  # its next id depends on the one being computed
             if self._own_page(seq, rows):
                 rows.append(seq)
             elif seq.pending:
@@ -251,7 +251,7 @@ class Scheduler:
                 return False
         if index == len(seq.pages):
             seq.pages.append(self.pool.take())
-        elif not self.pool.alone(seq.pages[index]):  # else whoever shared it was preempted just now
+        elif not self.pool.alone(seq.pages[index]):  # else the sequence that shared it was preempted just now
             page = self.pool.take()
             self._copies.append((seq.pages[index], page))
             self.pool.drop(seq.pages[index])
@@ -295,7 +295,7 @@ class Scheduler:
             self._publish(seq, length - 1)
         try:
             ended = self._ends(seq, token, logprob)
-        except Exception as error:  # of this request's callback, stop or grammar: its own failure and nobody else's
+        except Exception as error:  # of this request's callback, stop check or grammar: only this request fails
             self.fail(seq, error)
             return
         if ended:
@@ -304,7 +304,7 @@ class Scheduler:
             self.finish(seq, "length")
 
     def _ends(self, seq: Sequence, token: int, logprob: float) -> bool:
-        """Tell whoever listens; whether the id ends the sequence."""
+        """Call the listener; whether the id ends the sequence."""
         if seq.error is not None:  # its grammar failed before the id was drawn
             raise seq.error
         rules, size, length = seq.rules, self.pool.page_size, len(seq.ids)
@@ -387,14 +387,14 @@ class Scheduler:
         self.preempted += 1
 
     def restart(self) -> None:
-        """Put everything that is under way back into the queue, in its order (no results may be pending)."""
+        """Put all running sequences back into the queue, in order (no results may be pending)."""
         for seq in reversed([*self.running, *self._reading]):
             self.preempt(seq)
             self.preempted -= 1
         self._copies.clear()
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that goes on from all ids of `seq` and its grammar's state (no results may be pending)."""
+        """A new sequence that continues from the ids and the grammar state of `seq` (no results may be pending)."""
         grammar = None if seq.grammar is None else seq.grammar.copy()
         twin = Sequence(list(seq.ids), rules, prompt_len=len(seq.ids), grammar=grammar)
         if seq.state == RUNNING and seq in self.running and self._slots:
@@ -407,6 +407,6 @@ class Scheduler:
         return twin
 
     def all(self) -> Seq[Sequence]:
-        """Everything queued or under way."""
+        """All queued and running sequences."""
         twins = [t for s in [*self.waiting, *self._reading] for t in s.siblings]
         return [*self.waiting, *self._reading, *self.running, *twins]

@@ -100,7 +100,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
     finish: str = ""
-    """stop, length, abort or error; empty while it goes on."""
+    """stop, length, abort or error; empty while it is running."""
     error: BaseException | None = None
     version: int = -1
     """Version of the weights that sampled its first id."""
@@ -117,12 +117,12 @@ class Sequence:
 
     @property
     def reads(self) -> int:
-        """Ids to be read before it samples or is done: nobody asks what comes after the last given one."""
+        """Ids to be read before it samples or is done: the last given id need not be read."""
         return len(self.ids) - self.given
 
     @property
     def spared(self) -> int:
-        """Ids that need not be read where their keys and values are known: those whose logits nobody needs."""
+        """Ids that need not be read if their keys and values are cached: those whose logits are not needed."""
         return (self.prompt_len if self.given else len(self.ids)) - 1
 
     @property

@@ -1,4 +1,4 @@
-"""Where an engine lives that shares its device's memory with others in turn (serving/swap): its pages and its turn."""
+"""The memory of an engine that takes turns with others on a device (serving/swap): its pages and its turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class SwapSlot(Protocol):
-    """A place in memory that is the engine's now and then: its weights and its pages lie there, or nowhere."""
+    """A region of memory that the engine has at times: its weights and pages are there, or not loaded."""
 
     @property
     def here(self) -> bool:
@@ -18,7 +18,7 @@ class SwapSlot(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing new may begin: what is under way ends, then the engine leaves."""
+        """Whether no new sequence may start: running ones finish, then the engine leaves."""
         ...
 
     def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -26,11 +26,11 @@ class SwapSlot(Protocol):
         ...
 
     def enter(self) -> None:
-        """Be here now, whoever has to leave."""
+        """Load now, whatever has to be unloaded for it."""
         ...
 
     async def turn(self) -> bool:
-        """Wait to be here; False: there is nothing to do any more."""
+        """Wait until it is loaded; False: there is nothing left to do."""
         ...
 
 

@@ -115,7 +115,7 @@ class Model(Helper, ABC):
 
     @property
     def state_now(self) -> int:
-        """Which of its states the model is in for whoever asks now: a copy of the policy may have been renewed."""
+        """The model's current version; it changes when a copy of the policy is renewed."""
         return 0
 
     async def logprobs(self, prompt: Sequence[int], given: Sequence[int], role: str = "") -> tuple[float, ...]:

@@ -88,7 +88,7 @@ class EndpointModel(GuardedModel):
             raise
 
     async def aclose(self) -> None:
-        """Break off the calls under way and close the connections."""
+        """Abort the calls in flight and close the connections."""
         await super().aclose()
         client, self._client = self._client, None
         if client is not None:
@@ -243,7 +243,7 @@ def headers_of(spec: ModelSpec) -> dict[str, str]:
 
 
 def check_price(model: GuardedModel) -> None:
-    """Refuse a dollar budget over a model whose price nobody stated."""
+    """Refuse a dollar budget for a model without a known price."""
     spec = model.spec
     unknown = spec.price_in is None or spec.price_out is None
     if model.budget.max_dollars is not None and unknown and not spec.on_this_machine:

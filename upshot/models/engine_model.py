@@ -184,7 +184,7 @@ class EngineModel(Model):
         )
 
     async def aclose(self) -> None:
-        """Abort what is under way."""
+        """Abort all requests."""
         await self.engine.aclose()
 
     def stats(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from upshot.config.load import list_recipes
 from upshot.config.model_spec import SMOLLM2, ModelSpec
-from upshot.config.phases import order
+from upshot.config.phases import phase_order
 from upshot.core.errors import UserError
 from upshot.core.files import expand_home
 from upshot.core.threads import settle_threads
@@ -93,7 +93,7 @@ def _checkpoint_of(run: Path) -> Path:
         raise UserError(f"the run folder '{run}' has no checkpoint yet")
     best = run / "checkpoints" / "best.json"
     chosen = best.parent / json.loads(best.read_text())["checkpoint"] if best.is_file() else None
-    newest = max(saved, key=lambda path: order(saved[path]["phase"], saved[path]["step"]))
+    newest = max(saved, key=lambda path: phase_order(saved[path]["phase"], saved[path]["step"]))
     return chosen if chosen in saved else newest
 
 
@@ -137,7 +137,7 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto", four_bits: 
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # whoever loads has a bar of its own, or none
+    logging.disable_progress_bar()  # callers show their own progress, or none
 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
@@ -258,7 +258,8 @@ def shared_kv(device: Any, sharers: int) -> int:
 
 
 class BorrowedModel(GuardedModel):
-    """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
+    """A model with a different owner (the policy), counted under its own role; closing it does not close the
+    owner's."""
 
     def __init__(self, spec: ModelSpec, model: Model, **guards: Unpack[Guards]) -> None:
         guards["limits"] = EndpointLimits(1_000_000)

@@ -32,7 +32,7 @@ class ApiAnswer:
 
 
 async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[str], None]) -> Completion:
-    """A streamed chat answer, heard as it comes; a thought that stands in a field of its own is put between markers."""
+    """A streamed chat answer, heard as it comes; a thought in a separate field is put between markers."""
     text = ""
     finish, thinking = "stop", False
     async for event in events:

@@ -95,7 +95,7 @@ class Renderer:
         return self._apply(messages, tools, generation=True)
 
     def transcript_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the template's own rendering of a whole conversation, with nobody to speak next."""
+        """Token ids of the template's own rendering of a whole conversation, without a generation prompt."""
         return self.encode(self._apply(messages, (), generation=False))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -113,7 +113,7 @@ class Renderer:
         return after
 
     def _check_shown(self, message: Message) -> None:
-        """Refuse a message whose role the template leaves out (looked up once a role): nobody would see it."""
+        """Refuse a message whose role the template leaves out (checked once per role): the policy would not see it."""
         if message.role in self._shown:
             return
         probe = replace(message, content=PROBE)
@@ -304,7 +304,7 @@ class Renderer:
         return SpecialTokens(self.tokenizer, marks.tokens | marks.of_tools, marks.words)
 
     def guard(self, text: str, role: str = "user") -> str:
-        """What somebody says, ready to be rendered or encoded: special tokens in it stay text.
+        """The content of a message, ready to be rendered or encoded: special tokens in it stay text.
 
         The policy may mark its thoughts, and all but tools may mention the tokens around calls and results.
         """
@@ -320,11 +320,11 @@ class Renderer:
         return self._special.encode(text)
 
     def encode_words(self, words: str) -> list[int]:
-        """Token ids of what somebody says, outside of any template: special tokens in it are ordinary text."""
+        """Token ids of a text outside of any template: special tokens in it are ordinary text."""
         return self.encode(self.guard(words))
 
     def encode_open(self, text: str) -> list[int]:
-        """Token ids of a text that goes on: blanks at its end are cut as before further words, not as at an end.
+        """Token ids of a text that will be continued: trailing blanks are tokenised as before further words.
 
         Tokenizers like GPT-2's make one token of the last two newlines of a text and two of them before a word.
         """

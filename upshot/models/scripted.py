@@ -1,6 +1,6 @@
 """Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call.
 
-And `AbsentPolicy`, which nobody may ask: checks and replays build everybody else."""
+And `AbsentPolicy`, which may not be called: checks and replays build only the other participants."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class ScriptedModel(GuardedModel):
 
 
 class AbsentPolicy(Model):
-    """Stands in for the policy where nobody may ask it."""
+    """Stands in for the policy where it may not be called."""
 
     name = "policy"
 
     def copy_at(self, when: str) -> Model:
-        """Nobody's copy."""
+        """The same stand-in."""
         return self
 
     async def generate(self, request: Request) -> list[Completion]:

@@ -27,7 +27,7 @@ FOLDER = "smollm2-135m-instruct-v1"
 
 
 def smollm2_folder() -> Path:
-    """The converted model; converts it (about ten seconds, 520 MB) if nobody has yet.
+    """The converted model; converts it (about ten seconds, 520 MB) if that has not been done.
 
     One process converts, the others wait for it; the folder appears by a rename, so it is whole or not there.
     """

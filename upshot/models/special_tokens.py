@@ -25,7 +25,8 @@ class SpecialTokens:
     """The special tokens of one tokenizer, and how text that spells them is kept apart."""
 
     def __init__(self, tokenizer: Any, marks: Collection[str] = (), words: Collection[str] = ()) -> None:
-        """Find them; `marks`: added tokens that count as special, too, `words`: ordinary text that nobody may say."""
+        """Find them; `marks`: added tokens that count as special, too, `words`: ordinary text that no message may
+        contain."""
         self.tokenizer = tokenizer
         self._backend: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         added = tokenizer.added_tokens_decoder.values()
@@ -88,7 +89,8 @@ class SpecialTokens:
 
     @cached_property
     def _inseparable(self) -> set[str]:
-        """What cannot be said in ids of its own: given words, and tokens that the tokenizer's model itself spells."""
+        """Texts without ids different from the mark's: the given words, and tokens that the tokenizer's model itself
+        spells."""
         if self._backend is None:
             return {*self.tokens, *self._words}
         numbers = self.tokenizer.convert_tokens_to_ids

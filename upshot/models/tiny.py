@@ -1,4 +1,4 @@
-"""A new tiny Llama with a word-level tokenizer of its own: the quickstart's policy, and what tests train."""
+"""A new tiny Llama with its own word-level tokenizer: the policy of the quickstart and of tests."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from upshot.config.phases import order
+from upshot.config.phases import phase_order
 from upshot.core.errors import UserError
 from upshot.core.files import write_folder, write_json
 from upshot.training.metrics.best import BestMark
@@ -42,7 +42,7 @@ class Checkpoints:
         """Whole checkpoints, the newest (by phase and step, whatever the clock said) last."""
         states = {file.parent: json.loads(file.read_text()) for file in self.path.glob(f"[!.]*-*/{STATE}")}
         saved = [Checkpoint(folder, state["phase"], state["step"]) for folder, state in states.items()]
-        return sorted(saved, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
+        return sorted(saved, key=lambda checkpoint: phase_order(checkpoint.phase, checkpoint.step))
 
     def save(
         self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: BestMark | None = None

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.load import dump_recipe, load_recipe
-from upshot.config.phases import order
+from upshot.config.phases import phase_order
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
@@ -329,7 +329,7 @@ class RunFolder:
 
         def earlier(row: Mapping[str, Any]) -> bool:
             where = row.get("phase", phases[-1])  # rollouts name no phase: only the last one plays any
-            return where in phases and order(where, row["step"]) <= order(phase, step)
+            return where in phases and phase_order(where, row["step"]) <= phase_order(phase, step)
 
         for name in (METRICS, ROLLOUTS):
             filter_jsonl(self.path / name, earlier)

@@ -80,7 +80,7 @@ class CollabTask(TableTask):
         """
         super().__init__(**table)
         self.check_source()
-        if not self._file:  # whoever names a file for each split wants nothing held out of them
+        if not self._file:  # with a file for each split, nothing is held out
             self.held_out = 0.0
         self.system = system_prompt(system)
         self.tiny_words = tiny_words

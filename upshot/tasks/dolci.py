@@ -28,7 +28,7 @@ class Dolci(VerifiedTask):
     hub = "allenai/Dolci-Instruct-RL"
 
     def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row of its own verifier; `UserError` where its label names none."""
+        """A record as a row with its own verifier; `UserError` if its label names no known verifier."""
         record = pick_label(record)
         if isinstance(record.get("prompt"), str):
             record = {**record, "prompt": record["prompt"].removeprefix(SPEAKER)}

@@ -105,7 +105,7 @@ class MmluConfidence(MultipleChoice):
             self.instructions = CONFIDENCE[stated]
 
     def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row of this verdict; where a judge rates, the letter stands under a name of its own."""
+        """A record as a row of this verdict; where a judge rates, the letter is in a separate column."""
         row = super().parse(record)
         verdict = record.get("reward_model")
         if row.reference is None and isinstance(verdict, Mapping):

@@ -1,4 +1,4 @@
-"""What the sections of a recipe have in common: unknown keys are refused, named things take options of their own."""
+"""What all sections of a recipe share: unknown keys are refused, and named things take their own options."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class TrainConfig(Section):
 
     @property
     def samples(self) -> bool:
-        """Whether the method learns from replies of its own."""
+        """Whether the method learns from replies that the policy samples."""
         return method_of(self.method).samples
 
     @property

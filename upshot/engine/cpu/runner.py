@@ -184,7 +184,7 @@ class TorchRunner:
         self.driver = driver
         self.exact = ExactMode(kernels=False) if exact else None
         self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, swap_slot)
-        # Sliding windows, soft caps and sinks would need a prefix arithmetic of their own: they share pages, not reads.
+        # Windows, soft caps and sinks would need different prefix arithmetic: such models share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
         odd = odd or any(hasattr(module, "sinks") for module in driver.lm.modules())

@@ -145,7 +145,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, window: int, softcap:
     last = tiles.at.amax(1)
     for first in range(0, int(last.max()) + 1, KEYS):
         seen = last >= first
-        if window:  # nobody in the tile looks back that far
+        if window:  # no query of the tile looks back that far
             seen &= tiles.at[:, 0] - window < first + KEYS
         live = seen.nonzero()[:, 0]
         if len(live):

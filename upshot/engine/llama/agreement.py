@@ -31,7 +31,8 @@ def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype, rough: bool = 
 
 
 def other_mixing(model: torch.nn.Module) -> str | None:
-    """None if a model's tokens see each other in attention alone; else what happens when nobody attends to others.
+    """None if a model's tokens see each other in attention alone; else what changes if every token attends only to
+    itself.
 
     What mixes tokens elsewhere (a convolution, a state that is carried on, attention of its own) would mix those of one
     sequence with its neighbour's where they lie end to end, and is not in the pages of keys and values. With every

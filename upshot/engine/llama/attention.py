@@ -45,7 +45,7 @@ class AttentionStep(Protocol):
 
 
 _active: list[tuple[Attend, bool]] = []
-"""What attends, and whether it takes sinks; one entry for each `attend_by` under way: a reference model may run inside
+"""What attends, and whether it takes sinks; one entry for each active `attend_by`: a reference model may run inside
 another's forward."""
 
 

@@ -90,7 +90,7 @@ class BlockDriver(Driver):
         for index, layer in enumerate(self.layers):
             out = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
             final = index + 1 == len(self.layers)
-            if final and last is not None:  # of the others nobody needs more than their keys and values
+            if final and last is not None:  # of the other tokens only keys and values are needed
                 out, h = out[last], h[last]
             x, h = self._join(self._back(layer.o, out), h, layer.after1, layer.norm2)
             following = self.core.norm if final else self.layers[index + 1].norm1

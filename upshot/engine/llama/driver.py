@@ -141,7 +141,7 @@ def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def out_of_training(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, none of these modules is in training mode; each by itself, for modes may differ inside a model."""
+    """Inside, none of these modules is in training mode; set one by one, since modes may differ inside a model."""
     loud = [module for module in modules if module.training]
     for module in loud:
         module.training = False

@@ -1,4 +1,4 @@
-"""Projections in 8 bits (kernels/fp8.py): a copy of weights that somebody trains, or the only ones of a frozen model.
+"""Projections in 8 bits (kernels/fp8.py): a copy of weights that are trained, or the only weights of a frozen model.
 
 `merged.Weight8` is the engine's copy, adapters merged, quantized again after every change, where it lies: captured
 steps go on reading it. `Linear8` takes a projection's place in a model that nobody trains (`narrow_projections`), whose
@@ -32,7 +32,7 @@ than the difference between keys: with 60 log-probabilities were off by 0.55 on 
 
 
 class Linear8(torch.nn.Module):
-    """A projection in 8 bits with a scale for each row, in a model that nobody trains."""
+    """A projection in 8 bits with a scale for each row, in a model that is not trained."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()

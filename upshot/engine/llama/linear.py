@@ -120,7 +120,7 @@ class JoinedProjections:
             at += n
 
     def refresh(self) -> None:
-        """Take the values back in if somebody gave a parameter other storage."""
+        """Copy the values back if a parameter was given different storage."""
         at = 0
         moved = False
         for module in self.modules:

@@ -227,7 +227,7 @@ def unmerged_weights() -> Weights:
 
 
 def _module_of(module: Any, merged: MergedWeight) -> torch.nn.Module:
-    """A plain module around a merged weight; it is nobody's child and nothing trains it."""
+    """A plain module around a merged weight; it is not part of the model and not trained."""
     rows, columns = merged.weight.shape
     plain: torch.nn.Module
     if "Embedding" in type(module).__name__:

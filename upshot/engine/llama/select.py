@@ -155,7 +155,7 @@ def _both(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor], i
     if not isinstance(driver, BlockDriver) or not driver.weights.layers:
         with busy_adapters(model):
             return expected_logits(model, driver, ids), drive()
-    # One that shares another model's weights would need a copy of its own as soon as its adapters had values.
+    # A driver that shares another model's weights would need its own copy as soon as its adapters had values.
     busy = nullcontext() if driver.weights.shares else busy_adapters(model)
     driver.release()
     try:

@@ -94,7 +94,7 @@ class GuardedModel(Model):
         return self.meter.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue counting from a saved state."""
         self.meter.restore(state)
 
     @pause_clock

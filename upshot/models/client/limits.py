@@ -57,12 +57,12 @@ class CallSlots:
         self._line: deque[asyncio.Future[None]] = deque()
 
     def share(self, processes: int) -> None:
-        """Let in a share of the bound from now on, whatever it will be; those inside stay."""
+        """From now on admit only a share of the bound, also after it changes; calls in flight continue."""
         self.processes = processes
         self._admit()
 
     def resize(self, bound: int) -> None:
-        """Set how many are let in from now on; those inside stay."""
+        """Set how many calls are admitted from now on; calls in flight continue."""
         self.bound = bound
         self._admit()
 

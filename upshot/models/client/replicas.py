@@ -69,9 +69,9 @@ class ReplicatedModel(GuardedModel):
             self._watch_task = asyncio.create_task(self._watch_file())
 
     async def aclose(self) -> None:
-        """Break off the calls under way and close all connections."""
+        """Abort the calls in flight and close all connections."""
         await super().aclose()
-        self.routing.notify()  # whoever waits for a place sees that it is over
+        self.routing.notify()  # wake up calls that wait for a place
         if self._watch_task is not None:
             self._watch_task.cancel()
             self._watch_task = None
@@ -157,7 +157,8 @@ class ReplicatedModel(GuardedModel):
         return model
 
     async def _open_all(self, urls: tuple[str, ...]) -> None:
-        """Open what can be opened, and go on without the others; `UserError` when none can, or they differ."""
+        """Open the replicas that can be opened and continue without the others; `UserError` if none can or they
+        differ."""
         self.routing.update(urls)
         for attempt in range(self.spec.retries + 1):
             outcomes = await asyncio.gather(*map(self._member, urls), return_exceptions=True)

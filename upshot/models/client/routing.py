@@ -70,7 +70,7 @@ class Replica:
         self._failures, self._trials, self._out_until = 0, 0, None
 
     def record_failure(self, now: float) -> None:
-        """It did not answer; failures of calls that were under way when it was put out do not prolong the pause."""
+        """A call failed; failures of calls that were in flight when the breaker opened do not prolong the pause."""
         self._failures += 1
         if not self.is_out and self._failures >= FAILURES:
             self.put_out(now)
@@ -121,7 +121,7 @@ class Routing:
         return sum(not replica.is_out for replica in self.replicas.values())
 
     def update(self, urls: Sequence[str]) -> None:
-        """These are the replicas now; calls under way at one that left are let finish."""
+        """Set the current replicas; calls in flight at a removed one may finish."""
         self.replicas = {url: self.replicas.get(url) or Replica(url) for url in urls}
         self.notify()
 
@@ -161,7 +161,7 @@ class Routing:
             self.notify()
 
     def notify(self) -> None:
-        """Something changed: whoever waits for a place looks again."""
+        """Something changed: wake up calls that wait for a place."""
         self._slots.resize(self.concurrency * max(1, self.up))
         change, self.change = self.change, asyncio.Event()
         change.set()
@@ -172,7 +172,7 @@ class Routing:
         return [replica for url, replica in self.replicas.items() if url not in avoid and replica.takes_calls(now)]
 
     def _last_resort(self) -> Replica:
-        """Where to go when all are out, each in turn: a breaker with nothing beside it would protect nobody."""
+        """Where to go when all breakers are open: each replica in turn, since refusing every call would help no one."""
         if not self.replicas:
             raise AttemptError("connection", "no replica is listed")
         now = self._clock()

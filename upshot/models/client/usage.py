@@ -1,4 +1,4 @@
-"""What a model's calls came to, by role, and how those under way stand: calls, failures, tokens, cost, latency.
+"""Counters of a model's calls by role, and the state of calls in flight: calls, failures, tokens, cost, latency.
 
 `watch` says in a log line (on stderr, unless a program sets up its own logging) when a call is slow or fails, and again
 while that lasts; nothing is said while everything answers.
@@ -79,7 +79,7 @@ class UsageMeter:
         self.queued = 0
         """Calls that wait for a free slot of the endpoint."""
         self._began: dict[object, float] = {}
-        """When each call under way was sent."""
+        """When each call in flight was sent."""
         self._roles: defaultdict[str, RoleCount] = defaultdict(RoleCount)
 
     def role(self, name: str) -> RoleCount:
@@ -97,7 +97,7 @@ class UsageMeter:
 
     @contextmanager
     def count_under_way(self) -> Iterator[None]:
-        """Inside, a call is under way."""
+        """Inside, a call is in flight."""
         call = object()
         self._began[call] = time.monotonic()
         try:
@@ -144,7 +144,7 @@ class UsageMeter:
             counters: dict[str, Any] = {
                 key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()
             }
-            vars(self.role(name)).update(counters)  # calls under way count on in it
+            vars(self.role(name)).update(counters)  # calls in flight keep counting in it
 
 
 def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:

@@ -111,7 +111,7 @@ class CallParser(ABC):
     def json_at(self, start: int, final: bool) -> tuple[int, Any] | None:
         """Where the JSON that begins at a place of the held text ends, and its value (None: it is not JSON).
 
-        None alone: it goes on, and more text may come."""
+        Returns None if the JSON is not complete yet and more text may come."""
         self._extent = self._extent or Extent(start)
         ended = self._extent.end(self.held)
         if ended is None:
@@ -134,7 +134,7 @@ class CallParser(ABC):
 
 
 class Extent:
-    """Where a JSON object or array ends that begins at a place of a text; goes on where it was as the text grows."""
+    """Finds the end of a JSON object or array in a text; continues where it stopped as the text grows."""
 
     _WEIGHTY = re.compile(r'[{}\[\]"<]')
     _STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
@@ -145,7 +145,7 @@ class Extent:
         self._quoted = False
 
     def end(self, text: str) -> tuple[int, bool] | None:
-        """(place, whether it ended well), or None while it goes on. No JSON has `<` outside its strings."""
+        """(position, whether it is balanced), or None if it is not complete. JSON has no `<` outside of strings."""
         while True:
             if self._quoted:
                 inside = self._STRING.match(text, self._at)

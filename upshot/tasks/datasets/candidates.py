@@ -23,7 +23,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A reply that was tried at one turn of a conversation, and what came of it."""
+    """A reply that was tried at one turn of a conversation, and its outcome."""
 
     history: tuple[Message, ...]
     """What was said before; ends with the user, has no system message."""

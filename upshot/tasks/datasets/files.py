@@ -194,7 +194,7 @@ def _responses(record: Record, number: int) -> Iterator[Record]:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) and "responses" in turn for turn in turns):
         yield record
         return
-    # A conversation without a number of its own has its place in the file.
+    # A conversation without a number is numbered by its position in the file.
     shared = {"conv_id": number, **{key: value for key, value in record.items() if key != "turns"}}
     for turn in turns:
         prompt = turn.get("prompt") or []

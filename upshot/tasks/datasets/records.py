@@ -281,7 +281,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
 
 @dataclass(frozen=True)
 class MarkedReply:
-    """A reply that somebody found good or bad."""
+    """A reply that was marked good or bad."""
 
     prompt: tuple[Message, ...]
     reply: str

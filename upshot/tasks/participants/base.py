@@ -36,14 +36,14 @@ class Observation:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to add up over the conversation, such as {'format_errors': 1}."""
     score: Score | None = None
-    """What the policy's turn earned by itself, where credit is given by turns; None: nothing."""
+    """The score of the policy's turn itself, with credit by turns; None: no score."""
 
 
 class Participant(Helper, ABC):
     """Someone who takes turns with the policy."""
 
     forks: bool = True
-    """Whether what it holds of a conversation is copied with it, so that futures can go on with it."""
+    """Whether its state of a conversation is copied with the conversation, so that futures can continue it."""
 
     def answers_calls(self, row: Row | None = None) -> bool:
         """Whether it answers the policy's tool calls: in conversations with this row, or (None) in any at all."""
@@ -61,7 +61,7 @@ class Participant(Helper, ABC):
 
 
 class User(Participant):
-    """A simulated user: opens where nobody has spoken yet, and counts what it does."""
+    """A simulated user: opens the conversation if it is empty, and counts what it does."""
 
     @cached_property
     def _counts(self) -> Counter[str]:
@@ -76,7 +76,7 @@ class User(Participant):
         return Observation(messages, done=done, reason="user", note=note or {}, metrics=metrics)
 
     async def start(self, conversation: Conversation) -> None:
-        """Say the opening message where nobody has spoken yet."""
+        """Say the opening message if no one has spoken yet."""
         if not any(message.role in ("user", "assistant") for message in conversation.messages):
             observation = await self.observe(conversation)
             count(conversation, observation.metrics)
@@ -94,7 +94,7 @@ class User(Participant):
         return dict(self._counts)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue counting from a saved state."""
         self._counts = Counter(state)
 
 
@@ -112,7 +112,7 @@ users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.ta
 
 
 def find_model(who: str, model: Any, models: Mapping[str, Model]) -> Model:
-    """The model that plays somebody: one of the recipe's, by its name, or a `Model` as it is."""
+    """The model that plays a participant: one of the recipe's models by name, or a `Model`."""
     if isinstance(model, Model):
         return model
     if not isinstance(model, str) or model not in models:

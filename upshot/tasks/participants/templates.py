@@ -40,7 +40,7 @@ def _compile(name: str) -> Any:
 
 
 def as_lines(messages: Sequence[Message], names: Mapping[str, str] = NAMES) -> str:
-    """Who said what, a paragraph each; system messages are nobody's words and are left out."""
+    """Who said what, a paragraph each; system messages are left out."""
     lines = [f"{names.get(m.role, m.role)}: {m.content.strip()}" for m in messages if m.role != "system"]
     return "\n\n".join(lines)
 

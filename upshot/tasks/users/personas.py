@@ -15,7 +15,7 @@ _TABLE = yaml.safe_load((Path(__file__).parent / "personas.yaml").read_text("utf
 PERSONAS: dict[str, str] = _TABLE["personas"]
 """Built-in personas by name."""
 VAGUENESS: dict[str, str] = _TABLE["vagueness"]
-"""How much the user says by itself."""
+"""How much the user says without being asked."""
 MIXED = "mixed"
 
 

@@ -41,7 +41,7 @@ def swap_roles(goal: Any, messages: Sequence[Message], prompt: str = PROMPT) -> 
 
 
 def with_acts(conversation: Conversation) -> list[Message]:
-    """What was said, and before the user's words what it did and what came of it: its own side of the conversation."""
+    """The conversation as the user sees it: before each of its messages, its tool calls and their results."""
     out: list[Message] = []
     for turn in conversation.turns:
         for act in turn.note.get("acts", ()) if turn.message.role == "user" else ():

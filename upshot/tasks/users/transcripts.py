@@ -23,7 +23,7 @@ GOOD, BAD = "good", "bad"
 
 @dataclass(frozen=True)
 class Transcript:
-    """What somebody and an assistant said, in turns that alternate, the user's first."""
+    """What a user and an assistant said, in alternating turns, the user first."""
 
     messages: tuple[Message, ...]
     goal: str
