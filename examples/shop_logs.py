@@ -18,7 +18,7 @@ from typing import Any
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation
 from upshot.core.files import append_jsonl, read_jsonl
-from upshot.offline.play.stage import open_stage
+from upshot.offline.play.opened import open_recipe
 from upshot.rollout.play import play_step
 
 AT_ONCE = 500
@@ -45,10 +45,10 @@ async def play(run: str, count: int, out: Path, seed: int) -> None:
     """Play what is missing of the log."""
     recipe = load_recipe("shop", [f"task.rows_per_split={count}", f"task.seed={seed + 1000}"]).recipe
     done = len(read_jsonl(out)) if out.is_file() else 0
-    async with open_stage(recipe, run) as stage:
-        rows = stage.task.rows("train")
+    async with open_recipe(recipe, run) as opened:
+        rows = opened.task.rows("train")
         for start in range(done, count, AT_ONCE):
-            groups = await play_step(stage.context, rows[start : start + AT_ONCE], 1, seed)
+            groups = await play_step(opened.context, rows[start : start + AT_ONCE], 1, seed)
             replies = [group[0] for group in groups]
             scored = [(reply, reply.reward.means["verifier"].value) for reply in replies]
             lines = [

@@ -17,7 +17,7 @@ from upshot.models.client.budget import Budget
 from upshot.models.connect import share_endpoints
 from upshot.models.endpoint import EndpointModel
 from upshot.models.openai_format import ApiAnswer
-from upshot.verl.budget import BudgetBook, WorkerBudget
+from upshot.verl.budget import BudgetLedger, WorkerBudget
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -50,20 +50,20 @@ class Caller(EndpointModel):
 
 
 class Client:
-    """The way to a book, with a little delay; it can be cut."""
+    """The way to a ledger, with a little delay; it can be cut."""
 
-    def __init__(self, book: BudgetBook) -> None:
-        self.book, self.cut = book, False
+    def __init__(self, ledger: BudgetLedger) -> None:
+        self.ledger, self.cut = ledger, False
 
     async def take_call(self, worker: str) -> bool:
         await self._travel()
-        return self.book.take_call(worker)
+        return self.ledger.take_call(worker)
 
     async def report(
         self, worker: str, spent: Mapping[str, float], last: bool = False
     ) -> tuple[dict[str, float], bool]:
         await self._travel()
-        return self.book.report(worker, spent, last)
+        return self.ledger.report(worker, spent, last)
 
     async def _travel(self) -> None:
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ class Process:
     """One worker."""
 
     def __init__(self, name: str, client: Client, endpoint: Endpoint, workers: int = 2, concurrency: int = 4) -> None:
-        budget = Budget(client.book.max_calls, max_dollars=40)
+        budget = Budget(client.ledger.max_calls, max_dollars=40)
         self.model = Caller(ModelSpec(url=URL, model="m", concurrency=concurrency), budget=budget)
         self.model.endpoint = endpoint
         share_endpoints([self.model], workers)
@@ -94,24 +94,24 @@ class Process:
 
 @given(workers=st.integers(1, 4), most=st.integers(0, 30), before=st.integers(0, 5), times=st.integers(1, 12))
 def test_calls_are_exact_over_all_workers_however_they_race(workers: int, most: int, before: int, times: int) -> None:
-    async def play() -> tuple[list[object], Endpoint, BudgetBook]:
-        book, endpoint = BudgetBook(most, {"calls": float(before)}), Endpoint()
-        client = Client(book)
+    async def play() -> tuple[list[object], Endpoint, BudgetLedger]:
+        ledger, endpoint = BudgetLedger(most, {"calls": float(before)}), Endpoint()
+        client = Client(ledger)
         everybody = [Process(f"w{n}", client, endpoint, workers) for n in range(workers)]
         found = await asyncio.gather(*(one.ask(times) for one in everybody))
         for one in everybody:
             await one.close()
-        return [each for own in found for each in own], endpoint, book
+        return [each for own in found for each in own], endpoint, ledger
 
-    found, endpoint, book = asyncio.run(play())
+    found, endpoint, ledger = asyncio.run(play())
     assert endpoint.calls == min(max(most - before, 0), workers * times)
-    assert book.spent()["calls"] == before + endpoint.calls
+    assert ledger.spent()["calls"] == before + endpoint.calls
     failed = [each for each in found if isinstance(each, Exception)]
     assert len(failed) == workers * times - endpoint.calls
     assert all(
         isinstance(each, BudgetExceeded) and f"the budget of {most} calls is spent" in str(each) for each in failed
     )
-    assert not book.open
+    assert not ledger.open
 
 
 @pytest.mark.parametrize(("workers", "concurrency", "most"), [(2, 5, 4), (3, 3, 3), (4, 2, 4)])
@@ -119,7 +119,7 @@ def test_an_endpoint_has_at_most_its_share_from_each_worker_and_one_at_the_least
     workers: int, concurrency: int, most: int
 ) -> None:
     async def play() -> int:
-        endpoint, client = Endpoint(), Client(BudgetBook())
+        endpoint, client = Endpoint(), Client(BudgetLedger())
         everybody = [Process(f"w{n}", client, endpoint, workers, concurrency) for n in range(workers)]
         await asyncio.gather(*(one.ask(10) for one in everybody))
         for one in everybody:
@@ -137,8 +137,8 @@ def test_the_pace_of_an_endpoint_is_shared_too() -> None:
 
 def test_dollars_of_others_are_known_after_a_report() -> None:
     async def play() -> tuple[list[object], dict[str, float]]:
-        book, endpoint = BudgetBook(None, {"dollars": 30.0}), Endpoint()
-        client = Client(book)
+        ledger, endpoint = BudgetLedger(None, {"dollars": 30.0}), Endpoint()
+        client = Client(ledger)
         first, second = (Process(name, client, endpoint) for name in ("first", "second"))
         await first.ask(20)
         await first.close()
@@ -146,7 +146,7 @@ def test_dollars_of_others_are_known_after_a_report() -> None:
         await asyncio.sleep(0.01)
         found = await second.ask(1)
         await second.close()
-        return found, book.spent()
+        return found, ledger.spent()
 
     found, spent = asyncio.run(play())
     assert isinstance(found[0], BudgetExceeded) and "the budget of 40 dollars is spent (40)" in str(found[0])
@@ -155,13 +155,13 @@ def test_dollars_of_others_are_known_after_a_report() -> None:
 
 def test_at_the_end_of_a_run_every_worker_closes_its_helpers_and_reports_once_more() -> None:
     async def play() -> tuple[bool, set[str], dict[str, float]]:
-        book = BudgetBook()
-        one = Process("one", Client(book), Endpoint())
+        ledger = BudgetLedger()
+        one = Process("one", Client(ledger), Endpoint())
         await one.ask(3)
-        book.closing = True
-        while book.open:
+        ledger.closing = True
+        while ledger.open:
             await asyncio.sleep(0.01)
-        return one.closed, book.open, book.spent()
+        return one.closed, ledger.open, ledger.spent()
 
     closed, left, spent = asyncio.run(play())
     assert closed and not left and spent["calls"] == 3.0
@@ -169,7 +169,7 @@ def test_at_the_end_of_a_run_every_worker_closes_its_helpers_and_reports_once_mo
 
 def test_without_the_book_no_further_call_is_sent_and_the_way_out_is_said() -> None:
     async def play() -> object:
-        client = Client(BudgetBook(100))
+        client = Client(BudgetLedger(100))
         one = Process("one", client, Endpoint())
         await one.ask(1)
         client.cut = True

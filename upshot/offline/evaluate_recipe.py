@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.offline.arguments import read_model
 from upshot.offline.evaluate import key_of, parse_models
 from upshot.offline.job import Job
-from upshot.offline.play.stage import Stage, held_out, open_stage, recipe_of_run
+from upshot.offline.play.opened import OpenedRecipe, held_out, open_recipe, recipe_of_run
 from upshot.offline.table import Line
 from upshot.rollout.check_names import check_names
 from upshot.rollout.play import Opening, open_row, play_reply
@@ -100,26 +100,26 @@ class RecipeEvaluation:
             ]
             if not todo:
                 continue
-            async with open_stage(self.recipe, spec, job.budget) as opened:
-                stage = replace(opened, context=build_held_out(self.recipe, opened.services, opened.context))
+            async with open_recipe(self.recipe, spec, job.budget) as opened:
+                opened = replace(opened, context=build_held_out(self.recipe, opened.services, opened.context))
 
-                async def one(piece: tuple[Row, int], name: str = name, stage: Stage = stage) -> None:
-                    line = await self._line(stage, name, *piece)
+                async def one(piece: tuple[Row, int], name: str = name, opened: OpenedRecipe = opened) -> None:
+                    line = await self._line(opened, name, *piece)
                     self.lines.append(line)
                     job.write(line, failure=line["missing"])
 
                 await job.run(todo, one, len(self.rows) * self.recipe.eval.samples - len(todo), shown=name)
-                stats |= {f"{name}/{key}": value for key, value in stage.services.stats().items()}
+                stats |= {f"{name}/{key}": value for key, value in opened.services.stats().items()}
         return stats
 
-    async def _line(self, stage: Stage, name: str, row: Row, number: int) -> dict[str, Any]:
+    async def _line(self, opened: OpenedRecipe, name: str, row: Row, number: int) -> dict[str, Any]:
         """One reply and its scores, as a line of `rollouts.jsonl`."""
         seed = derive_seed(self.args.seed, "eval")
         if row.id not in self._openings or self._openings[row.id].failure is not None:
-            self._openings[row.id] = await open_row(stage.context, row, seed, 0)
+            self._openings[row.id] = await open_row(opened.context, row, seed, 0)
         opening = self._openings[row.id]
         talk = opening.conversation(row, seed, 0, number, number)
-        reply = await play_reply(stage.context, talk, 0, opening.failure)
+        reply = await play_reply(opened.context, talk, 0, opening.failure)
         total = reply.reward.total
         unplayed = not reply.futures and not reply.reward.means  # the same command plays it again
         means = {metric: reply.reward.means.get(metric, total) for metric in self.metrics if metric != REWARD}
@@ -129,5 +129,5 @@ class RecipeEvaluation:
             "speaker": self.speakers[name],
             "missing": str(total.reason) if total.is_missing and unplayed else None,
             "scores": {REWARD: total.to_dict()} | {metric: score.to_dict() for metric, score in means.items()},
-            "groups": {"model": name, **groups_of(stage.task, row)},
+            "groups": {"model": name, **groups_of(opened.task, row)},
         }

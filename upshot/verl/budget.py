@@ -1,7 +1,7 @@
 """One budget over all workers of a run. Their shares of every endpoint's limits: `models/connect.py`.
 
-`BudgetBook` counts for all (an actor of Ray's keeps it, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
-calls are limited each is asked for, so that their number is exact: beside a model's answer the question costs nothing.
+`BudgetLedger` counts for all workers (in a Ray actor, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
+calls are limited each one is requested, so that their number is exact: beside a model's answer that costs nothing.
 Tokens and dollars are reported a few times a second, and may exceed their limit by what is not reported yet.
 """
 
@@ -21,7 +21,7 @@ BEAT_S = 0.25
 """Seconds between two reports of a worker."""
 
 
-class BudgetBook:
+class BudgetLedger:
     """What all workers of a run have spent."""
 
     def __init__(self, max_calls: int | None = None, before: Mapping[str, float] | None = None) -> None:
@@ -57,7 +57,7 @@ class BudgetBook:
 
 
 class BudgetClient(Protocol):
-    """The way to the book, wherever that is."""
+    """The way to the ledger, wherever that is."""
 
     def take_call(self, worker: str) -> Awaitable[bool]: ...
 
@@ -98,7 +98,7 @@ class WorkerBudget:
         while True:
             try:
                 self._others, closing = await self._client.report(self.worker, dict(self._own))
-            except Exception as error:  # whatever the way to the book raises, there is none any more
+            except Exception as error:  # whatever the way to the ledger raises, there is none any more
                 self._lost = UserError(describe_loss(error))
                 log.error("%s", self._lost)
                 return
@@ -127,7 +127,7 @@ class WorkerBudget:
 
 
 def describe_loss(error: BaseException) -> str:
-    """What is said when the book cannot be reached."""
+    """What is said when the ledger cannot be reached."""
     message = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         "the actor that keeps the budget for all workers of this run is gone "

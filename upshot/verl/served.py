@@ -66,17 +66,17 @@ class ConversationLink:
             self.extra[name] = value
 
 
-_line: ContextVar[ConversationLink] = ContextVar("line")
+_link: ContextVar[ConversationLink] = ContextVar("link")
 
 
 @contextmanager
-def use_link(line: ConversationLink) -> Iterator[None]:
-    """All that is asked within, also by tasks started there, goes over this line."""
-    token = _line.set(line)
+def use_link(link: ConversationLink) -> Iterator[None]:
+    """All that is asked within, also by tasks started there, goes over this link."""
+    token = _link.set(link)
     try:
         yield
     finally:
-        _line.reset(token)
+        _link.reset(token)
 
 
 class ServedModel(Model):
@@ -91,24 +91,24 @@ class ServedModel(Model):
         self.calls = 0
 
     async def generate(self, request: Request) -> list[Completion]:
-        """`request.n` completions over the line of the conversation that asks."""
-        line = _line.get(None)
-        if line is None:
+        """`request.n` completions over the link of the conversation that asks."""
+        link = _link.get(None)
+        if link is None:
             raise UserError(f"model '{self.name}' is on verl's servers and is asked outside of any conversation")
         prompt = self._prompt_ids(request)
-        asked = (self._one(line, prompt, request, number) for number in range(request.n))
+        asked = (self._one(link, prompt, request, number) for number in range(request.n))
         return list(await asyncio.gather(*asked))
 
-    async def _one(self, line: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
+    async def _one(self, link: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
         # The template's end tokens as well: the servers go by the model's settings, which need not contain them.
         ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
-        params = {**line.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
-        if line.seeded and request.sampling.seed is not None:
+        params = {**link.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
+        if link.seeded and request.sampling.seed is not None:
             params["seed"] = derive_seed(request.sampling.seed, "request", number) if number else request.sampling.seed
-        answer = await line.manager.generate(line.request_id, prompt_ids=list(prompt), sampling_params=params)
+        answer = await link.manager.generate(link.request_id, prompt_ids=list(prompt), sampling_params=params)
         if request.role == TRAINED:
-            line.note(answer.extra_fields or {})
+            link.note(answer.extra_fields or {})
         return self._completion(answer, prompt, request)
 
     def _completion(self, answer: TokenOutput, prompt: Sequence[int], request: Request) -> Completion:

@@ -71,7 +71,7 @@ def describe_place(extra_info: Mapping[str, Any], group: int, earlier: int, agai
 
 
 class RolloutWorker:
-    """Plays orders of a recipe. Start it before the first, close it after the last."""
+    """Plays the conversations that verl asks for. Start it before the first, close it after the last."""
 
     def __init__(
         self,

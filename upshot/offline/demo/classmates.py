@@ -23,7 +23,7 @@ from upshot.core.score import Reason, Score, mean_score
 from upshot.models.connect import connect
 from upshot.offline.demo.stages import Demonstration, mean_cell
 from upshot.offline.demo.step_reader import plain_steps
-from upshot.offline.play.stage import open_stage, with_policy
+from upshot.offline.play.opened import open_recipe, with_policy
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
@@ -127,12 +127,12 @@ async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Readabil
     """Play `count` rows of the test split with the recipe's classmates, and show the thoughts to its monitor."""
     if recipe.eval.monitor is None:
         raise UserError("eval.monitor names no model to read the thoughts; the recipe 'classmate-mini' has one")
-    async with open_stage(with_policy(recipe, checkpoint)) as stage:
-        rows, manager = stage.task.rows("test")[:count], stage.services.manager
-        groups = await play_step(stage.context, rows, 1, derive_seed(recipe.seed, "test"))
+    async with open_recipe(with_policy(recipe, checkpoint)) as opened:
+        rows, manager = opened.task.rows("test")[:count], opened.services.manager
+        groups = await play_step(opened.context, rows, 1, derive_seed(recipe.seed, "test"))
         replies = [reply for group in groups for reply in group]
-        cases = [case_of(reply.conversation, reply.reward, stage.task, manager) for reply in replies]
-        looks = await Monitor(stage.services.models[recipe.eval.monitor]).look_at_all(cases)
+        cases = [case_of(reply.conversation, reply.reward, opened.task, manager) for reply in replies]
+        looks = await Monitor(opened.services.models[recipe.eval.monitor]).look_at_all(cases)
     return Readability([case.verdict for case in cases], [_classmate_score(reply) for reply in replies], looks)
 
 

@@ -15,7 +15,7 @@ from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
 from upshot.offline.demo.stages import Demonstration, train_stage
 from upshot.offline.demo.workers import Progress, Workers, start_workers
-from upshot.offline.play.stage import start_policy, with_policy
+from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
 from upshot.rollout.play import catch_failure, score_conversation

@@ -1,1 +1,1 @@
-"""Playing by hand: a recipe's stage without training, its trees on a terminal, a chat with a model."""
+"""Playing by hand: a recipe without training, its trees on a terminal, a chat with a model."""

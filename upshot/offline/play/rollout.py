@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score, describe_missing
 from upshot.core.time_limit import call_seconds
 from upshot.models.base import Request
-from upshot.offline.play.stage import Stage, open_stage, recipe_of_run
+from upshot.offline.play.opened import OpenedRecipe, open_recipe, recipe_of_run
 from upshot.offline.play.trees import clean, cut, group_tree, tell_score
 from upshot.rollout.check_names import check_names
 from upshot.rollout.play import play_step
@@ -38,26 +38,26 @@ def run(args: argparse.Namespace) -> int:
         )
     spec = args.model or (args.recipe if recipe_of_run(args.recipe) else None)
 
-    async def play() -> tuple[Stage, list[list[Rollout]]]:
-        async with open_stage(recipe, spec) as stage:
+    async def play() -> tuple[OpenedRecipe, list[list[Rollout]]]:
+        async with open_recipe(recipe, spec) as opened:
             if args.step:
-                step_through(stage)
-            rows = list(stage.task.rows(args.split))[: args.n]
+                step_through(opened)
+            rows = list(opened.task.rows(args.split))[: args.n]
             if not rows:
-                raise UserError(f"task '{stage.task.name}' has no rows in its split '{args.split}'")
-            return stage, await play_step(stage.context, rows, args.replies, args.seed)
+                raise UserError(f"task '{opened.task.name}' has no rows in its split '{args.split}'")
+            return opened, await play_step(opened.context, rows, args.replies, args.seed)
 
-    stage, groups = asyncio.run(play())
+    opened, groups = asyncio.run(play())
     if args.json:
         for group in groups:
             print("\n".join(json.dumps(reply.to_dict(0), ensure_ascii=False, default=str) for reply in group))
     else:
-        show(groups, stage)
+        show(groups, opened)
     scored = [reply.reward.total for group in groups for reply in group]
     return 0 if any(score.value is not None for score in scored) else 1
 
 
-def show(groups: list[list[Rollout]], stage: Stage) -> None:
+def show(groups: list[list[Rollout]], opened: OpenedRecipe) -> None:
     """The trees, and what they come to."""
     from rich.console import Console
 
@@ -73,20 +73,20 @@ def show(groups: list[list[Rollout]], stage: Stage) -> None:
     console.print(f"{len(totals)} replies, {mean}{same}")
     for line in describe_missing(totals):
         console.print(f"missing {line}", style="yellow")
-    if stage.recipe.warm_start is not None and not stage.recipe.model.path:
+    if opened.recipe.warm_start is not None and not opened.recipe.model.path:
         console.print("a new model of random weights: its warm start has not been", style="dim")
 
 
 # Stepping.
 
 
-def step_through(stage: Stage) -> None:
-    """Stop before every call of anybody on the stage, and tell what came back."""
+def step_through(opened: OpenedRecipe) -> None:
+    """Stop before every call to a model, user, environment or metric, and show what came back."""
     if not sys.stdin.isatty():
         raise UserError("--step waits for you at each call: it needs a terminal")
     call_seconds.set(LONG_S)
     stepper = Stepper()
-    services, context = stage.services, stage.context
+    services, context = opened.services, opened.context
     stepper.watch(context.policy.model, "generate", "policy")
     for name, model in services.models.items():
         stepper.watch(model, "generate", f"model {name}")

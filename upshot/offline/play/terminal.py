@@ -20,7 +20,7 @@ from upshot.models.base import ModelCallError
 from upshot.models.connect import connect
 from upshot.offline.arguments import SCRIPT, read_metrics, read_model
 from upshot.offline.play.chat import Chat
-from upshot.offline.play.stage import StandingPolicy, held_out, open_stage, recipe_of_run
+from upshot.offline.play.opened import StandingPolicy, held_out, open_recipe, recipe_of_run
 from upshot.offline.play.trees import clean, group_tree, tell_scores
 from upshot.rollout.futures.talk import Talk
 from upshot.tasks.base import Task
@@ -75,9 +75,9 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
                 raise UserError(f"--{option}: the recipe says it; override it: models.{option}=… or reward.metrics=…")
         recipe = load_recipe(args.recipe or args.model, args.overrides).recipe
         recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=_sampling(args))})
-        async with open_stage(recipe, _spec(args)) as stage:
-            services = stage.services
-            yield Chat(stage.context, services.metrics, services.user, _goals(stage.task), args.system, args.seed)
+        async with open_recipe(recipe, _spec(args)) as opened:
+            services = opened.services
+            yield Chat(opened.context, services.metrics, services.user, _goals(opened.task), args.system, args.seed)
         return
     if args.overrides:
         raise UserError(

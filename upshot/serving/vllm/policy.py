@@ -211,8 +211,8 @@ class VllmPolicy(PolicySampler):
         weights = dict(self.module.named_parameters())
         route = choose_route(weights, self.address.same_gpu and self.address.workers == 1)
         with ExitStack() as kept:
-            order = await asyncio.to_thread(kept.enter_context, pack_weights(weights, version, route, self.run))
-            await self.client.ask_workers("upshot_load", order)
+            transfer = await asyncio.to_thread(kept.enter_context, pack_weights(weights, version, route, self.run))
+            await self.client.ask_workers("upshot_load", transfer)
         check_arrival(await self.client.ask_workers("upshot_state"), version, weights)
         return ROUTE_NAMES[route]
 

@@ -46,16 +46,16 @@ def folder_for(route: Route, run: Path) -> Iterator[Path]:
 @contextmanager
 def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run: Path) -> Iterator[str]:
     """What the workers load; inside, it lies ready for them."""
-    order: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
+    transfer: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
     if route == "gpu":
-        yield json.dumps(order | {"handles": handles(weights)})
+        yield json.dumps(transfer | {"handles": handles(weights)})
         return
     from safetensors.torch import save_file
 
     with folder_for(route, run) as folder:
         path = folder / "weights.safetensors"
         save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, path)
-        yield json.dumps(order | {"path": str(path)})
+        yield json.dumps(transfer | {"path": str(path)})
 
 
 def handles(weights: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.budget import BudgetBook, BudgetClient, describe_loss
+from upshot.verl.budget import BudgetClient, BudgetLedger, describe_loss
 
 NAME = "upshot-budget"
 """Within the namespace of the job."""
@@ -29,8 +29,8 @@ CLOSE_S = 20.0
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
-class BudgetActor(BudgetBook):
-    """Keeps the book of a run."""
+class BudgetActor(BudgetLedger):
+    """Keeps the ledger of a run."""
 
     def __init__(self, max_calls: int | None, before: Mapping[str, float]) -> None:
         super().__init__(max_calls, before)

@@ -36,18 +36,17 @@ class WeightsWorker:
 
     def upshot_load(self, packed: str) -> dict[str, Any]:
         """Load packed weights into the model; what the model holds then."""
-        order = json.loads(packed)
+        transfer = json.loads(packed)
         self.upshot_version = None  # weights that fail half way have no version
-        weights = (
-            from_file(order["path"]) if order["route"] == "file" else from_gpu(order["handles"], self.device.index)
-        )
+        by_file = transfer["route"] == "file"
+        weights = from_file(transfer["path"]) if by_file else from_gpu(transfer["handles"], self.device.index)
         self.model_runner.get_model().load_weights(weights)
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize()
             torch.cuda.ipc_collect()
-        self.upshot_version = order["version"]
+        self.upshot_version = transfer["version"]
         return self.upshot_state()
 
     def upshot_state(self) -> dict[str, Any]:

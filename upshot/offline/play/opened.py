@@ -1,4 +1,4 @@
-"""The stage of a recipe, opened without training: a model as the policy, and everybody that the recipe names.
+"""A recipe opened without training: a model as the policy, and everybody else that the recipe names.
 
 Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; what is played here is what training plays.
 """
@@ -36,7 +36,7 @@ Hear = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Stage:
+class OpenedRecipe:
     """Everything that a recipe's conversations are played with, started."""
 
     recipe: Recipe
@@ -127,7 +127,9 @@ async def start_policy(
 
 
 @asynccontextmanager
-async def open_stage(recipe: Recipe, spec: Spec | None = None, budget: Budget | None = None) -> AsyncIterator[Stage]:
+async def open_recipe(
+    recipe: Recipe, spec: Spec | None = None, budget: Budget | None = None
+) -> AsyncIterator[OpenedRecipe]:
     """Load and start everybody; closed again at the end.
 
     spec: who is the policy; None: the recipe's own model, before any training. budget: instead of the recipe's.
@@ -139,7 +141,7 @@ async def open_stage(recipe: Recipe, spec: Spec | None = None, budget: Budget | 
         services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
         speaker = _speaker(recipe, task, policy, renderer)
         async with services:
-            yield Stage(recipe, task, services, build_context(recipe, services, speaker))
+            yield OpenedRecipe(recipe, task, services, build_context(recipe, services, speaker))
     finally:
         await policy.aclose()
 
