@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=10_000)
     parser.add_argument("--fit-steps", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--goals", type=int, default=200)
     args = parser.parse_args()
     out, seconds = args.out / f"seed-{args.seed}", {}
