@@ -41,7 +41,13 @@ def write_page(
     facts += [[name, spread(own)] for name, own in survey["sizes"].items()]
     facts.append(["languages", ", ".join(f"{name} {count:,}" for name, count in survey["languages"].items())])
     kinds = [[name or "(none)", spread(own), f"{own['n']:,}"] for name, own in survey["kinds"].items()]
-    shown = {"facts": facts, "account": account, "signs": sign_rows(survey), "kinds": kinds, "telling": telling}
+    shown: dict[str, Any] = {
+        "facts": facts,
+        "account": account,
+        "signs": sign_rows(survey),
+        "kinds": kinds,
+        "telling": telling,
+    }
     if validity:
         shown |= {"validity": validity, "validity_rows": columns(validity["groups"], "concordance", "length")}
     template = Environment(autoescape=True).from_string((files("upshot.offline.logs") / "page.j2").read_text("utf-8"))
