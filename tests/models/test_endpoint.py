@@ -162,7 +162,8 @@ def test_a_failure_that_stays_has_its_reason(fault, reason):
         return len(server.records)
 
     attempts = with_server(body, {fault: 1.0}, retries=2, timeout_s=0.2 if fault == "stall" else 30, patience_s=0.3)
-    assert attempts >= 3 if fault == "limit_rate" else attempts == 3
+    once_more = 2  # a timeout that no answer has ever met is repeated once
+    assert attempts >= 3 if fault == "limit_rate" else attempts == (once_more if fault == "stall" else 3)
 
 
 def test_a_prompt_that_is_too_long_is_not_retried():

@@ -52,7 +52,7 @@ def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(cap
     model = asyncio.run(go())
     first, *others = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
     told = "2 calls under way, 3 queued, the slowest for 0 s, tried again or failed: timeout 2"
-    assert first == f"waiting for scripted:ok: {told}"
+    assert first == f"waiting for scripted:ok: {told}; raise timeout_s (120 s), or lower concurrency (2)"
     assert others and all("tried again" not in line for line in others), "what was said is not said again"
     assert (model.meter.under_way, model.meter.queued, model.meter.slowest) == (0, 0, 0.0)
 
@@ -81,6 +81,7 @@ def test_everybody_who_starts_services_is_told(
 
     async def go() -> None:
         model = Slow()
+        model.left = 1
         async with assemble(None, {"judge": model}) as services:
             await model.start()
             call = asyncio.create_task(services.models["judge"].generate(ASK))

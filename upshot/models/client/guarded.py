@@ -27,6 +27,10 @@ from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
 
+SILENT_ATTEMPTS = 2
+"""Attempts of one call that may time out while the model has not answered anything yet: a cold start may need a second,
+and whoever has never met the limit will not meet it a third time."""
+
 
 class Guards(TypedDict, total=False):
     """What models can share; a model makes its own where nothing is passed."""
@@ -46,7 +50,11 @@ class GuardedModel(Model):
         self.role = guards.get("role", "")
         self.budget = guards.get("budget") or Budget()
         self.limits = guards.get("limits") or EndpointLimits.of(spec)
-        self.meter = UsageMeter(spec.label)
+        key = f"models.{self.role}." if self.role else ""
+        self.way_out = f"raise {key}timeout_s ({spec.timeout_s:g} s), or lower {key}concurrency ({spec.concurrency})"
+        self.meter = UsageMeter(spec.label, spec.timeout_s if self.may_be_silent else 0.0, self.way_out)
+        self.answered = False
+        """Whether it has answered any call of this process."""
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
         self._pauses: set[asyncio.Task[None]] = set()
@@ -145,7 +153,7 @@ class GuardedModel(Model):
             with self.meter.count_queued():
                 await self.limits.slots.acquire()
             try:
-                with self.meter.count_under_way():
+                with self.meter.count_under_way(request.role or self.role):
                     out += await self._budgeted_call(request, n - len(out), part, count)
             finally:
                 self.limits.slots.release()
@@ -185,13 +193,17 @@ class GuardedModel(Model):
             except AttemptError as error:
                 self._check_open()
                 wait = retries.next_wait(error)
-                if wait is None:
+                never_met = error.reason == "timeout" and not self.answered and retries.attempts >= SILENT_ATTEMPTS
+                if wait is None or never_met:
                     message = f"'{self.name}' after {retries.attempts} attempts: {error.detail}"
+                    if error.reason == "timeout":
+                        message += f"{', as with every call so far' if never_met else ''}; {self.way_out}"
                     raise ModelCallError(error.reason, message) from error
                 count.retries[error.reason] += 1
                 log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
                 await self._pause(wait)
                 continue
+            self.answered = True
             if self.limits.tokens is not None:
                 self.limits.tokens.correct(answer.prompt_tokens + answer.completion_tokens - guess)
             return answer

@@ -74,13 +74,19 @@ class RoleCount:
 class UsageMeter:
     """A model's counts by role, and its calls at this moment."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", timeout_s: float = 0.0, way_out: str = "") -> None:
         self.name = name
+        self.timeout_s = timeout_s
+        """Of one attempt; 0: it has none."""
+        self.way_out = way_out
+        """What to set when calls take longer than that."""
         self.queued = 0
         """Calls that wait for a free slot of the endpoint."""
-        self._began: dict[object, float] = {}
-        """When each call in flight was sent."""
+        self._began: dict[object, tuple[float, str]] = {}
+        """When each call in flight was sent, and for which role."""
         self._roles: defaultdict[str, RoleCount] = defaultdict(RoleCount)
+        self._restored: Counter[str] = Counter()
+        """Retries and failures of the process that this one continues."""
 
     def role(self, name: str) -> RoleCount:
         """The counters of a role."""
@@ -96,10 +102,10 @@ class UsageMeter:
             self.queued -= 1
 
     @contextmanager
-    def count_under_way(self) -> Iterator[None]:
-        """Inside, a call is in flight."""
+    def count_under_way(self, role: str = "") -> Iterator[None]:
+        """Inside, a call of a role is in flight."""
         call = object()
-        self._began[call] = time.monotonic()
+        self._began[call] = time.monotonic(), role
         try:
             yield
         finally:
@@ -113,7 +119,13 @@ class UsageMeter:
     @property
     def slowest(self) -> float:
         """Seconds since the oldest of them was sent."""
-        return time.monotonic() - min(self._began.values()) if self._began else 0.0
+        return time.monotonic() - min(began for began, _ in self._began.values()) if self._began else 0.0
+
+    @property
+    def whom(self) -> str:
+        """The roles that are waited for, and the model that plays them."""
+        roles = [f"the {role}" for role in dict.fromkeys(role for _, role in self._began.values()) if role]
+        return f"{' and '.join(roles)} ({self.name})" if roles else self.name
 
     def cache_hits(self) -> tuple[int, int]:
         """(completions from the cache, completions asked of it), over all roles."""
@@ -121,8 +133,8 @@ class UsageMeter:
         return hits, hits + sum(count.cache_misses for count in self._roles.values())
 
     def troubles(self) -> Counter[str]:
-        """Retries and failures by reason, over all roles."""
-        return sum((count.retries + count.failed for count in self._roles.values()), Counter())
+        """Retries and failures of this process by reason, over all roles."""
+        return sum((count.retries + count.failed for count in self._roles.values()), Counter()) - self._restored
 
     def stats(self) -> dict[str, float]:
         """All counters; those of a named role are called `role/counter`."""
@@ -145,6 +157,8 @@ class UsageMeter:
                 key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()
             }
             vars(self.role(name)).update(counters)  # calls in flight keep counting in it
+        self._restored = Counter()
+        self._restored = self.troubles()
 
 
 def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
@@ -155,7 +169,7 @@ def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[st
         fresh = meter.troubles() - before.get(meter.name, Counter())
         if meter.slowest < slow_s and not fresh:
             continue
-        line = f"{meter.name}: {meter.under_way} calls under way"
+        line = f"{meter.whom}: {meter.under_way} calls under way"
         if meter.queued:
             line += f", {meter.queued} queued"
         if meter.under_way:
@@ -163,6 +177,8 @@ def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[st
         if fresh:
             named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(MOST_REASONS))
             line += f", tried again or failed: {named}"
+        if "timeout" in fresh or meter.slowest > meter.timeout_s / 2 > 0:
+            line += f"; {meter.way_out}"
         parts.append(line)
     return "; ".join(parts)
 
