@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=("local", "verl"), default="local", help=where)
     checks = "check everything (keys, endpoints, files, model, prompts …) and print the plan; train nothing"
     add("--dry-run", action="store_true", help=checks)
+    rate = "with --dry-run: estimate the time at this rate of sampled tokens"
+    add("--tokens-per-second", type=float, metavar="N", help=rate)
     add("--offline", action="store_true", help="check without calling an endpoint or the Hub")
     add("--resume", metavar="DIR", help="continue the run in this folder")
     quiet, json = {"help": "print only the run folder"}, {"help": "print one line of JSON per step"}
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == "verl":
         return _on_verl(args)
     recipe, _, folder = _load_recipe(args)
+    if args.tokens_per_second is not None and not args.tokens_per_second > 0:
+        raise UserError(f"--tokens-per-second is {args.tokens_per_second:g}; it must be more than 0")
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
     if args.dry_run:
@@ -117,7 +121,7 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
         lines, more = show_first_row(recipe, args.offline)
         findings = [*findings, *more]
-        print("\n".join(filter(None, (plan(recipe, ranks), *lines, profile_task(recipe)))))
+        print("\n".join(filter(None, (plan(recipe, ranks, args.tokens_per_second), *lines, profile_task(recipe)))))
     return _print_findings(findings, args.quiet)
 
 

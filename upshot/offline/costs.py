@@ -19,7 +19,8 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.offline.arguments import read_metrics, read_model
 from upshot.offline.sweep import plan_runs
-from upshot.run.forecast import REMOTE, amount, count_examples, count_judged, helper_costs, price, sampled_tokens
+from upshot.run.forecast import REMOTE, amount, count_examples, count_judged, helper_costs, price
+from upshot.run.pace import sampled_tokens
 from upshot.tasks.base import tasks
 
 SAMPLING_RATE = 8e13

@@ -13,11 +13,15 @@ from upshot.models.local import describe_choice
 from upshot.rewards.build import ARROW
 from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
+from upshot.run.pace import count_talks, estimate_time, sampled_tokens
 from upshot.tasks.base import Task, tasks
 
 
-def plan(recipe: Recipe, ranks: int = 1) -> str:
-    """Describe the run on this many ranks; nothing is loaded or written. What is wrong with it: `checks`."""
+def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> str:
+    """Describe a run on this many ranks; nothing is loaded or written. What is wrong with it: `checks`.
+
+    tokens_per_s: how fast the policy samples, where somebody has stated it.
+    """
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
@@ -37,6 +41,7 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     )
     if config.samples:
         lines += estimate(recipe, steps)
+    lines.append(estimate_time(recipe, steps, tokens_per_s))
     if ranks > 1:
         lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
@@ -78,22 +83,9 @@ def estimate(recipe: Recipe, steps: int) -> list[str]:
     return lines
 
 
-def sampled_tokens(recipe: Recipe, steps: int) -> int:
-    """About how many tokens the policy samples."""
-    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
-    spoken = replies * recipe.episode.max_turns + _talks(recipe, steps) * recipe.futures.rounds
-    return spoken * (recipe.episode.max_tokens // 2)
-
-
-def _talks(recipe: Recipe, steps: int) -> int:
-    """How many conversations are scored."""
-    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
-    return replies * (recipe.futures.leaves if recipe.futures.rounds else 1)
-
-
 def helper_costs(recipe: Recipe, steps: int) -> list[HelperCost]:
     """About what is asked of the user and the judge, where those are behind an address."""
-    futures, talks = recipe.futures, _talks(recipe, steps)
+    futures, talks = recipe.futures, count_talks(recipe, steps)
     heard = PROMPT_TOKENS + (1 + futures.rounds) * (recipe.episode.max_tokens // 2)
     calls = {"user": talks * futures.rounds, "judge": talks * count_judged([m.name for m in recipe.reward.metrics])}
     remote = {role: spec for role, spec in recipe.needed_models.items() if spec.kind in REMOTE}

@@ -1,0 +1,77 @@
+"""How long a run would take: estimated from steps that were measured, or from a rate that is stated; never guessed.
+
+The newest earlier run of the same model and method on this machine says how long its steps took. They are scaled by
+how many tokens the policy samples in a step (for a method that samples nothing: by the examples of a step).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from contextlib import suppress
+
+from upshot.config.recipe import Recipe
+from upshot.run.folder import RunFolder, find_shown, place_of, versions
+
+RUNS_READ = 20
+"""The newest runs that are looked through for one that compares."""
+
+
+def sampled_tokens(recipe: Recipe, steps: int) -> int:
+    """About how many tokens the policy samples, replies taken as half as long as they may be."""
+    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
+    spoken = replies * recipe.episode.max_turns + count_talks(recipe, steps) * recipe.futures.rounds
+    return spoken * (recipe.episode.max_tokens // 2)
+
+
+def count_talks(recipe: Recipe, steps: int) -> int:
+    """How many conversations are scored."""
+    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
+    return replies * (recipe.futures.leaves if recipe.futures.rounds else 1)
+
+
+def estimate_time(recipe: Recipe, steps: int, tokens_per_s: float | None = None) -> str:
+    """A line for the dry run: time a step and in all, and what that is based on."""
+    if tokens_per_s is not None and recipe.train.samples:
+        seconds = sampled_tokens(recipe, 1) / tokens_per_s
+        basis = f"at the stated {tokens_per_s:g} sampled tokens/s, without learning, users and judges"
+        return f"time       at least {span(seconds)} a step, {span(seconds * steps)} in all, {basis}"
+    earlier = _find_earlier(recipe)
+    if earlier is None:
+        return (
+            "time       not estimated: no earlier run of this model and method on this machine; take two steps "
+            "(train.steps=2) and look again, or state a rate (--tokens-per-second; docs/performance.md has some)"
+        )
+    run, taken = earlier
+    seconds, scale = statistics.median(taken), _size(recipe) / _size(run.recipe)
+    scaled = "" if scale == 1 else f", times {scale:.3g} for the size of a step"
+    basis = f"{run.path} took {span(seconds)} a step (median of {len(taken)}{scaled})"
+    return f"time       about {span(seconds * scale)} a step, {span(seconds * scale * steps)} in all: {basis}"
+
+
+def span(seconds: float) -> str:
+    """A time for a reader."""
+    for size, unit, least in ((3600, "h", 5400), (60, "min", 90)):
+        if seconds >= least:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def _size(recipe: Recipe) -> float:
+    return sampled_tokens(recipe, 1) if recipe.train.samples else recipe.train.prompts_per_step
+
+
+def _find_earlier(recipe: Recipe) -> tuple[RunFolder, list[float]] | None:
+    """The newest comparable run, and the seconds of its steps; the first, in which kernels compile, is left out."""
+    for run in list(reversed(find_shown(place_of(recipe).parent, 1)))[:RUNS_READ]:
+        with suppress(Exception):  # a folder of another version, or one that is just being written
+            machine = json.loads((run.path / "versions.json").read_text())["platform"]
+            taken = [line["time/step"] for line in run.lines(recipe.train.method) if "time/step" in line][1:]
+            if taken and machine == versions()["platform"] and _alike(recipe, run.recipe):
+                return run, taken
+    return None
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    model = (one.model.path, one.model.tiny, one.model.device, one.model.engine, one.train.method)
+    return model == (other.model.path, other.model.tiny, other.model.device, other.model.engine, other.train.method)
