@@ -41,7 +41,7 @@ def test_what_is_written_passes_its_own_tests(
     finally:
         for name in [name for name in sys.modules if name.removeprefix("test_").startswith("own_")]:
             del sys.modules[name]
-    assert tally.outcomes == ["passed"] * 10
+    assert tally.outcomes == ["passed"] * 16
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
@@ -49,7 +49,7 @@ def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.Captur
     name = next(iter(FILES[kind].values())).format(name="mine_too")
     (tmp_path / name).write_text("precious")
     assert main(["new", kind, "mine_too", "--dir", str(tmp_path)]) == 2
-    assert "is there already; choose another name" in capsys.readouterr().err
+    assert "already exists; choose another name" in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
 
 

@@ -40,6 +40,7 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot recipe show quickstart": (),
     "upshot new task my_task": (),
     "upshot new task kiosk": (),
+    "upshot new estimator median": (),
     "upshot train shop": ("task.rows_per_split=16", "eval.rows=2", *SMALL),
     "upshot train monitor-mini": ("task.limit=32", "eval.rows=2", *SMALL),
     "upshot data prepare --dataset chats.jsonl --for user --out data/user": (),
@@ -222,6 +223,22 @@ def test_every_upshot_command_has_verbs_and_options_that_exist(command: Command)
     stands_for = [word.replace("sft|rl|dpo", "rl") for word in words]
     _, rest = make_parser(words[:1]).parse_known_args(stands_for)
     assert [word for word in rest if word.startswith("-")] == []
+
+
+MARKED_TRAININGS = [c for c in FOUND if c.marked and re.match(r"upshot train (?!--|RECIPE|sft|dpo|grpo)", c.text)]
+ANY_MODEL = re.compile(r"(models\.\w+)=(?:…|[A-Z]+)$")
+
+
+@pytest.mark.parametrize("command", MARKED_TRAININGS, ids=str)
+def test_a_training_for_a_gpu_resolves_and_its_names_and_options_exist(command: Command) -> None:
+    """What a dry run checks without the model, which is not here."""
+    from upshot.config.load import load_recipe
+    from upshot.rollout.check_names import check_names
+    from upshot.verl.plan import is_theirs
+
+    recipe, *words = shlex.split(command.text)[2:]
+    overrides = [ANY_MODEL.sub(r"\1=scripted:echo", word) for word in words if "=" in word]
+    check_names(load_recipe(recipe, [word for word in overrides if not is_theirs(word)]).recipe)
 
 
 def test_nothing_is_listed_that_no_page_says() -> None:

@@ -1,4 +1,4 @@
-"""Begin a task, metric, user or recipe of your own.
+"""Begin a task, recipe, metric, verifier, user, estimator or loss of your own.
 
 Write a complete, commented file that runs as it is, and a test for it. Nothing is overwritten.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+PYTHON_KINDS = ("estimator", "loss", "metric", "user", "verifier")
 FILES = {
+    **{kind: {f"{kind}.py": "{name}.py", f"{kind}_test.py": "test_{name}.py"} for kind in PYTHON_KINDS},
     "task": {"task.py": "{name}.py", "task.yaml": "{name}.yaml", "task_test.py": "test_{name}.py"},
-    "metric": {"metric.py": "{name}.py", "metric_test.py": "test_{name}.py"},
-    "user": {"user.py": "{name}.py", "user_test.py": "test_{name}.py"},
     "recipe": {"recipe.yaml": "{name}.yaml", "recipe_test.py": "test_{name}.py"},
 }
 """Template → file, by what is made."""
 NEXT = {
     "task": "upshot train {name}.yaml",
+    "estimator": "upshot train quickstart train.advantage={name}:{name}",
+    "loss": "upshot train quickstart train.loss={name}:{name}",
+    "verifier": "upshot verify ANSWERS.jsonl --task {name}:{class_name}",
     "metric": "upshot score TALKS.jsonl --metric {name}:{name}",
     "user": "name it in a recipe: futures: {{user: {name}:{class_name}}}",
     "recipe": "upshot train {name}.yaml --dry-run",
@@ -75,7 +78,7 @@ def _refuse_taken(folder: Path, contents: dict[str, str]) -> None:
 
     for file in contents:
         if (folder / file).exists():
-            raise UserError(f"'{folder / file}' is there already; choose another name, or --dir")
+            raise UserError(f"'{folder / file}' already exists; choose another name, or --dir")
     module = next((file.removesuffix(".py") for file in contents if file.endswith(".py")), "")
     if module and (module in sys.stdlib_module_names or find_spec(module) is not None):
         raise UserError(f"'{module}' is the name of an installed module, which would be found instead; choose another")
