@@ -58,11 +58,17 @@ def reward(messages: Messages, replies: str, **options: Unpack[RewardOptions]) -
 @overload
 def reward(messages: Messages, replies: Replies, **options: Unpack[RewardOptions]) -> list[Rollout]: ...
 def reward(messages: Messages, replies: str | Replies, **options: Unpack[RewardOptions]) -> Rollout | list[Rollout]:
-    """The multiturn-aware reward of one reply (a `Rollout`), or of several (a list of them).
+    """Score replies by what they lead to; one reply gives a `Rollout`, a list of replies a list of them.
 
-    A reply's `.reward` has total, terms and means, its `.futures` the conversations it led to.
-    messages: the conversation before the reply. options: as in `RewardOptions`.
-    Works in a notebook, too, where an event loop is already running.
+        (reply,) = upshot.reward(messages, ["Which one?"], rounds=0, metrics={polite: 1.0})
+        print(reply.reward.total.value, reply.reward.terms, reply.futures)
+
+    messages: the conversation before the reply, as messages or as mappings with role and content.
+    replies: one reply or several.
+
+    With `rounds` above 0 the models `policy` and `user` continue each reply `samples` times before it is scored; with
+    `rounds=0` the reply itself is scored. All settings are listed in `RewardOptions`. Works in a notebook, where an
+    event loop is already running.
     """
     with one_line():
         return run_anywhere(_reward(messages, replies, options))

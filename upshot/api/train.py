@@ -60,23 +60,38 @@ class RecipeOverrides(TypedDict, total=False):
     keep_rollouts: int
 
 
-def _tell_names(function: Callable[..., Any]) -> Callable[..., Any]:
+class _Unset:
+    """Stands in a signature for an argument that is left out."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _list_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a notebook's help and `inspect.signature` list what `**overrides` takes."""
     signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    named = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind)
-        for name, kind in RecipeOverrides.__annotations__.items()
+    named = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    sections = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_Unset())
+        for name in RecipeOverrides.__annotations__
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in named]  # a line of types is unreadable
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*bare, *sections], return_annotation=inspect.Signature.empty
+    )
     return function
 
 
 def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Unpack[RecipeOverrides]) -> Recipe:
-    """A recipe by name, by path, as a mapping or as it is, with overrides.
+    """Resolve a recipe without running it, and return it.
 
-    A mapping is laid over the section of its name (`train={"steps": 20}`); a dotted key sets one value
-    (`**{"train.steps": 20}`).
+        recipe = upshot.load("quickstart", train={"steps": 20}, **{"model.tiny.layers": 1})
+
+    recipe: the name of a recipe that ships with the project, the path of a YAML file, a mapping, or a `Recipe`.
+
+    All other arguments are sections or keys of the recipe, laid over its own. A mapping changes keys of its section
+    (`train={"steps": 20}`), a dotted key sets one value (`**{"train.steps": 20}`). Functions and classes may stand
+    wherever a recipe names one: `reward={"metrics": ["verifier", polite]}`. All keys are listed in docs/reference.md.
     """
     with one_line():
         return _load(recipe, overrides)
@@ -95,11 +110,19 @@ def train(
     progress: bool | None = None,
     **overrides: Unpack[RecipeOverrides],
 ) -> RunFolder:
-    """Run a recipe to its end in this process; the run, as tables.
+    """Run a recipe to its end in this process, and return the run folder (`upshot.runs`).
 
-    data: what to learn from, instead of what the recipe names: rows of the task, or dialogues or pairs for sft and dpo.
-    progress: whether a bar and the latest numbers are shown; None: in a terminal and in a notebook.
-    reporter: is told of phases and steps instead. overrides: as in `load`.
+        run = upshot.train("quickstart", train={"steps": 20}, seed=1)
+        print(run.steps[-1]["reward/mean"], run.best)
+
+    recipe: as in `load`, and so are all further arguments.
+    data: what to learn from instead of what the recipe names: a file, a folder, a Hub name, or a list of mappings. They
+    are rows of the task; for sft dialogues, for dpo pairs.
+    progress: whether to show a bar and the latest numbers; None: in a terminal and in a notebook.
+    reporter: receives phases and steps instead of the bar.
+
+    What only you can fix raises `UserError` with one line. A run that was interrupted goes on with the command
+    `upshot train --resume RUN`.
     """
     with one_line():
         chosen = _load(recipe, overrides)
@@ -111,8 +134,8 @@ def train(
                 shown.close()
 
 
-_tell_names(load)
-_tell_names(train)
+_list_overrides(load)
+_list_overrides(train)
 
 
 def _reporter(progress: bool | None) -> Reporter | None:
