@@ -1,4 +1,4 @@
-"""Draws docs/loop.svg and docs/tree.svg: the loop of a step, and one prompt with its replies, futures and advantages.
+"""Draws docs/loop.svg (a step), docs/tree.svg (a prompt, replies, futures, advantages), docs/sizes.svg (where it runs).
 
     python docs/draw_concepts.py
 
@@ -22,6 +22,13 @@ LOOP = (
     ("credit", "which tokens earn it", "+0.25 for the reply"),
     ("learn", "one optimizer step", "on the ids sampled"),
 )
+SIZES = (
+    ("a laptop", "upshot train RECIPE", ("one process, on the CPU", "breakpoint() works"), 0, 1),
+    ("one GPU", "upshot train RECIPE", ("one process", "sampler and learner share weights"), 1, 1),
+    ("one machine", "torchrun … -m upshot train RECIPE", ("one process for each GPU", "each plays a share"), 4, 1),
+    ("many machines", "upshot train RECIPE --engine verl", ("Ray and verl", "not tried beyond one yet"), 4, 3),
+)
+"""Where a recipe runs: title, command, two lines, GPUs of a machine, machines."""
 REPLIES = (
     (
         "“Booked for 7.”",
@@ -45,7 +52,7 @@ def text(
 def box(x: float, y: float, wide: float, high: float, fill: str, edge: str = LINE, width: float = 1.2) -> str:
     """A rounded box."""
     place = f'x="{x:.0f}" y="{y:.0f}" width="{wide:.0f}" height="{high:.0f}"'
-    return f'<rect {place} rx="9" fill="{fill}" stroke="{edge}" stroke-width="{width}"/>'
+    return f'<rect {place} rx="{min(9, high / 4):.0f}" fill="{fill}" stroke="{edge}" stroke-width="{width}"/>'
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -112,6 +119,38 @@ def draw_tree() -> str:
     return picture(900, 404, parts)
 
 
+def draw_sizes() -> str:
+    """One recipe from a laptop to many machines."""
+    wide, gap, left, top = 252, 22, 16, 22
+    parts = []
+    for number, (title, command, lines, gpus, machines) in enumerate(SIZES):
+        x = left + number * (wide + gap)
+        middle = x + wide / 2
+        parts.append(box(x, top, wide, 176, OTHER))
+        parts.append(text(title, middle, top + 28, 17, weight=600))
+        parts += _machines(middle, top + 44, gpus, machines)
+        parts.append(text(command, middle, top + 118, 12, INK))
+        parts += [text(line, middle, top + 140 + 18 * place, 12, SOFT) for place, line in enumerate(lines)]
+        if number:
+            parts.append(arrow(x - gap, top + 88, x - 2, top + 88))
+    return picture(left * 2 + 4 * wide + 3 * gap, 216, parts)
+
+
+def _machines(middle: float, top: float, gpus: int, machines: int) -> list[str]:
+    """Machines side by side, their GPUs inside; a machine without one is empty."""
+    wide, gap = (84 if gpus > 1 else 64) if machines == 1 else 68, 8
+    start = middle - (machines * wide + (machines - 1) * gap) / 2
+    parts = []
+    for number in range(machines):
+        x = start + number * (wide + gap)
+        parts.append(box(x, top, wide, 48, PAPER, INK))
+        size = (wide - 12) / max(gpus, 1) - 4
+        side = min(size, 28)
+        first = x + wide / 2 - (gpus * (side + 4) - 4) / 2
+        parts += [box(first + place * (side + 4), top + 24 - side / 2, side, side, POLICY, UP) for place in range(gpus)]
+    return parts
+
+
 def _said(x: float, middle: float, wide: float, words: str, advantage: float | None, below: str = "") -> list[str]:
     """What the policy said, its advantage at the right; green where it is to be said more often."""
     edge = LINE if advantage is None else UP if advantage > 0 else DOWN
@@ -125,4 +164,5 @@ def _said(x: float, middle: float, wide: float, words: str, advantage: float | N
 if __name__ == "__main__":
     (DOCS / "loop.svg").write_text(draw_loop())
     (DOCS / "tree.svg").write_text(draw_tree())
+    (DOCS / "sizes.svg").write_text(draw_sizes())
     sys.exit(0)

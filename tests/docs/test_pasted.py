@@ -74,6 +74,9 @@ def test_recipes_for_ones_own_files_train(desk: Path) -> None:
     for recipe in ("questions", "goals", "polite"):
         assert main(["train", f"{recipe}.yaml", *FEW, *GROUP, f"run_dir={recipe}"]) == 0
         assert (desk / recipe / "metrics.jsonl").is_file()
+    few = {"train": {"steps": 1, "prompts_per_step": 2, "group_size": 2}, "model.path": "model", "eval.every": 0}
+    call = block(TRL, 'upshot.train("polite.yaml"').replace('train={"steps": 100}', "**few")
+    assert paste(call, polite=lambda conversation: 1.0, few=few)["run"].status["state"] == "finished"
 
 
 def test_the_plain_recipes_train_on_a_jsonl(desk: Path) -> None:

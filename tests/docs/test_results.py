@@ -54,7 +54,7 @@ def test_a_table_of_the_demo_outside_the_ranges_is_named_cell_by_cell() -> None:
 
 def test_the_pictures_of_the_concepts_are_what_draws_them() -> None:
     made = runpy.run_path(str(DOCS / "draw_concepts.py"))
-    for name in ("loop", "tree"):
+    for name in ("loop", "tree", "sizes"):
         assert (DOCS / f"{name}.svg").read_text() == made[f"draw_{name}"](), "run: python docs/draw_concepts.py"
 
 
