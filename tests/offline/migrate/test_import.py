@@ -290,8 +290,9 @@ def test_models_keep_the_names_of_who_serves_them() -> None:
     }
     fork = "python -m verl.trainer.main_ppo reward_model.llm_judge_model_name=Qwen/Qwen3-32B"
     assert carried(fork).recipe["models"] == {"judge": "local:Qwen/Qwen3-32B"}
-    url = "python -m verl.trainer.main_ppo reward_model.sandbox_fusion_url=http://host:8082/run_code"
-    assert carried(url).recipe["sandbox"] == "fusion+http://host:8082"
+    for key in ("sandbox_fusion_url", "sandbox_fusion.url"):  # of the fork, and of verl
+        script = f"python -m verl.trainer.main_ppo reward_model.{key}=http://host:8082/run_code"
+        assert carried(script).recipe["sandbox"] == "fusion+http://host:8082"
 
 
 CONFIGS = "reward_model.classmate_cot_reward_configs"
