@@ -323,7 +323,8 @@ def ask(theirs: OriginalSettings, done: ImportedRecipe) -> None:
     if judged and "models.judge" not in done.keys:
         raise UserError(asks["judge"].format(behaviour=done.keys.get("task.behaviour", "its behaviour")))
     if "task.name" not in done.keys:
-        raise UserError(asks["task"].format(path=done.keys.get("task.train_file") or done.keys.get("train.data", "none named")))
+        path = done.keys.get("task.train_file") or done.keys.get("train.data", "none named")
+        raise UserError(asks["task"].format(path=path))
 
 
 def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
