@@ -6,7 +6,7 @@ A weak policy (the recipe `shop` after imitation) answers 10,000 calls, which ar
 share the log. From the log alone, a model is fitted to users, outcomes and assistant (`upshot logs prepare
 --fit-user`), its validity is measured, and a policy is trained against it. Beside it: kto and sft on the log, and the
 recipe `shop` itself, which trains in the real shop. All of them answer the same held-out calls of the real shop. Prints
-one line of JSON. Each stage is kept: the same command continues where it stopped.
+a line of JSON after each of them. Each stage is kept: the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=10_000)
     parser.add_argument("--fit-steps", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--goals", type=int, default=200)
     args = parser.parse_args()
     out, seconds = args.out / f"seed-{args.seed}", {}
@@ -58,24 +58,27 @@ def main() -> None:
     small = ["--base", "tiny", "--max-tokens", "10", "--rounds", "5", "--samples", "4", "--replies", "200"]
     small += ["--steps", str(args.fit_steps), "--seed", str(args.seed), "--out", str(prepared), "--quiet"]
     call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
-    few = [f"train.steps={args.steps}", "eval.every=0", seed]
-    train(seconds, out / "from-logs", str(prepared / "recipe.yaml"), *few)
-    fitted = f"model.path={prepared / 'fitted'}"
-    for name in ("kto", "sft"):
-        data = f"train.data={prepared / f'{name}_train.parquet'}"
-        short = ["train.steps=60", "train.prompts_per_step=64", f"train.lr={0.0005 if name == 'kto' else 0.001}"]
-        train(seconds, out / name, name, fitted, data, *short, "train.epochs=null", seed)
-    train(seconds, out / "real", "shop", "eval.every=0", seed)
-    who = {"weak": weak, "fitted": prepared / "fitted"} | {
-        name: out / name for name in ("kto", "sft", "from-logs", "real")
-    }
-    models = ",".join(f"{name}={run}" for name, run in who.items())
-    table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
-    call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", models, *table)
-    cells = json.loads((out / "table/table.json").read_text())["cells"]
-    solved = {name: own["verifier"] for name, own in cells.items()}
     validity = json.loads((prepared / "validity.json").read_text())
-    print(json.dumps({"seed": args.seed, "solved": solved, "validity": validity, "seconds": seconds}))
+    fitted = f"model.path={prepared / 'fitted'}"
+    marked, good = (f"train.data={prepared / f'{name}_train.parquet'}" for name in ("kto", "sft"))
+    short = ["train.steps=40", "train.prompts_per_step=64", seed]
+    runs = {
+        "from-logs": [str(prepared / "recipe.yaml"), f"train.steps={args.steps}", "eval.every=0", seed],
+        "kto": ["kto", fitted, marked, "train.lr=0.0005", *short],
+        "sft": ["sft", fitted, good, "train.lr=0.001", *short],
+        "real": ["shop", "eval.every=0", seed],
+    }
+    models = {"weak": weak, "fitted": prepared / "fitted"}
+    for name, words in runs.items():  # a line after each: the last one has them all
+        train(seconds, out / name, *words)
+        models[name] = out / name
+        who = ",".join(f"{model}={run}" for model, run in models.items())
+        table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
+        call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", who, *table)
+        cells = json.loads((out / "table/table.json").read_text())["cells"]
+        solved = {model: own["verifier"] for model, own in cells.items()}
+        line = {"seed": args.seed, "solved": solved, "validity": validity, "seconds": seconds}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

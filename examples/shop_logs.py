@@ -45,6 +45,8 @@ async def play(run: str, count: int, out: Path, seed: int) -> None:
     """Play what is missing of the log."""
     recipe = load_recipe("shop", [f"task.rows_per_split={count}", f"task.seed={seed + 1000}"]).recipe
     done = len(read_jsonl(out)) if out.is_file() else 0
+    if done >= count:
+        return
     async with open_recipe(recipe, run) as opened:
         rows = opened.task.rows("train")
         for start in range(done, count, AT_ONCE):
