@@ -85,7 +85,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_of_its_own_ste
     weights, expected = (load_file(folder / "model.safetensors") for folder in (own, short))
     assert all(torch.equal(weights[name], expected[name]) for name in expected) and weights.keys() == expected.keys()
     states = [torch.load(folder / "learner.pt", weights_only=True)["optimizer"]["adam"] for folder in (own, short)]
-    assert torch.equal(states[0]["state"][0]["exp_avg"], states[1]["state"][0]["exp_avg"])
+    assert torch.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
 
 
 def test_what_goes_wrong_in_the_background_is_raised_by_the_run(

@@ -93,9 +93,16 @@ def test_a_run_can_move_its_state_to_the_host_and_back() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_the_state_of_other_weights_is_refused() -> None:
+    _, _, optimizer = trained(torch.float32, 1)
+    other = MasterAdamW([nn.Parameter(torch.ones(3, 2))], 1e-2, adam_config(0.01))
+    with pytest.raises(ValueError, match="other weights"):
+        other.load_state_dict(optimizer.state_dict())
+
+
 def test_eight_bits_keep_every_number_to_a_sixteenth_whatever_its_block_holds() -> None:
     numbers = torch.cat([torch.logspace(-5, 0, 300), torch.zeros(7), torch.logspace(-12, -7, 300)])
-    small = EightBitTensor(len(numbers), torch.device("cpu"), floor=True)
+    small = EightBitTensor.zeros(len(numbers), torch.device("cpu"), floor=True)
     small.write(0, numbers)
     read = small.read(0, len(numbers))
     within = [slice(i, min(i + BLOCK, len(numbers))) for i in range(0, len(numbers), BLOCK)]

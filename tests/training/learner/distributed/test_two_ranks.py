@@ -145,11 +145,8 @@ def same_replies(place: Path, name: str) -> None:
 def test_the_checkpoint_of_two_ranks_is_that_of_one(name: str, place: Path) -> None:
     one, two = (_saved(place / who / name) for who in ("alone", "two"))
     assert one["steps"] == two["steps"]
-    for left, right in zip(
-        one["optimizer"]["adam"]["param_groups"], two["optimizer"]["adam"]["param_groups"], strict=True
-    ):
-        assert left == right
-    moments = [(state["optimizer"]["adam"]["state"]) for state in (one, two)]
+    assert one["optimizer"]["shapes"] == two["optimizer"]["shapes"]
+    moments = [state["optimizer"]["adam"] for state in (one, two)]
     assert moments[0].keys() == moments[1].keys()
     for number, left in moments[0].items():
         for key, value in left.items():

@@ -9,7 +9,7 @@ With `offload` masters, moments and the sums of gradients are on the host, in pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,17 +71,23 @@ class MasterAdamW:
         for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Adam's state and the masters that are not the parameters themselves."""
-        pairs = enumerate(zip(self.parameters, self.masters, strict=True))
+    def state_dict(self) -> dict[str, dict[int, Any]]:
+        """By each parameter's place: its shape, Adam's state of it, and its master where that is another tensor."""
+        pairs = list(enumerate(zip(self.parameters, self.masters, strict=True)))
         return {
-            "adam": self.adam.state_dict(),
+            "shapes": {i: tuple(p.shape) for i, (p, _) in pairs},
+            "adam": {i: self.adam.state[m] for i, (_, m) in pairs if m in self.adam.state},
             "masters": {i: m.detach() for i, (p, m) in pairs if m is not p},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[int, Any]]) -> None:
         """Restore what `state_dict` gave."""
-        self.adam.load_state_dict(state["adam"])
+        if state["shapes"] != {i: tuple(p.shape) for i, p in enumerate(self.parameters)}:
+            raise ValueError("it holds the state of other weights")
+        for i, saved in state["adam"].items():
+            # Its step, too: where Adam is fused it counts on the device, and elsewhere the masters are on the host.
+            device = self.masters[i].device
+            self.adam.state[self.masters[i]] = {name: value.to(device, copy=True) for name, value in saved.items()}
         with torch.no_grad():
             for i, value in state["masters"].items():
                 self.masters[i].copy_(value)

@@ -24,7 +24,8 @@ from upshot.training.learner.optim.adamw import MasterAdamW
 from upshot.training.learner.snapshot import on_host
 
 Parameters = Sequence[torch.nn.Parameter]
-State = Mapping[str, Any]
+State = Mapping[str, Mapping[int, Any]]
+"""What there is of each parameter, by its place: shape, moments, master."""
 
 
 class ShardedAdamW:
@@ -92,7 +93,7 @@ class ShardedAdamW:
         if self.inner is not None:
             self.inner.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """On the first rank the state of all parameters, in the host's memory; on the others that of their share.
 
         Tensor by tensor, so that the first rank's device and host never hold a share twice.
@@ -106,20 +107,17 @@ class ShardedAdamW:
         parts = [on_host(state)]
         for rank in range(1, self.ranks.size):
             parts.append(pytree.tree_map_only(TensorOutline, lambda x, rank=rank: self._recv(x, rank), outlines[rank]))
-        return merge_states(parts, self.owners, self._matrices())
+        return merge_states(parts, self.owners)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take this rank's share of a state that any number of ranks has saved."""
         if self.inner is not None:
-            self.inner.load_state_dict(part_of_state(state, self.places, self._matrices()))
+            self.inner.load_state_dict(part_of_state(state, self.places))
 
     def _recv(self, outline: TensorOutline, rank: int) -> Tensor:
         tensor = torch.empty(outline.shape, dtype=outline.dtype, device=outline.device)
         self.ranks.collectives.recv(tensor, src=rank)
         return tensor.to("cpu")
-
-    def _matrices(self) -> list[bool]:
-        return [p.ndim >= 2 for p in self.parameters]
 
 
 @dataclass(frozen=True)
@@ -131,47 +129,16 @@ class TensorOutline:
     device: str
 
 
-def adam_order(places: Sequence[int], matrices: Sequence[bool]) -> list[int]:
-    """Places of parameters in the order of Adam's numbers: those that decay (matrices) first."""
-    return [i for i in places if matrices[i]] + [i for i in places if not matrices[i]]
+def part_of_state(state: State, places: Sequence[int]) -> State:
+    """What of a whole state belongs to the parameters at these places, counted from the first of them."""
+    return {kind: {i: of[p] for i, p in enumerate(places) if p in of} for kind, of in state.items()}
 
 
-def part_of_state(state: State, places: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
-    """What of a whole state belongs to the parameters at these places, numbered as an Adam of these alone does."""
-    numbers = {place: n for n, place in enumerate(adam_order(range(len(matrices)), matrices))}
-    chosen = [numbers[place] for place in adam_order(places, matrices)]
-    adam = dict(state["adam"])
-    if "moments" in adam:
-        adam["moments"] = [adam["moments"][n] for n in chosen]
-    else:
-        adam["state"] = {new: adam["state"][n] for new, n in enumerate(chosen) if n in adam["state"]}
-        groups = [{**g, "params": [chosen.index(n) for n in g["params"] if n in chosen]} for g in adam["param_groups"]]
-        adam["param_groups"] = [group for group in groups if group["params"]]
-    masters = state["masters"]
-    return {"adam": adam, "masters": {i: masters[p] for i, p in enumerate(places) if p in masters}}
-
-
-def merge_states(parts: Sequence[State], owners: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
+def merge_states(parts: Sequence[State], owners: Sequence[int]) -> State:
     """The state of all parameters, from that of each rank; one without parameters has an empty one."""
-    numbers = {place: n for n, place in enumerate(adam_order(range(len(matrices)), matrices))}
-    moments: dict[int, Any] = {}
-    masters: dict[int, Tensor] = {}
-    groups: dict[bool, dict[str, Any]] = {}
+    whole: dict[str, dict[int, Any]] = {}
     for rank, state in enumerate(parts):
         places = [i for i, owner in enumerate(owners) if owner == rank]
-        ordered_places = adam_order(places, matrices)
-        if not ordered_places:
-            continue
-        adam = state["adam"]
-        mine = dict(enumerate(adam["moments"])) if "moments" in adam else adam["state"]
-        moments |= {numbers[ordered_places[n]]: value for n, value in mine.items()}
-        masters |= {places[i]: value for i, value in state["masters"].items()}
-        for group in adam.get("param_groups", ()):
-            groups.setdefault(matrices[ordered_places[group["params"][0]]], group)
-    ordered, masters = dict(sorted(moments.items())), dict(sorted(masters.items()))
-    if not groups:
-        adam = next(state["adam"] for state in parts if state)
-        return {"adam": {**adam, "moments": [*ordered.values()]}, "masters": masters}
-    members = {kind: sorted(n for place, n in numbers.items() if matrices[place] == kind) for kind in groups}
-    merged = [{**groups[kind], "params": members[kind]} for kind in sorted(groups, reverse=True)]
-    return {"adam": {"state": ordered, "param_groups": merged}, "masters": masters}
+        for kind, of in state.items():
+            whole.setdefault(kind, {}).update({places[i]: value for i, value in of.items()})
+    return {kind: dict(sorted(of.items())) for kind, of in whole.items()}
