@@ -33,10 +33,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         held_out = read_preferences(str(recipe.eval.data), recipe.train.dpo.min_gap, "eval.data")[: recipe.eval.rows]
         return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
 
-    def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:
-        return prepare(learner, [pairs[i] for i in picked])
-
-    await learn_examples(run, config, len(pairs), prepare_some, evaluate)
+    await learn_examples(run, config, pairs, prepare, evaluate)
 
 
 def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:

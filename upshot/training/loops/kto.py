@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,10 +79,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         held_out = read_marked_replies(str(run.recipe.eval.data), "eval.data")[: run.recipe.eval.rows]
         return held_out_loss(learner, render_replies(held_out, policy.renderer, policy.max_context), policy.max_context)
 
-    def prepare_some(learner: Learner, picked: Sequence[int]) -> Lesson:
-        return prepare(learner, [data[i] for i in picked], policy.max_context)
-
-    await learn_examples(run, config, len(data), prepare_some, evaluate)
+    await learn_examples(run, config, data, partial(prepare, limit=policy.max_context), evaluate)
 
 
 def render_replies(replies: Sequence[MarkedReply], renderer: Renderer, max_context: int) -> list[Datum]:

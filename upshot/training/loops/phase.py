@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from upshot.config.method import method_of
 from upshot.config.phases import WARM_START
@@ -23,6 +24,7 @@ from upshot.training.loops.minibatches import Lesson, pick, update
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
 from upshot.training.metrics.throughput import ThroughputMeter
 
+T = TypeVar("T")
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
 
@@ -135,15 +137,15 @@ class TrainingPhase:
 async def learn_examples(
     run: LoopRun,
     config: TrainConfig,
-    size: int,
-    prepare: Callable[[Learner, Sequence[int]], Lesson],
+    examples: Sequence[T],
+    prepare: Callable[[Learner, Sequence[T]], Lesson],
     measure: Callable[[Learner], Logs],
 ) -> None:
-    """The loop of the methods that learn from examples that are there: which of `size` a step learns, and an update.
+    """The loop of the methods that learn from examples that are there: a step picks some of them, and an update.
 
-    prepare: what to learn from examples by their numbers. measure: evaluates the model on held-out ones.
+    prepare: what to learn from some examples. measure: evaluates the model on held-out ones.
     """
-    phase = TrainingPhase(run, config, size)
+    phase = TrainingPhase(run, config, len(examples))
     if phase.stopped:
         return
     learner = phase.begin()
@@ -157,9 +159,9 @@ async def learn_examples(
             await phase.evaluate(step, evaluate)
             if phase.stopped:
                 break
-            picked = pick(size, config.prompts_per_step, number, seed)
+            picked = pick(len(examples), config.prompts_per_step, number, seed)
             with phase.learning(step):
-                lesson = prepare(learner, picked)
+                lesson = prepare(learner, [examples[i] for i in picked])
                 step.logs |= update(learner, lesson, derive_seed(seed, "minibatches", number))
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     await phase.finish(evaluate)

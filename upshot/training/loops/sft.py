@@ -65,10 +65,10 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
             raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
         return sft_loss(learner, list(Dialogues(held_out[: config.rows], policy.renderer, policy.max_context, tools)))
 
-    def prepare(_: Learner, picked: Sequence[int]) -> Lesson:
-        units = [[data[i]] for i in picked if any(data[i].mask)]
+    def prepare(_: Learner, picked: Sequence[Datum]) -> Lesson:
+        units = [[datum] for datum in picked if any(datum.mask)]
         if not units:
             raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
         return Lesson(units, Sft)
 
-    await learn_examples(run, config, len(data), prepare, evaluate)
+    await learn_examples(run, config, data, prepare, evaluate)
