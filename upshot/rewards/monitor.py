@@ -39,7 +39,7 @@ VIEWS = {
 
 
 class AnyVerdict(Verifier):
-    """Stands in for a verifier nobody knows by name: the verdict is asked for as a grade, and measured both ways."""
+    """Stands in for a verifier that is not registered: the verdict is asked for as a grade, and measured both ways."""
 
     graded = True
     verdict_on = "how good the final answer is"

@@ -56,7 +56,7 @@ class FutureDependencies(Dependencies):
     """The reward's."""
     weights: Mapping[str, MetricWeight] = field(default_factory=dict)
     user: Participant | None = None
-    """The simulated user; None: there is nobody to talk to."""
+    """The simulated user, if there is one."""
     credit: CreditConfig | None = None
     """How tokens earn the main reward; None: the whole reply does."""
     renderer: Renderer | None = None
@@ -64,7 +64,7 @@ class FutureDependencies(Dependencies):
     seed: int = 0
     """The run's."""
     with_user: bool = False
-    """Whether the user has taken part in the episode: where it has left, nobody goes on."""
+    """Whether the user took part in the episode; once it has left, nothing is continued."""
 
     def for_futures(self) -> dict[str, Any]:
         """Keyword arguments for the registry of futures."""

@@ -31,7 +31,7 @@ class PromptLengthFilter:
     _frames: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def fits(self, row: Row) -> bool:
-        """Whether a reply of at least one token fits behind the opening; one that nobody has spoken yet does."""
+        """Whether a reply of at least one token fits behind the opening; True where the user has yet to open."""
         if not self.context or not any(message.role == "user" for message in row.messages):
             return True
         most = sum(len(message.content.encode("utf-8", "replace")) + SLACK for message in row.messages)

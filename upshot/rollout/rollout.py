@@ -28,14 +28,14 @@ class Future:
     turn: int = 0
     """After which of the policy's turns it was forked, where every turn has its own futures."""
     cut: int = 0
-    """From which cut of the thought (counted from 1) a classmate went on; 0 where nobody was handed a thought."""
+    """From which cut of the thought (counted from 1) a classmate continued; 0 where no thought was handed on."""
     span: tuple[int, int] | None = None
     """Which tokens of the episode's ids the continuation saw of the reply; None: all that was said."""
     missing: str | None = None
     """Why this future could not be played to its end; its scores are then missing for the same reason."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     path: tuple[int, ...] = ()
-    """Which way it took at each fork, counted from 0; () where nobody counted."""
+    """Which way it took at each fork, counted from 0; () where there are no forks."""
     forks: tuple[int, ...] = ()
     """How many turns had been taken at each of those forks; () where it was continued nowhere."""
 

@@ -53,7 +53,7 @@ def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
 
 
 def whole_console() -> Any:
-    """A console that cuts nothing where nobody watches: a pipe or a file has no width."""
+    """A console that cuts no lines in a pipe or a file, which have no width."""
     from rich.console import Console
 
     return Console(markup=False, width=None if sys.stdout.isatty() else 10_000)

@@ -140,7 +140,7 @@ class RunFolder:
             self.path.rmdir()
 
     def _clear(self) -> None:
-        """Remove what a run writes; what somebody else put into the folder stays."""
+        """Remove what a run writes; other files in the folder stay."""
         for name in WRITTEN:
             (self.path / name).unlink(missing_ok=True)
         for name in FOLDERS:
@@ -312,7 +312,7 @@ class RunFolder:
             return
         before, now = self.status, time.time()
         seconds = before.get("seconds", 0.0)
-        # A status of another process that still says 'running' is of one that was killed: nobody knows when.
+        # A status of another process that still says 'running' is of one that was killed at an unknown time.
         if (before.get("state"), before.get("pid")) == ("running", os.getpid()):
             seconds += now - before.get("time", now)
         times = {"started": before.get("started", now), "time": now, "seconds": seconds}
@@ -333,7 +333,7 @@ class RunFolder:
 
         for name in (METRICS, ROLLOUTS):
             filter_jsonl(self.path / name, earlier)
-        (self.path / INDEX).unlink(missing_ok=True)  # offsets into what was; whoever reads the log needs none
+        (self.path / INDEX).unlink(missing_ok=True)  # its offsets are outdated; readers of the log work without it
         for file in (self.path / samples.FOLDER).glob("*.npz"):
             if not earlier({"step": int(file.stem)}):
                 file.unlink()

@@ -19,7 +19,7 @@ from upshot.training.learner.memory.fit import configure_helpers, make_pool
 
 
 class RunServices:
-    """Opens the helpers of a run and keeps their books, over all ranks and resumes."""
+    """Opens the helpers of a run and keeps their counts, over all ranks and resumes."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
         self.recipe = recipe
@@ -72,7 +72,7 @@ class RunServices:
             self.folder.write_spent(services.budget.state())
 
     def count(self) -> None:
-        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
+        """Called when the current step has asked its helpers everything: their counts until now go into its line."""
         if self._open is None:
             return
         if self.ranks.size > 1:

@@ -18,14 +18,14 @@ async def run_until_terminated(work: Coroutine[Any, Any, object], ranks: Ranks) 
     if isinstance(ranks, ProcessGroup):  # they agree on the update after which all stop
         await until_stopped(ranks, training)
         return
-    with suppress(RuntimeError, ValueError):  # in another thread the signals are somebody else's
+    with suppress(RuntimeError, ValueError):  # only the main thread may set handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, training.cancel)
     await training
 
 
 @contextmanager
 def exit_as_signalled() -> Iterator[None]:
-    """Inside, what a signal has ended ends as if nobody had caught the signal."""
+    """Inside, a run that a signal ended exits with the status that the signal would have given."""
     try:
         yield
     except asyncio.CancelledError:

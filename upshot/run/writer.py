@@ -1,4 +1,4 @@
-"""Telling what a run does: the lines of the run folder, the console, the trackers. No torch."""
+"""What a run reports: the lines of the run folder, the console, the trackers. No torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Writer:
         self.reporter.phase(phase, steps, done)
 
     def set_phase(self, phase: str, steps: int, done: int) -> None:
-        """Lines from here on are of this phase; `begin` says so, and whoever makes up for lines before it begins."""
+        """Lines from here on are of this phase; called by `begin`, and before it by code that writes earlier lines."""
         self._seconds.clear()
         self._now = {"phase": phase, "step": done, "steps": steps}
 
@@ -80,7 +80,7 @@ class Writer:
         return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
 
     def _show_reply(self, step: int, replies: Sequence[Rollout]) -> None:
-        """One of the step's replies for whoever watches: at the first step, and `SAMPLES` times in the phase."""
+        """Show one of the step's replies: at the first step, and `SAMPLES` times in the phase."""
         every = max(1, self._now.get("steps", 0) // SAMPLES)
         if step != 1 and step % every:
             return
@@ -97,7 +97,7 @@ class Writer:
         self.folder.append_metrics(self._now["phase"], step, logs)
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Tell the console, the trackers and status.json what metrics.jsonl was told; alarms that begin are said."""
+        """Send what metrics.jsonl got to the console, the trackers and status.json; report alarms that begin."""
         for text in self.alarms.watch(logs, step):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
@@ -123,7 +123,7 @@ class Writer:
         self._to_trackers(lambda tracker: tracker.finish())
 
     def _to_trackers(self, tell: Callable[[Tracker], None]) -> None:
-        """One that fails (a full disk, a server away) is said once and told again: the run has its own files."""
+        """A tracker that fails (full disk, lost server) is reported once and tried again: the run has its own files."""
         for tracker in self.trackers:
             name = type(tracker).__name__
             try:

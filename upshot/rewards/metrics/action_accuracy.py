@@ -30,7 +30,7 @@ class ActionAccuracy(Metric):
         self.asks = JudgedMetric("asks", judge, max_tokens, repairs, key="asks", whole=True) if by == "judge" else None
 
     async def score(self, conversation: Conversation) -> Score:
-        """Right or wrong; missing when nobody says whether the question is ambiguous, or nothing was replied."""
+        """Right or wrong; missing when the row does not say whether it is ambiguous, or the reply is empty."""
         ambiguous = conversation.row.meta.get("ambiguous")
         if not isinstance(ambiguous, bool):
             return Score.missing(Reason.BAD_ROW, "action_accuracy: the row does not say whether it is ambiguous")

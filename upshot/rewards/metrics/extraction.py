@@ -65,7 +65,7 @@ class ExtractedMetric(Metric):
         return Score(score.value, score.reason, {self.artefact: artefact, **score.detail, **absent})
 
     async def _extract(self, conversation: Conversation) -> str | Score:
-        """The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
+        """The artefact's text, empty where there is none; or a missing score with the reason."""
         texts = [message.content for message in reversed(conversation.messages) if message.role == "assistant"]
         if self._how == "last":
             return texts[0] if texts else ""
@@ -109,7 +109,7 @@ async def extract_artefact(model: Model, artefact: str, conversation: Conversati
 
 def last_fence(text: str) -> str | None:
     """The content of the last fenced block of a text."""
-    lines = text.split("\n")  # by lines: one pattern for all of this is quadratic in fences that nobody closes
+    lines = text.split("\n")  # by lines: one pattern for all of this is quadratic in fences that are never closed
     fences = [(number, fence[1], fence[2]) for number, line in enumerate(lines) if (fence := _FENCE.fullmatch(line))]
     closed = {mark: number for number, mark, rest in fences if not rest.strip()}
     block, opened, start = None, "", 0

@@ -148,7 +148,7 @@ class CallRecording:
 
 
 def digests(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """What had been said after each message, told apart: the first before any, with the tools alone."""
+    """A digest of the history after each message; the first, before any message, is of the tools alone."""
     out = [hashlib.blake2b(_plain(list(tools))).digest()]
     for message in messages:
         out.append(_digest(out[-1], message))

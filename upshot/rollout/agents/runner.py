@@ -67,7 +67,7 @@ class AgentRunner:
         self._root = ""
 
     async def start(self) -> None:
-        """Listen, if nobody does yet: done for the first episode, so that who plays none needs no server."""
+        """Start the server, if it is not running: done for the first episode, as runs without one need no server."""
         from upshot.core.http_listener import listen, serve_beside
         from upshot.serving.openai.conversations import ConversationServer
 

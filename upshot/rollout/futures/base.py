@@ -44,7 +44,7 @@ class Futures(Helper, ABC):
         return min(values)
 
     async def rescore(self, reply: Rollout) -> None:
-        """Score again where the reply's futures led, as they are: nobody continues anything."""
+        """Score the reply's futures again as they are; nothing is continued."""
         raise UserError(f"futures of the kind '{type(self).__name__}' cannot be scored again")
 
     def measure(self, replies: Sequence[Rollout]) -> dict[str, float]:

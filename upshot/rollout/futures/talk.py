@@ -38,7 +38,7 @@ class Talk(Futures):
     rounds: int = ROUNDS
     credit: CreditConfig | None = None
     with_user: bool = False
-    """Whether the user has taken part in the episode: where it has left, nobody goes on."""
+    """Whether the user took part in the episode; once it has left, nothing is continued."""
 
     def __post_init__(self) -> None:
         self.user = self.user if self.rounds else None

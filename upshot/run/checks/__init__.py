@@ -36,7 +36,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
     findings = list(chain.from_iterable(cheap.values()))
     if not any(finding.fatal for finding in cheap[data.check]):
         findings += [finding for check in _thorough() for finding in _run_check(check, context)]
-    return list(dict.fromkeys(findings))  # what several checks stumble over is said once
+    return list(dict.fromkeys(findings))  # what several checks find is reported once
 
 
 def _thorough() -> Sequence[Check]:

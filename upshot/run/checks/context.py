@@ -79,7 +79,7 @@ class CheckContext:
 
 
 def is_here(name: str, what: str, offline: bool) -> bool:
-    """Whether a model's small files can be read; False: it is a name of the hub, and `offline` nobody asks there.
+    """Whether a model's small files can be read; False: it is a name on the hub, which is not asked when `offline`.
 
     `what` says whose name it is, for the error where the hub cannot be reached.
     """

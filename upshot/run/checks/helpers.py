@@ -108,7 +108,7 @@ async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | No
 
 
 async def _try_tokenizer(classmate: str, name: str, offline: bool) -> str | None:
-    """Why the tokenizer of a classmate cannot be had; None when it can, or when nobody asks the hub."""
+    """Why the tokenizer of a classmate cannot be had; None when it can, or when the hub is not asked."""
     if (Path(name).expanduser() / "tokenizer_config.json").is_file():
         return None  # a folder that may hold a tokenizer and no model
     try:

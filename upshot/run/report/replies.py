@@ -130,7 +130,7 @@ class ReplyIndex:
         self._rows, self._counts, self._scales = [], Counter(), {}
 
     def _add(self, start: int, length: int, row: dict[str, Any]) -> None:
-        # A hundred thousand of these are read while somebody waits: few calls, no list that is not kept.
+        # A hundred thousand of these are read while a person waits: few calls, and no list that is not kept.
         logged = row.get("reward")
         reward: dict[str, Any] = logged if isinstance(logged, dict) else {}
         missing = self._count_scores(row, reward)

@@ -68,7 +68,7 @@ class ShownRun:
         """What of the small files could not be read, in sentences."""
         self._stamps: tuple[object, ...] = ()
         self._step_samples: tuple[object, dict[str, Any]] = (None, {})
-        """Where somebody looked last."""
+        """Those of the step that was looked at last."""
 
     def follow(self, seconds: float = math.inf) -> tuple[bool, bool]:
         """Read what is new: whether the curves or the small files are others, and whether there are more replies."""
@@ -255,7 +255,7 @@ def write_report(run: Path | Sequence[Path], out: Path | None = None) -> Path:
 
 
 def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, Any]:
-    """The chosen replies of a run: their index, and each step's packed on its own, so that none is unpacked in vain."""
+    """The chosen replies of a run: their index, and each step's packed apart, so that only what is shown is unpacked."""
     index = run.replies
     chosen = index.choose(budget)
     steps = [entry[0] for entry in index.entries(chosen)]

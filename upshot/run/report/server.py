@@ -78,7 +78,7 @@ class RunWatch:
         return {"version": self.version, "replies": replies}
 
     async def events(self) -> AsyncIterator[str]:
-        """The state, told when it changes."""
+        """The state, sent when it changes."""
         last, sent = None, 0.0
         while True:
             state = self.state()

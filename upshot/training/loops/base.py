@@ -39,11 +39,11 @@ class LoopRun(Protocol):
         """The checkpoint that this phase goes on from; None where it begins."""
 
     say: Callable[[str], None]
-    """Tell whoever watches."""
+    """Show a line to the person who watches the run."""
     show_progress: Callable[[int, int], None]
     """Tell how many replies of how many the step under way has."""
     count_services: Callable[[], None]
-    """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
+    """Called when the current step has asked its helpers everything: their counts until now go into its line."""
 
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""

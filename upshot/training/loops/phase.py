@@ -31,7 +31,7 @@ Evaluate = Callable[[], Awaitable[Logs]]
 
 @dataclass
 class Step:
-    """A step under way; whoever learns puts what is to be logged into `logs`."""
+    """The current step; what is to be logged goes into `logs`."""
 
     number: int
     """Steps before it."""

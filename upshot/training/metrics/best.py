@@ -43,7 +43,7 @@ class BestTracker:
 
     @classmethod
     def from_lines(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
-        """What a run's evaluations are compared by, with those that its lines tell of."""
+        """A tracker of the run's metric, with the evaluations in its lines."""
         tracker = cls(best_metric(recipe) or method_of(recipe.train.method).best_metric)
         for line in lines:
             tracker.add(evaluated_step(line), line)

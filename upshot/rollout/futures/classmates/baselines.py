@@ -1,4 +1,4 @@
-"""What classmates reach without any thought: asked once for each talk and classmate, whoever needs it first."""
+"""What classmates reach without any thought: asked once for each talk and classmate, when it is first needed."""
 
 from __future__ import annotations
 

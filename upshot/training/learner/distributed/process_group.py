@@ -109,7 +109,7 @@ class ProcessGroup(Ranks):
         return key
 
     def _pauses(self, key: str, seconds: float = math.inf) -> Iterator[float]:
-        """Seconds until whoever waits for all ranks' objects asks again; raises why there is nothing to wait for."""
+        """Seconds to wait before asking again for all ranks' objects; raises why there is nothing to wait for."""
         pause, started, looked = SHORTEST_PAUSE, time.monotonic(), 0.0
         for rank in range(self.size):
             while rank != self.rank and not self.store.check([f"{key}/{rank}"]):
@@ -254,7 +254,7 @@ class ProcessGroup(Ranks):
         """
         if self._ended and not self.agreed:
             return
-        with suppress(RuntimeError):  # the store may be gone with whoever kept it
+        with suppress(RuntimeError):  # the store may be gone with the process that kept it
             if self.first:
                 self.store.set("left", "yes")
             while not self.store.check(["left"]) and _alive(self._pids[0]):
@@ -265,7 +265,7 @@ async def until_stopped(ranks: ProcessGroup, training: asyncio.Future[Any]) -> N
     """Let a run train to its end, or until the ranks agree to stop: then raise why. Signals are wishes to stop."""
     # To the end of the process, and not only of this loop: `torchrun` sends SIGTERM as soon as one rank has failed,
     # when others are still about to say why.
-    with suppress(ValueError):  # in another thread the signals are somebody else's
+    with suppress(ValueError):  # only the main thread may set handlers
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: ranks.request_stop(number))
     watching = asyncio.ensure_future(ranks.watch(training.cancel))

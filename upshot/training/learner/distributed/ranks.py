@@ -57,7 +57,7 @@ class Ranks:
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Inside, all ranks change the weights together; whoever has to stop does so before or after."""
+        """Inside, all ranks change the weights together; a rank that has to stop does so before or after."""
         yield
 
     def stop(self, reason: str, whole: bool) -> bool:
@@ -94,7 +94,7 @@ def shares(sizes: Sequence[int], ranks: int) -> list[range]:
 
 
 def assign(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank that each thing goes to, so that all have about as much: large ones first, to whoever has least."""
+    """The rank that each thing goes to, so that all have about as much: large ones first, to the one with least."""
     load, out = [0] * ranks, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         out[i] = min(range(ranks), key=lambda rank: (load[rank], rank))
