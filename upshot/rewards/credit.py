@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
@@ -53,15 +54,9 @@ class Credit:
 
 def sampled_spans(mask: Sequence[int], parts: tuple[str, ...] = (MAIN,)) -> tuple[Span, ...]:
     """One span per run of sampled tokens."""
-    spans: list[Span] = []
-    start: int | None = None
-    for position, bit in enumerate([*mask, 0]):
-        if bit and start is None:
-            start = position
-        elif not bit and start is not None:
-            spans.append(Span(start, position, parts))
-            start = None
-    return tuple(spans)
+    runs = [(sampled, len(list(run))) for sampled, run in groupby(mask, bool)]
+    ends = list(accumulate(length for _, length in runs))
+    return tuple(Span(end - n, end, parts) for (sampled, n), end in zip(runs, ends, strict=True) if sampled)
 
 
 def relabel(spans: Sequence[Span], start: int, stop: int, more: tuple[str, ...] | None) -> tuple[Span, ...]:

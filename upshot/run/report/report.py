@@ -255,7 +255,7 @@ def write_report(run: Path | Sequence[Path], out: Path | None = None) -> Path:
 
 
 def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, Any]:
-    """The chosen replies of a run: their index, and each step's packed apart, so that only what is shown is unpacked."""
+    """The chosen replies of a run: their index, and each step's packed apart: only what is shown is unpacked."""
     index = run.replies
     chosen = index.choose(budget)
     steps = [entry[0] for entry in index.entries(chosen)]
