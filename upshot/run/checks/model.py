@@ -29,10 +29,8 @@ def check(context: CheckContext) -> Iterator[Finding]:
             return
         if here.is_dir() and not any(file for kind in WEIGHTS for file in here.glob(kind)):
             yield Finding(f"model.path '{config.path}' has no weights ({', '.join(WEIGHTS)})")
-    if (
-        config.max_context
-        and 0 < (room := find_context(config.model_copy(update={"max_context": 0}))) < config.max_context
-    ):
+    room = find_context(config.model_copy(update={"max_context": 0})) if config.max_context else 0
+    if 0 < room < config.max_context:
         yield Finding(
             f"model.max_context is {config.max_context}, and the model has {room} positions"
             f"{' (model.tiny.context)' if not config.path else ''}; set it to {room} or less"

@@ -28,12 +28,9 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     context = CheckContext(recipe, offline)
     if not context.sampled:
         return
-    kinds = {name: spec.kind for name, spec in recipe.needed_models.items()}
-    asked = [
-        name
-        for name, kind in kinds.items()
-        if kind in ("local", "policy", "served") or (offline and kind != "scripted")
-    ]
+    untried = {"local", "policy", "served"}  # kinds of models that are not up for a dry run
+    models = recipe.needed_models.items()
+    asked = [name for name, m in models if m.kind in untried or (offline and m.kind != "scripted")]
     if asked:
         yield Finding(
             f"the metrics were not tried on a row: they may ask {', '.join(asked)}, which is not up yet", False
