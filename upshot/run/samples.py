@@ -95,6 +95,8 @@ def _load(packed: bytes) -> tuple[dict[str, Any], list[Sample]]:
     import numpy as np
 
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        if "index" not in file.files:  # written by an earlier version
+            return {"talks": [], "samples": [], "pieces": []}, []
         index, ids, logprobs = json.loads(file["index"].tobytes()), file["ids"].tolist(), file["logprobs"].tolist()
     samples: list[Sample] = []
     at = seen = 0
