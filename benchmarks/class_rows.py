@@ -20,13 +20,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from upshot.core.conversation import Message
+from upshot.core.score import Score
 from upshot.tasks.base import tasks
 from upshot.tasks.code import ClassEval
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.code import ClassEvalVerifier
 
 NAMES = ("Store", "Bag", "Shelf", "Tray")
 ORDERS = {"first": "s.xs.pop(0)", "last": "s.xs.pop()"}
@@ -70,11 +73,26 @@ def rows() -> list[dict[str, Any]]:
     return made
 
 
+@verifiers.register("class-rows")
+class RememberedVerdicts(ClassEvalVerifier):
+    """The verifier `classeval`, which judges each program once: a tiny model says the same again and again."""
+
+    seen: ClassVar[dict[tuple[str, str], Score]] = {}
+
+    async def verify(self, response: str, reference: Any, extra: Any) -> Score:
+        """The verdict, or the one that this program got before."""
+        key = response, str(extra["task_id"])
+        if key not in self.seen:
+            self.seen[key] = await super().verify(response, reference, extra)
+        return self.seen[key]
+
+
 @tasks.register("class-rows")
 class ClassRows(ClassEval):
     """The task `classeval` in a little language of its own, with a mix of programs to imitate."""
 
     name = "class-rows"
+    verifier = "class-rows"
     instructions = ""
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
@@ -105,7 +123,7 @@ def recipe(options: argparse.Namespace, seed: int, folder: str) -> dict[str, Any
         "reward": {"metrics": [{"name": "verifier"}]},
         "warm_start": {"steps": options.sft_steps, "batch": 32, "lr": 0.003},
         "train": {
-            "method": "rl", "advantage": "grpo", "steps": options.steps, "prompts_per_step": 4, "group_size": 6,
+            "method": "rl", "advantage": "grpo", "steps": options.steps, "prompts_per_step": 8, "group_size": 8,
             "lr": options.lr, "save": {"every": 0, "keep": 1, "best": None},
         },
     }  # fmt: skip
@@ -125,7 +143,7 @@ def learn(options: argparse.Namespace, seed: int) -> dict[str, float]:
     span = min(10, len(steps) // 2)
     shares = {"reward before": mean(line["reward/mean"] for line in steps[:span])}
     shares["reward after"] = mean(line["reward/mean"] for line in steps[-span:])
-    for word, part in (("before", replies[: span * 24]), ("after", replies[-span * 24 :])):
+    for word, part in (("before", replies[: span * 64]), ("after", replies[-span * 64 :])):
         shares[f"liars {word}"] = mean("LIE" in text for text in part)
     shares["unconfirmed after"] = mean(line.get("reward/unconfirmed", 0.0) for line in steps[-span:])
     shares["believed after"] = mean(line.get("reward/believed", 0.0) for line in steps[-span:])
@@ -143,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--verdict", choices=("profile", "believe"), default="profile")
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--sft-steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.0005)
     options = parser.parse_args()
