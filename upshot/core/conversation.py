@@ -13,6 +13,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from upshot.core.score import Score
@@ -33,14 +34,10 @@ class Message:
 
     def to_dict(self) -> dict[str, Any]:
         """The message as chat templates and endpoints take it."""
-        out: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.tool_calls:
-            out["tool_calls"] = [dict(call) for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            out["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            out["name"] = self.name
-        return out
+        calls = [dict(call) for call in self.tool_calls] or None
+        more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        present = {key: value for key, value in more.items() if value is not None}
+        return {"role": self.role, "content": self.content, **present}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
@@ -170,29 +167,17 @@ class Conversation:
     @property
     def ids(self) -> list[int]:
         """All ids of the policy's context up to and including its last sample."""
-        out: list[int] = []
-        for sample in self.samples():
-            out += sample.context
-            out += sample.ids
-        return out
+        return list(chain.from_iterable(sample.context + sample.ids for sample in self.samples()))
 
     @property
     def mask(self) -> list[int]:
         """Loss mask beside `ids`: 1 exactly where the policy sampled."""
-        out: list[int] = []
-        for sample in self.samples():
-            out += [0] * len(sample.context)
-            out += [1] * len(sample.ids)
-        return out
+        return list(chain.from_iterable([0] * len(s.context) + [1] * len(s.ids) for s in self.samples()))
 
     @property
     def logprobs(self) -> list[float]:
         """Sampling log-probabilities beside `ids`, 0.0 where nothing was sampled."""
-        out: list[float] = []
-        for sample in self.samples():
-            out += [0.0] * len(sample.context)
-            out += sample.logprobs
-        return out
+        return list(chain.from_iterable((0.0,) * len(s.context) + s.logprobs for s in self.samples()))
 
     def places(self) -> Iterator[tuple[int, Sample]]:
         """The policy's samples, each with the position of its first sampled id in `ids`."""

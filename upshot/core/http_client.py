@@ -36,22 +36,22 @@ Repeat = Literal["any", "unbegun", "never"]
 """Which failures are tried again: all that may pass, those where the server cannot have begun, or none."""
 
 
+@dataclass(eq=False)
 class AttemptError(Exception):
-    """One attempt of a call failed, perhaps in a way that another may not."""
+    """One attempt of a call failed; another one may succeed (`passing`)."""
 
-    def __init__(
-        self, reason: str, detail: str = "", wait_s: float | None = None, status: int | None = None, begun: bool = True
-    ) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        """timeout, rate_limited, connection, http_500, bad_response …"""
-        self.detail = detail
-        self.wait_s = wait_s
-        """Seconds that the server asked us to wait."""
-        self.status = status
-        """Of the answer; None where none came or it could not be read."""
-        self.begun = begun
-        """Whether the server may have begun with it."""
+    reason: str
+    """timeout, rate_limited, connection, http_500, bad_response …"""
+    detail: str = ""
+    wait_s: float | None = None
+    """Seconds that the server asked us to wait."""
+    status: int | None = None
+    """HTTP status of the answer; None if no readable answer came."""
+    begun: bool = True
+    """Whether the server may have started to process the request."""
+
+    def __str__(self) -> str:
+        return self.detail
 
     @property
     def passing(self) -> bool:

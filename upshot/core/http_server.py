@@ -74,13 +74,12 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
     return None
 
 
+@dataclass(eq=False)
 class BodyRefused(Exception):
     """A body that is not read to its end: it is too large or too slow, or too many arrive at once."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
+    status: int
+    reason: str
 
 
 class ClientGone(Exception):
@@ -192,11 +191,11 @@ class IncomingBody:
         self._held = 0
 
 
+@dataclass(eq=False)
 class CalmEnd:
     """ASGI middleware: a request that is aborted (the client left, the server stops) ends without a traceback."""
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass the request on; one that is cancelled is answered with 503, or its answer is ended."""

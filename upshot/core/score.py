@@ -104,21 +104,13 @@ class Reason(StrEnum):
         return Cause.ROW if self is Reason.BAD_ROW else Cause.POLICY
 
 
-_BY_MACHINE = frozenset(
-    {
-        *(Reason.RATE_LIMITED, Reason.CONNECTION, Reason.UNAVAILABLE, Reason.CLOSED),
-        *(Reason.ENGINE_ERROR, Reason.SANDBOX_FAULT),
-    }
-)
+_BY_MACHINE = {Reason.RATE_LIMITED, Reason.CONNECTION, Reason.UNAVAILABLE, Reason.CLOSED}
+_BY_MACHINE |= {Reason.ENGINE_ERROR, Reason.SANDBOX_FAULT}
 _OVERLOADED = ("502", "503", "504", "529")
 
 _SAME = {
     "aborted": Reason.CLOSED,
-    "empty": Reason.BAD_ANSWER,
-    "missing_key": Reason.BAD_ANSWER,
-    "not_a_number": Reason.BAD_ANSWER,
-    "not_text": Reason.BAD_ANSWER,
-    "out_of_range": Reason.BAD_ANSWER,
+    **dict.fromkeys(("empty", "missing_key", "not_a_number", "not_text", "out_of_range"), Reason.BAD_ANSWER),
 }
 """Words of `ModelCallError` that count as one reason."""
 
@@ -201,12 +193,8 @@ class Score:
         return out
 
 
-LASTING = frozenset(
-    {
-        *(Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED),
-        Reason.UNDECIDED,
-    }
-)
+LASTING = {Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED}
+LASTING |= {Reason.NOT_SCORED, Reason.UNDECIDED}
 """Reasons for which another attempt would fail in the same way."""
 
 

@@ -127,12 +127,9 @@ class EngineModel(Model):
         sampling = request.sampling
         if "" in sampling.stop:
             raise UserError("a stop string is empty: it would end every text before its first character")
+        drawn = (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         return Rules(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
+            *drawn,
             seed=self.engine.fresh_seed() if sampling.seed is None else sampling.seed,
             stop_ids=frozenset(sampling.stop_ids) | self.end_ids,
             top_logprobs=request.top_logprobs,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -50,11 +51,11 @@ def asked_slots(text: str) -> list[str]:
     return [slot for slot in SLOTS if slot in words] if words[:1] == ["which"] else []
 
 
+@dataclass(eq=False)
 class Customer(Participant):
     """Answers questions from the goal, vaguely with some probability, and leaves once an answer was given."""
 
-    def __init__(self, vague: float = 0.15) -> None:
-        self.vague = vague
+    vague: float = 0.15
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The customer's next words; done when the assistant has answered or said nothing of use."""

@@ -51,17 +51,10 @@ class RoleCount:
 
     def stats(self) -> dict[str, float]:
         """The counters as numbers."""
-        out: dict[str, float] = {
-            "calls": self.calls,
-            "failed": sum(self.failed.values()),
-            "retries": sum(self.retries.values()),
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "cost": self.cost,
-        }
-        out |= {f"failed/{reason}": count for reason, count in self.failed.items()}
-        out |= {f"retries/{reason}": count for reason, count in self.retries.items()}
-        out |= {f"replica/{what}": count for what, count in self.replicas.items()}
+        out: dict[str, float] = {"calls": self.calls, "failed": self.failed.total(), "retries": self.retries.total()}
+        out |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "cost": self.cost}
+        for kind, counts in (("failed", self.failed), ("retries", self.retries), ("replica", self.replicas)):
+            out |= {f"{kind}/{what}": count for what, count in counts.items()}
         if self.latencies:
             ordered = sorted(self.latencies)
             out |= {"latency_p50": quantile(ordered, 0.5), "latency_p95": quantile(ordered, 0.95)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.bounds import Made, Share, Whole
@@ -80,11 +81,11 @@ def _order(shop: dict[str, Any], order: str) -> dict[str, Any]:
     return shop["orders"][order]  # type: ignore[no-any-return]
 
 
+@dataclass(eq=False)
 class Caller(User):
     """Does what it is asked to do and can do, says so, and leaves when the policy says that all is done."""
 
-    def __init__(self, tools: ToolEnvironment) -> None:
-        self.tools = tools
+    tools: ToolEnvironment
 
     async def observe(self, conversation: Conversation) -> Observation:
         """Its answer to what the policy asks, having done it."""

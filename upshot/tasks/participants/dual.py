@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.core.conversation import Conversation, Row
@@ -88,12 +89,12 @@ class SharedState:
         return conversation.session[STATE]
 
 
+@dataclass(eq=False)
 class DualControl(Participant):
     """Answers the policy's tool calls by its tools, and everything else by the simulated user."""
 
-    def __init__(self, user: Participant, tools: Participant) -> None:
-        self.user = user
-        self.tools = tools
+    user: Participant
+    tools: Participant
 
     def answers_calls(self, row: Row | None = None) -> bool:
         """Where its tools do."""

@@ -23,6 +23,7 @@ Review = Callable[[Conversation], Fault | None]
 """Looks at the policy's last turn; None when there is nothing to say."""
 
 
+@dataclass(eq=False)
 class Feedback(Participant):
     """Tells the policy what is wrong, as a user message; done when nothing is.
 
@@ -31,10 +32,9 @@ class Feedback(Participant):
     matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
     """
 
-    def __init__(self, review: Review, cost: float = 0.0) -> None:
-        self.review = review
-        self.cost = cost
-        """What a fault costs its turn, where credit is given by turns."""
+    review: Review
+    cost: float = 0.0
+    """What a fault subtracts from the score of its turn, with credit by turns."""
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The next thing that is wrong, if any."""
