@@ -168,13 +168,12 @@ def table() -> str:
 
 
 def quickstart_table() -> str:
-    """The quickstart along the tree, seed by seed, in Markdown."""
-    last = [evaluations(run)[-1][1] for run in seeds("tree", "quickstart")]
-    rows = [["seed", "1", "2", "3"], ["---"] * 4]
-    rows += [
-        [label, *(f"{line[f'{kind}/reward']:.3f}" for line in last)]
-        for label, kind in (("ambiguous", AMBIGUOUS), ("unambiguous", CLEAR))
-    ]
+    """The quickstart along the tree with two estimators, seed by seed, in Markdown."""
+    rows = [["estimator", "opening", "seed 1", "seed 2", "seed 3"], ["---"] * 5]
+    for name, estimator in (("tree", "`dr-grpo`"), ("grpo", "`grpo`")):
+        last = [evaluations(run)[-1][1] for run in seeds(name, "quickstart")]
+        for label, kind in (("ambiguous", AMBIGUOUS), ("unambiguous", CLEAR)):
+            rows.append([estimator, label, *(f"{line[f'{kind}/reward']:.3f}" for line in last)])
     return markdown(rows)
 
 
