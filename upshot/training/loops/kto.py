@@ -8,7 +8,6 @@ that of TRL 1.16's `KTOTrainer` (loss_type "kto"); what TRL calls a batch is one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -111,23 +110,23 @@ def measure_divergence(learner: Learner, data: Sequence[Datum], limit: int) -> f
     for asked, other in zip(data, [*data[-1:], *data[:-1]], strict=True):
         prompt, reply = asked.ids[: _start(asked)], other.ids[_start(other) :]
         swapped.append(reply_datum(prompt, reply[: max(limit - len(prompt), 1)] if limit else reply))
-    policy, reference = learner.logprobs(swapped), learner.logprobs(swapped, reference=True)
-    gained = [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, swapped, strict=True)]
+    gained = gains(learner, swapped)
     return max(sum(gained) / len(gained), 0.0)
+
+
+def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:
+    """How much more probable each reply is to the policy than to the reference, in nats."""
+    policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
+    return [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, data, strict=True)]
 
 
 def held_out_loss(learner: Learner, data: Sequence[Datum], limit: int) -> Logs:
     """The loss on held-out replies, and β times the mean gains of the good and of the bad ones."""
-    lesson = prepare(learner, [replace(datum) for datum in data], limit)
-    policy = learner.logprobs(data)
-    gained = torch.tensor(
-        [sum_trained(a, d) - sum_trained(d.reference, d) for a, (d,) in zip(policy, lesson.units, strict=True)]
-    )
-    good = torch.tensor([_is_good(datum) for datum in data])
-    loss = kto_losses(gained, good, lesson.logs["kto/kl"], learner.config.kto).mean()
-    rewards = {"kto/good": gained[good], "kto/bad": gained[~good]}
-    means = {name: float(learner.config.kto.beta * values.mean()) for name, values in rewards.items() if len(values)}
-    return {"loss/kto": float(loss), **means}
+    config, divergence = learner.config.kto, measure_divergence(learner, data, limit)
+    gained, good = torch.tensor(gains(learner, data)), torch.tensor([_is_good(datum) for datum in data])
+    rewards = {"kto/good": config.beta * gained[good], "kto/bad": config.beta * gained[~good]}
+    means = {name: float(values.mean()) for name, values in rewards.items() if len(values)}
+    return {"loss/kto": float(kto_losses(gained, good, divergence, config).mean()), **means}
 
 
 def _is_good(datum: Datum) -> bool:
