@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.cli import VERBS, main
+from upshot.cli import VERBS, main, module_of
 from upshot.run.console import RichReporter
 
 TINY = [
@@ -40,7 +40,9 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
     assert left.value.code == 0
-    assert f"upshot {verb}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    _, _, description = (module_of(verb).__doc__ or "").partition("\n\n")
+    assert f"upshot {verb}" in out and "".join(description.split()) in "".join(out.split())
 
 
 def test_the_rooms_without_torch_import_no_torch() -> None:

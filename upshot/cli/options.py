@@ -17,8 +17,8 @@ from upshot.api.settings import RewardOptions, Setting
 
 def describe(text: str | None) -> dict[str, Any]:
     """`help` and `description` of a verb, from the docstring of its file or function: first line, then the rest."""
-    first, _, rest = inspect.cleandoc(text or "").replace("%", "%%").partition("\n\n")
-    return {"help": first.rstrip("."), "description": rest or first}
+    first, _, rest = inspect.cleandoc(text or "").partition("\n\n")
+    return {"help": first.rstrip(".").replace("%", "%%"), "description": rest or first}  # argparse formats `help` alone
 
 
 def add_parts(parser: argparse.ArgumentParser, **parts: Callable[[argparse.ArgumentParser], None]) -> None:
