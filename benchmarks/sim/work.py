@@ -11,7 +11,7 @@ from upshot.config.recipe import MetricConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.rewards.build import ARROW
 from upshot.rewards.metric import metrics
-from upshot.rewards.metrics.judged import JudgedMetric
+from upshot.rewards.metrics.judged import JudgeRating
 from upshot.rollout.futures.classmates.map_file import read_map
 
 POLICY = "policy"
@@ -116,7 +116,7 @@ def _judged(metric: MetricConfig, places: Mapping[str, str]) -> Chain:
     _, arrow, inner = (part.strip() for part in metric.name.rpartition(ARROW))
     chain = [judge] if arrow and metric.options.get("extract", "judge") == "judge" else []
     made = metrics.get(inner, "reward.metrics")
-    chain += [judge] if isinstance(made, type) and issubclass(made, JudgedMetric) else []
+    chain += [judge] if isinstance(made, type) and issubclass(made, JudgeRating) else []
     return tuple(_place(name, places) for name in chain)
 
 
