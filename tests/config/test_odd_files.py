@@ -73,7 +73,8 @@ PREPARED = [
     for name in list_recipes()
     for recipe in [load_recipe(name).recipe]
     for file in [recipe.train.data, recipe.task.options.get("train_file")]
-    if file and not name.startswith(("sft", "dpo"))  # those take a file of one's own, which nothing here makes
+    # Those take a file of one's own, or one that `upshot logs prepare` makes.
+    if file and not name.startswith(("sft", "dpo", "kto", "logs"))
 ]
 
 
