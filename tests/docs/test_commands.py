@@ -35,6 +35,10 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot demo tree": ("task.rows_per_split=16", *SMALL[:-2]),
     "upshot train quickstart credit.by=reply": ("task.rows_per_split=16", *SMALL),
     "upshot train quickstart credit.by=tree": ("task.rows_per_split=16", *SMALL),
+    "upshot train quickstart seed=1 eval.every=20 eval.rows=200 train.advantage=grpo": (
+        "task.rows_per_split=16",
+        *SMALL,
+    ),
     "upshot recipe list": (),
     "upshot recipe show collabllm-grpo train.lr=1e-5": (),
     "upshot recipe show quickstart": (),
