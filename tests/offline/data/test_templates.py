@@ -7,7 +7,7 @@ from pathlib import Path
 from upshot.cli import make_parser
 from upshot.offline.arguments import build_simulation, open_task, task_metrics
 from upshot.offline.data.build import settings_of
-from upshot.rewards.metrics.judged import JudgedMetric
+from upshot.rewards.metrics.judged import JudgeRating
 from upshot.tasks.users.llm import LLMUser
 
 GOALS = "tests/offline/data/samples/prompts.jsonl"
@@ -19,7 +19,7 @@ def test_short_templates_are_those_of_user_and_judge() -> None:
     for short, ending in ((False, ""), (True, "_short")):
         services = build_simulation(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
         assert isinstance(services.user, LLMUser) and services.user.template == f"user{ending}"
-        rubrics = {name: m.rubric for name, m in services.metrics.items() if isinstance(m, JudgedMetric)}
+        rubrics = {name: m.rubric for name, m in services.metrics.items() if isinstance(m, JudgeRating)}
         assert rubrics == {name: f"{name}{ending}" for name in ("accuracy", "interactivity")}
         assert {name: how.weight for name, how in services.weights.items()} == metrics
 
