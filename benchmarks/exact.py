@@ -88,8 +88,8 @@ def attention_rows(model: Any, kernels: bool, exact: bool) -> tuple[int, float]:
 
     def attend(*parts: Tensor) -> Tensor:
         if exact:
-            return attend_batch(*parts, 0.125, 0, 0.0, kernels)
-        return plain.attention(*parts, None, 0.125).transpose(1, 2)
+            return attend_batch(*parts, plain.AttentionOptions(0.125), kernels)
+        return plain.attention(*parts, None, plain.AttentionOptions(0.125)).transpose(1, 2)
 
     whole = attend(q, k, v)[1]
     wrong, most = 0, 0.0

@@ -28,6 +28,7 @@ from benchmarks import generate, learn
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.kernels import long
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.models.tiny import tiny_tokenizer
 from upshot.training.adapters import PROJECTIONS
 from upshot.training.learner.batch import Datum
@@ -72,7 +73,7 @@ def attention_rates(lengths: list[int], device: torch.device) -> None:
         first = time.perf_counter() - began
         rates = []
         for call in (
-            lambda q=q, k=k, v=v, spans=spans: Flash.apply(q, k, v, spans, 0.1, 0, 0.0),
+            lambda q=q, k=k, v=v, spans=spans: Flash.apply(q, k, v, spans, AttentionOptions(0.1)),
             lambda q=q, k=k, v=v, spans=spans: LongSegments.apply(q, k, v, spans, 0.1),
         ):
             forward = seconds(call)

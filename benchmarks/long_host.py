@@ -48,7 +48,7 @@ class Clock:
 
 
 def converse(renderer: Renderer, tokens: int, turns: int, seed: int, clock: Clock) -> Conversation:
-    """A conversation of so many turns of the policy, half of its tokens the user's, as a rollout makes it."""
+    """A conversation as a rollout makes it: `turns` turns of the policy, half of the tokens are the user's."""
     rng, each = random.Random(seed), max(tokens // turns // 2 - 4, 1)
     words = [" ".join(rng.choices(WORDS, k=each)) for _ in range(turns)]
     conversation = Conversation(Row(str(seed), (Message("user", words[0]),)), seed)
@@ -64,7 +64,7 @@ def converse(renderer: Renderer, tokens: int, turns: int, seed: int, clock: Cloc
 
 
 def measure(conversations: int, tokens: int, turns: int, futures: int) -> Parts:
-    """All parts, for so many conversations."""
+    """All parts, for all conversations."""
     renderer, clock, data = Renderer(tiny_tokenizer(WORDS)), Clock(), []
     for seed in range(conversations):
         conversation = converse(renderer, tokens, turns, seed, clock)

@@ -81,8 +81,9 @@ def test_a_query_gets_the_same_whatever_chunk_it_comes_in(
     torch.manual_seed(seed)
     q = torch.randn(2, kv_heads * group, length, dim, device=DEVICE, dtype=dtype)
     k, v = (torch.randn(2, kv_heads, length, dim, device=DEVICE, dtype=dtype) for _ in range(2))
-    whole = attend_batch(q, k, v, 0.25, window, softcap, kernels=True)
-    expected = plain.attention(q.float(), k.float(), v.float(), None, 0.25, window, softcap).transpose(1, 2)
+    options = plain.AttentionOptions(0.25, window, softcap)
+    whole = attend_batch(q, k, v, options, kernels=True)
+    expected = plain.attention(q.float(), k.float(), v.float(), None, options).transpose(1, 2)
     torch.testing.assert_close(whole.float(), expected, atol=TOLERANCE[dtype] * 5, rtol=TOLERANCE[dtype] * 5)
     count = -(-length // page)
     order = rng.sample(range(count), count)
@@ -99,7 +100,7 @@ def test_a_query_gets_the_same_whatever_chunk_it_comes_in(
         n = min(rng.choice([1, 3, 20, 64]), length - start)
         blocks = torch.tensor([[0], [0], [n], [start]], dtype=torch.int32, device=DEVICE)
         packed = q[1, :, start : start + n].transpose(0, 1)
-        out = exact.attend(packed, *paged, table, blocks, 0.25, window, softcap, queries=n)
+        out = exact.attend(packed, *paged, table, blocks, options, queries=n)
         assert out.equal(whole[1, start : start + n])
         start += n
 

@@ -31,7 +31,7 @@ from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_p
 from upshot.engine.kernels.logprobs import finish_logits
 from upshot.engine.kernels.long_rows import gather_pages, merge_rows
 from upshot.engine.kernels.norm import add_norm
-from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, norm_heads, rotate
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, AttentionOptions, HeadNorms, norm_heads, rotate
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
@@ -128,7 +128,8 @@ def test_decode_attention(
     q = torch.randn(len(lengths), kv_heads * group, dim, device=DEVICE)
     extra = some_sinks(q.shape[1]) if sinks else None
     how = (window, softcap, extra)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, None, *how)
+    options = AttentionOptions(dim**-0.5, *how)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, splits)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
@@ -168,7 +169,8 @@ def test_decode_attention_reads_a_shared_prefix_once(
     )
     q = torch.randn(rows, 2 * group, dim, device=DEVICE)
     how = (0, 0.0, some_sinks(q.shape[1]) if sinks else None)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, plan, *how)
+    options = AttentionOptions(dim**-0.5, *how)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, splits, plan)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
@@ -196,7 +198,7 @@ def test_prefill_attention(
     q = torch.randn(offset, kv_heads * group, dim, device=DEVICE)
     table = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).t().contiguous()
     how = (window, 0.0, some_sinks(q.shape[1]) if sinks else None)
-    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, *how)
+    out = prefill_attention(q, case.k, case.v, case.table, table, AttentionOptions(dim**-0.5, *how), block_m)
     offset = 0
     for row, (start, n) in enumerate(chunks):
         for i in range(n):
@@ -212,9 +214,9 @@ def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, splits: i
     k, v = case.narrowed()
     how = (window, 0.0, some_sinks(6))
     q = torch.randn(3, 6, dim, device=DEVICE)
-    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, dim**-0.5, splits, None, *how)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(dim**-0.5, *how), splits)
     blocks = torch.stack([case.slots, torch.arange(3, device=DEVICE), torch.ones_like(case.slots), case.lengths - 1])
-    read = prefill_attention(q, k, v, case.table, blocks.to(torch.int32), dim**-0.5, 16, *how)
+    read = prefill_attention(q, k, v, case.table, blocks.to(torch.int32), AttentionOptions(dim**-0.5, *how), 16)
     for row, length in enumerate(lengths):
         expected = case.reference(q[row], row, length - 1, *how)
         torch.testing.assert_close(out[row], expected, atol=2e-3, rtol=2e-3)
@@ -229,7 +231,7 @@ def test_a_shared_prefix_in_8_bits_is_read_once() -> None:
     prefix = torch.tensor([32], dtype=torch.int32, device=DEVICE)
     plan = SharedPrefixes(case.slots[:1], prefix, members, prefix.expand(3).contiguous(), splits=2)
     q = torch.randn(3, 4, 16, device=DEVICE)
-    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, 0.25, 1, plan)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(0.25), 1, plan)
     for row, length in enumerate([40, 50, 33]):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-3, rtol=2e-3)
 
@@ -245,12 +247,12 @@ def test_in_8_bits_the_fused_kernel_stores_and_attends_to_what_the_others_do() -
     last = case.lengths.long() - 1
     cells = case.table[case.slots.long(), last // 16].long() * 16 + last % 16
     k2, v2 = k.clone(), v.clone()
-    fused = fused_decode_attention(qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, 6)
+    fused = fused_decode_attention(qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 6, AttentionOptions(0.25))
     q = rotate_store(qkv, last, cells, cos, sin, k2, v2, 6)
     assert torch.equal(k.view(torch.uint8), k2.view(torch.uint8))
     assert torch.equal(v.view(torch.uint8), v2.view(torch.uint8))
     assert bool(v2.float().isfinite().all()) and float(v2.float().abs().max()) == 448.0
-    apart = decode_attention(q, k2, v2, case.table, case.slots, case.lengths, 0.25)
+    apart = decode_attention(q, k2, v2, case.table, case.slots, case.lengths, AttentionOptions(0.25))
     torch.testing.assert_close(fused[1:], apart[1:], atol=2e-3, rtol=2e-3)
 
 
@@ -326,9 +328,8 @@ def test_fused_decode_attention(
     norms = None if form is None else HeadNorms(*weights, 1e-5, form)
     k, v = case.k.clone(), case.v.clone()
     extra = some_sinks(heads) if sinks else None
-    fused = fused_decode_attention(
-        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms, softcap, extra
-    )
+    options = AttentionOptions(0.25, window, softcap, extra)
+    fused = fused_decode_attention(qkv, k, v, case.table, case.slots, case.lengths, cos, sin, heads, options, norms)
     last = case.lengths.long() - 1
     cells = case.table[case.slots.long(), last // page].long() * page + last % page
     q = rotate_store(qkv, last, cells, cos, sin, case.k, case.v, heads, norms)
@@ -590,9 +591,9 @@ def test_the_librarys_attention_is_as_near_float32_as_flash(heads: tuple[int, in
         dtype = torch.float32 if how == "padded" else torch.bfloat16
         q, k, v = (x.to(dtype).requires_grad_() for x in wide)
         if how == "padded":
-            out = spans._padded_attention(q, k, v, dim**-0.5, 0, 0.0, 0.0)
+            out = spans._padded_attention(q, k, v, AttentionOptions(dim**-0.5))
         elif how == "flash":
-            out = Flash.apply(q, k, v, spans, dim**-0.5, 0, 0.0)
+            out = Flash.apply(q, k, v, spans, AttentionOptions(dim**-0.5))
         else:
             out = LongSegments.apply(q, k, v, spans, dim**-0.5)
         return [out.detach().float(), *(g.float() for g in torch.autograd.grad(out, (q, k, v), grad.to(dtype)))]

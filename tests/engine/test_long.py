@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels.long import lay_out, long_attention, long_attention_backward, run_forward
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.layout import end_to_end

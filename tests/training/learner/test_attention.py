@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.layout import Layout, end_to_end, tree
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels import plain
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.llama.linear import side_by_side
 from upshot.training.learner.forward.lean import LeanForward
 
@@ -87,9 +87,8 @@ def attention(lengths: list[int]) -> Callable[..., Tensor]:
             seen &= at[:, None] - at[None] < window
         heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
         if softcap:
-            return plain.attention(*heads, torch.where(seen, at[:, None] - at, -1)[None], scale, 0, softcap)[
-                0
-            ].transpose(0, 1)
+            back = torch.where(seen, at[:, None] - at, -1)[None]
+            return plain.attention(*heads, back, options._replace(window=0))[0].transpose(0, 1)
         out = F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
         return out[0].transpose(0, 1)
 

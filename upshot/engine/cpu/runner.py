@@ -19,7 +19,7 @@ from upshot.engine.cpu.window import Window, attend_with_prefixes
 from upshot.engine.exact.blocks import pick_logprobs
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.llama.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, StepPlan

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.sequence import Sequence
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 

@@ -37,8 +37,8 @@ from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
 from upshot.engine.llama.select import disagreement, select_driver
 from upshot.engine.sampling import apply_grammars
@@ -369,9 +369,9 @@ class CudaRunner:
 
     def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor, runs: LongRuns | None = None) -> CudaStep:
         def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-            if runs is not None and runs.takes(options):
-                return runs.attend(q, k, v, options.scale)
-            return prefill_attention(q, k, v, self.cache.table, blocks, options.scale, PREFILL_BLOCK, *options[1:4])
+            if runs is not None and options.is_plain(runs.longest):
+                return runs.attend(q, k, v, options)
+            return prefill_attention(q, k, v, self.cache.table, blocks, options, PREFILL_BLOCK)
 
         return CudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
@@ -419,14 +419,12 @@ class CudaRunner:
         splits = context_splits(len(slots) * self.shape.kv_heads, slots.device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-            return decode_attention(q, k, v, table, slots, lengths, options.scale, splits, together, *options[1:4])
+            return decode_attention(q, k, v, table, slots, lengths, options, splits, together)
 
         def fused(
             qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions
         ) -> Tensor:
-            scale, window, softcap, sinks, _ = options
-            how = (scale, heads, window, norms, softcap, sinks)
-            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, *how)
+            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, heads, options, norms)
 
         plain = splits == 1 and together is None
         return CudaStep(self.cache, heads, positions, cells, attend, fused if plain else None)

@@ -14,9 +14,9 @@ from torch import Tensor
 from upshot.engine.kernels.decode_fused import can_fuse
 from upshot.engine.kernels.long import long_attention
 from upshot.engine.kernels.long_rows import gather_pages
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
-from upshot.engine.llama.attention import AttentionOptions
 from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
@@ -94,20 +94,20 @@ class LongRuns:
             offset += count
         return cls(places, short, table)
 
-    def takes(self, options: AttentionOptions) -> bool:
-        """Whether a layer's attention is plain: a window as wide as the sequences hides nothing."""
-        wide = not options.window or all(stop <= options.window for _, _, stop, _ in self.places)
-        return wide and not options.softcap and options.sinks is None
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest of their sequences."""
+        return max(length for _, _, length, _ in self.places)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Attention of a step's queries [tokens, heads, dim] to keys and values in pages."""
         if self.short is None:
             out = torch.empty_like(q)
         else:
-            out = prefill_attention(q, k, v, self.table, self.short, scale, PREFILL_BLOCK)
+            out = prefill_attention(q, k, v, self.table, self.short, options, PREFILL_BLOCK)
         for first, count, length, pages in self.places:
             keys, values = gather_pages(k, v, pages, length, q.dtype)
-            out[first : first + count] = long_attention(q[first : first + count], keys, values, scale)
+            out[first : first + count] = long_attention(q[first : first + count], keys, values, options.scale)
         return out
 
 

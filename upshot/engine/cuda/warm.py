@@ -21,6 +21,7 @@ from upshot.engine.kernels.decode_fused import can_fuse, fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
 from upshot.engine.kernels.kv8 import in_8_bits
 from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.llama.block import Layer
@@ -77,8 +78,10 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     one = torch.zeros(1, dtype=torch.int32, device=device)
     nobody = SharedPrefixes(one, one, torch.full((1, MEMBERS), -1, dtype=torch.int32, device=device), lengths)
 
+    plain = AttentionOptions(1.0)
+
     def attend(splits: int, shared: SharedPrefixes | None) -> Task:
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, splits, shared)
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(
@@ -87,7 +90,7 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
 
     some = torch.zeros(1, 1024, device=device)
     first: list[Task] = [
-        lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
+        lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, plain, PREFILL_BLOCK),
         attend(16, None),
         lambda: sample_kernels.block_sums(logits, slots, state.rules),
         draw(False),
@@ -101,7 +104,7 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     """Kernels of the fused block."""
     shape, cache, device = runner.shape, runner.cache, runner.shape.device
-    layer, options = driver.layers[0], driver.options
+    layer = driver.layers[0]
     hidden = driver.core.norm.weight.shape[0]
     x = torch.zeros(1, hidden, dtype=shape.dtype, device=device)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -119,7 +122,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
-            layer.scale, shape.heads, layer.window, layer.head_norms, options.softcap, layer.sinks,
+            shape.heads, layer.attention_options(driver.options.softcap), layer.head_norms,
         )  # fmt: skip
 
     first: list[Task] = [

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from upshot.engine.kernels.plain import AttentionOptions
+
 ROWS = 32
 """Rows of one call."""
 ELEMENTS = 4096
@@ -123,14 +125,12 @@ def tiles_of(starts: Tensor, counts: Tensor, cells: Tensor) -> Tiles:
     return Tiles(first[sequence, None] + steps, real, starts[sequence, None] + steps, sequence, cells)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float, window: int = 0, softcap: float = 0.0
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, options: AttentionOptions) -> Tensor:
     """Attention of q [tokens, heads, dim] over the cells of k, v [cells, kv_heads, dim], from position 0 in blocks."""
     out = q.new_empty(q.shape)
     for start in range(0, len(tiles.sequence), TILES):
         part = tiles.part(start)
-        result = _attend(q[part.queries] * scale, k, v, part, window, softcap)
+        result = _attend(q[part.queries] * options.scale, k, v, part, options.window, options.softcap)
         out[part.queries[part.real]] = result[part.real]
     return out
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.cuda.runner import CudaRunner
 from upshot.engine.cuda.steps import CudaStep, LongRuns
 from upshot.engine.kernels import exact
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Sequence
 
@@ -42,7 +42,7 @@ class ExactCudaRunner(CudaRunner):
     ) -> CudaStep:
         def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
             # Without sinks: the learner's side has none, and the first forward is compared with it.
-            return exact.attend(q, k, v, self.cache.table, blocks, *options[:3], queries)
+            return exact.attend(q, k, v, self.cache.table, blocks, options, queries)
 
         return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)
 

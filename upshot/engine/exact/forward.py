@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.kernels import plain
-from upshot.engine.llama.attention import AttentionOptions, attend_by
+from upshot.engine.kernels.plain import AttentionOptions
+from upshot.engine.llama.attention import attend_by
 from upshot.engine.llama.driver import causal_lm, configs_of
 
 
@@ -57,7 +58,7 @@ class PickedLogprobs(torch.autograd.Function):
         return out, None, None, None
 
 
-def attend_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, kernels: bool) -> Tensor:
+def attend_batch(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, kernels: bool) -> Tensor:
     """Causal attention of [rows, heads, length, dim], computed as the engine does; [rows, length, heads, dim]."""
     rows, heads, length, dim = q.shape
     packed = q.transpose(1, 2).reshape(rows * length, heads, dim)
@@ -69,14 +70,14 @@ def attend_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, sof
         each = torch.stack(
             [table.expand_as(first), table * length + first, (length - first).clamp(max=exact.QUERIES), first]
         )
-        out = exact.attend(packed, k, v, table, each.view(4, -1), scale, window, softcap)
+        out = exact.attend(packed, k, v, table, each.view(4, -1), options)
     else:
         spare = -length % blocks.KEYS
         cells = F.pad(torch.arange(rows * length).view(rows, length), (0, spare))
         counts = torch.full((rows,), length)
         keys, values = (x.transpose(1, 2).reshape(rows * length, -1, dim) for x in (k, v))
         tiles = blocks.tiles_of(torch.zeros_like(counts), counts, cells)
-        out = blocks.attend(packed, keys, values, tiles, scale, window, softcap)
+        out = blocks.attend(packed, keys, values, tiles, options)
     return out.view(rows, length, heads, dim)
 
 
@@ -84,12 +85,12 @@ class ExactAttention(torch.autograd.Function):
     """Exact forward, plain backward."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, kernels: bool, scale: float, window: int, softcap: float) -> Tensor:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, kernels: bool, options: AttentionOptions) -> Tensor:
         """Attention as the engine computes it."""
         ctx.save_for_backward(q, k, v)
-        ctx.options = (scale, window, softcap)
+        ctx.options = options
         with _disable_current_modes():
-            return attend_batch(q, k, v, scale, window, softcap, kernels)
+            return attend_batch(q, k, v, options, kernels)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -97,8 +98,8 @@ class ExactAttention(torch.autograd.Function):
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
             q, k, v = inputs
-            out = plain.attention(q, k, v, None, *ctx.options).transpose(1, 2)
-        return (*torch.autograd.grad(out, inputs, grad), None, None, None, None)
+            out = plain.attention(q, k, v, None, ctx.options).transpose(1, 2)
+        return (*torch.autograd.grad(out, inputs, grad), None, None)
 
 
 class ExactForward:
@@ -116,7 +117,7 @@ class ExactForward:
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         if options.dropout:
             raise NotImplementedError(f"attention dropout ({options.dropout}) has no exact form")
-        return ExactAttention.apply(q, k, v, self.kernels, *options[:3])  # type: ignore[no-any-return]
+        return ExactAttention.apply(q, k, v, self.kernels, options)  # type: ignore[no-any-return]
 
     def operations(self) -> AbstractContextManager[Any]:
         """Inside: operations in their exact forms. For the forward pass only."""

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.cpu.store import Span, Store
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
-from upshot.engine.llama.attention import AttentionOptions, AttentionStep
+from upshot.engine.kernels.plain import AttentionOptions
+from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.driver import ModuleDriver, Shape
 
 
@@ -45,4 +46,4 @@ class ExactStep:
         assert options.sinks is None
         with _disable_current_modes():
             self.store.write(layer, self.cells, k, v)
-            return blocks.attend(q, self.store.k[layer], self.store.v[layer], self.tiles, *options[:3])
+            return blocks.attend(q, self.store.k[layer], self.store.v[layer], self.tiles, options)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.plain import AttentionOptions
 
 MEMBERS = 16
 """Sequences of a shared prefix that one program serves."""
@@ -319,17 +320,15 @@ def decode_attention(
     table: Tensor,
     slots: Tensor,
     lengths: Tensor,
-    scale: float,
+    options: AttentionOptions,
     splits: int = 1,
     shared: SharedPrefixes | None = None,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
     rows, heads, dim = q.shape
     kv_heads, page = k.shape[1], k.shape[2]
     group = heads // kv_heads
+    scale, window, softcap, sinks, _ = options
     width, tile = triton.next_power_of_2(dim), max(16, triton.next_power_of_2(MEMBERS * group))
     if window or tile * width * q.element_size() > MOST_TILE_BYTES:
         shared = None  # a sliding window rarely reaches back to the prefix

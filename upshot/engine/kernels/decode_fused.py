@@ -15,7 +15,7 @@ from torch import Tensor
 
 from upshot.engine.kernels.decode import add_sinks, attend, tune
 from upshot.engine.kernels.kv8 import KEY_FACTOR, VALUE_FACTOR, in_8_bits, to_8_bits, value_place
-from upshot.engine.kernels.plain import HeadNorms
+from upshot.engine.kernels.plain import AttentionOptions, HeadNorms
 from upshot.engine.kernels.rotary import scale_heads
 
 
@@ -112,15 +112,12 @@ def fused_decode_attention(
     lengths: Tensor,
     cos: Tensor,
     sin: Tensor,
-    scale: float,
     heads: int,
-    window: int = 0,
+    options: AttentionOptions,
     norms: HeadNorms | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
-    rows = qkv.shape[0]
+    rows, (scale, window, softcap, sinks, _) = qkv.shape[0], options
     kv_heads, page, dim = k.shape[1:]
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.plain import AttentionOptions
+
 QUERIES = 64
 """Most queries in one entry of `blocks`, as in cuda_steps.PREFILL_BLOCK."""
 
@@ -197,21 +199,14 @@ def _is_regular(x: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    blocks: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    queries: int = QUERIES,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, blocks: Tensor, options: AttentionOptions, queries: int = QUERIES
 ) -> Tensor:
     """Attention of packed q [tokens, heads, dim] over paged keys and values [pages, kv_heads, page_size, dim].
 
     `blocks` [4, blocks]: slot, first token, tokens (at most `queries`), position of the first.
     """
     heads, dim = q.shape[1:]
+    scale, window, softcap, _, _ = options
     kv_heads, page_size = k.shape[1:3]
     group = heads // kv_heads
     tile = max(32 if q.dtype == torch.float32 else 64, triton.next_power_of_2(group))

@@ -25,6 +25,24 @@ class HeadNorms(NamedTuple):
     form: int = EARLY
 
 
+class AttentionOptions(NamedTuple):
+    """How one layer attends."""
+
+    scale: float
+    """Factor on the scores."""
+    window: int = 0
+    """How many tokens a query looks back; 0: to the first one."""
+    softcap: float = 0.0
+    """Bound of the scores (Gemma 2); 0: none."""
+    sinks: Tensor | None = None
+    """[heads] scores of a key that every query sees and that has no value (GPT-OSS)."""
+    dropout: float = 0.0
+
+    def is_plain(self, longest: int) -> bool:
+        """Whether nothing but the causal mask matters in sequences of up to `longest` tokens."""
+        return not (0 < self.window < longest or self.softcap or self.dropout) and self.sinks is None
+
+
 def add_norm(
     x: Tensor,
     residual: Tensor | None,
@@ -222,21 +240,13 @@ def token_logprobs_backward(
     logits.copy_(out.mul_(inverse))
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    back: Tensor | None,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    dropout: float = 0.0,
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, back: Tensor | None, options: AttentionOptions) -> Tensor:
     """Attention of [rows, heads, queries, dim] to keys [rows, kv_heads, keys, dim], differentiable.
 
     `back` [rows, queries, keys] is how many tokens a key lies before a query, negative where it is not to be seen.
     None: the same numbers begin both, so that the plain causal mask holds.
     """
+    scale, window, softcap, _, dropout = options
     gqa = q.shape[1] != k.shape[1]
     if back is None and not window and not softcap:
         return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=gqa)

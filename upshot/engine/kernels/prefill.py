@@ -14,6 +14,7 @@ from torch import Tensor
 
 from upshot.engine.kernels.decode import add_sinks, find_pages
 from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
+from upshot.engine.kernels.plain import AttentionOptions
 
 
 @triton.jit
@@ -123,20 +124,12 @@ def _chunks(
 
 
 def prefill_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    blocks: Tensor,
-    scale: float,
-    block_m: int,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, blocks: Tensor, options: AttentionOptions, block_m: int
 ) -> Tensor:
     """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, page = k.shape[1], k.shape[2]
+    scale, window, softcap, sinks, _ = options
     out = torch.empty_like(q)
     _chunks[(heads, blocks.shape[1])](
         q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3],

@@ -11,26 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from upshot.engine.kernels.plain import AttentionOptions
+
 NAME = "upshot"
-
-
-class AttentionOptions(NamedTuple):
-    """How one layer attends."""
-
-    scale: float
-    """Factor on the scores."""
-    window: int = 0
-    """How many tokens a query looks back; 0: to the first one."""
-    softcap: float = 0.0
-    """Bound of the scores (Gemma 2); 0: none."""
-    sinks: Tensor | None = None
-    """[heads] scores of a key that every query sees and that has no value (GPT-OSS)."""
-    dropout: float = 0.0
-
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 """(layer, q, k, v, options), in transformers' layout [rows, heads, length, dim] → [rows, length, heads, dim]."""

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, Rotation
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, AttentionOptions, HeadNorms, Rotation
 from upshot.engine.llama.driver import causal_lm
 from upshot.engine.llama.merged import Weights, unmerged_weights
 

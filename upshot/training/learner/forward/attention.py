@@ -26,7 +26,7 @@ from upshot.engine.kernels.long import (
     long_attention_backward,
     run_forward,
 )
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions
 from upshot.training.learner.batch import on_device
 from upshot.training.learner.layout import Layout
 
@@ -81,13 +81,11 @@ class PackedAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]."""
-        scale, window, softcap, _, dropout = options
-        bare = not softcap and not dropout and not (window and window < self.max_keys)
-        if bare and self.long and cudnn_takes(q):
-            return LongSegments.apply(q, k, v, self, scale)  # type: ignore[no-any-return]
-        if flash_takes(q) and not softcap:
-            return Flash.apply(q, k, v, self, scale, window if window < self.max_keys else 0, dropout)  # type: ignore[no-any-return]
-        return self._padded_attention(q, k, v, scale, window, softcap, dropout)
+        if self.long and options.is_plain(self.max_keys) and cudnn_takes(q):
+            return LongSegments.apply(q, k, v, self, options.scale)  # type: ignore[no-any-return]
+        if flash_takes(q) and not options.softcap:
+            return Flash.apply(q, k, v, self, options)  # type: ignore[no-any-return]
+        return self._padded_attention(q, k, v, options)
 
     @property
     def long(self) -> bool:
@@ -107,9 +105,7 @@ class PackedAttention:
         order = np.argsort(keys, kind="stable")
         return on_device(order.astype(np.int32), self.device), on_device(ends.astype(np.int32), self.device)
 
-    def _padded_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
-    ) -> Tensor:
+    def _padded_attention(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         parts = self._parts
         queries = q.index_select(0, parts.queries).split([part.queries.numel() for part in parts.each])
         sizes = [part.keys.numel() for part in parts.each]
@@ -117,8 +113,8 @@ class PackedAttention:
         found = []
         for part, *own in zip(parts.each, queries, keys, values, strict=True):
             q, k, v = (x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own)
-            bite = window if window < k.shape[2] else 0
-            out = plain.attention(q, k, v, part.seen, scale, bite, softcap, dropout)
+            window = options.window if options.window < k.shape[2] else 0
+            out = plain.attention(q, k, v, part.seen, options._replace(window=window))
             found.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(found).index_select(0, parts.places)
 
@@ -163,16 +159,16 @@ class Flash(torch.autograd.Function):
     """PyTorch's flash attention over ragged lengths; grouped heads are not repeated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, scale: float, window: int, dropout: float
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, options: AttentionOptions) -> Tensor:
         """[N, heads, dim]. What is laid side by side is not kept: it is laid again for the backward pass."""
-        ctx.spans, ctx.dropout = spans, dropout
-        ctx.options = {"scale": scale, **({"window_size_left": window - 1, "window_size_right": 0} if window else {})}
+        ctx.spans, ctx.dropout = spans, options.dropout
+        ctx.options = {"scale": options.scale}
+        if 0 < options.window < spans.max_keys:
+            ctx.options |= {"window_size_left": options.window - 1, "window_size_right": 0}
         keys, values = _lay_side_by_side(k, v, spans)
         # The operation itself, as scaled_dot_product_attention has no ragged lengths and would repeat grouped heads.
         out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
-            q, keys, values, *spans.sizes, dropout, True, False, **ctx.options
+            q, keys, values, *spans.sizes, options.dropout, True, False, **ctx.options
         )
         ctx.save_for_backward(q, k, v, out, lse, seed, unused)
         return out  # type: ignore[no-any-return]
@@ -186,7 +182,7 @@ class Flash(torch.autograd.Function):
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
             grad.contiguous(), q, keys, values, out, lse, *spans.sizes, ctx.dropout, True, seed, unused, **ctx.options
         )
-        return dq, *_add_up(dk, dv, spans), None, None, None, None
+        return dq, *_add_up(dk, dv, spans), None, None
 
 
 class LongSegments(torch.autograd.Function):

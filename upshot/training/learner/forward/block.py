@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from upshot.engine.kernels.plain import Rotation
-from upshot.engine.llama.attention import AttentionOptions
+from upshot.engine.kernels.plain import AttentionOptions, Rotation
 from upshot.engine.llama.block import BlockOptions, Layer
 from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.lora_linear import CalledProjections, Gradients, Product
