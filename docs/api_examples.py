@@ -152,4 +152,4 @@ def plain(batch, logprobs_M, config):
 
 
 run = upshot.train(recipe, train={"advantage": best_only, "loss": plain}, run_dir="runs/own")
-print(run.steps[-1]["train/loss"])
+print(run.steps[-1]["loss/policy"])
