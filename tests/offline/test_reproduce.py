@@ -58,7 +58,9 @@ def test_every_difference_from_the_published_settings_has_a_reason(name: str, ta
 
 
 def test_sizes_of_a_small_chain_can_be_set_and_mean_nothing_without_it() -> None:
-    stages = {stage.name: stage.words for stage in Paper("collabllm/table-1", small=True, overrides=["length=16"]).stages}
+    stages = {
+        stage.name: stage.words for stage in Paper("collabllm/table-1", small=True, overrides=["length=16"]).stages
+    }
     assert "episode.max_tokens=16" in stages["ppo"] and stages["evaluate"].count("16") == 1
     with pytest.raises(UserError, match="should read NAME=VALUE"):
         Paper("collabllm/table-1", overrides=["length=16"])
