@@ -151,7 +151,6 @@ def test_a_stage_on_verl_is_trained_there() -> None:
     assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command
 
 
-@pytest.mark.long
 def test_the_whole_chain_in_small_prints_the_table_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +164,6 @@ def test_the_whole_chain_in_small_prints_the_table_and_is_not_repeated(
     assert "| base |" in (tmp_path / "out" / "table.md").read_text()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "task"), tables())
 def test_every_table_runs_from_its_first_stage_to_its_last(name: str, task: str, tmp_path: Path) -> None:
     assert main(["reproduce", name, *(["--task", task] if task else []), "--small", "--out", str(tmp_path / "o")]) == 0
