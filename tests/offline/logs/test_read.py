@@ -89,6 +89,33 @@ def test_each_bad_line_is_counted_with_its_reason_and_place_and_the_rest_goes_on
     assert [reader.places[reason] for reason in BAD] == [[f"logs.jsonl, line {n}"] for n in range(2, len(BAD) + 2)]
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "[" * 100_000,
+        '{"messages": [], "rating": 1' + "0" * 400 + "}",
+        json.dumps({"messages": [ASKED, {**TOLD, "tool_calls": ["x", None, 3]}], "rating": 10**400}),
+        json.dumps({"messages": [ASKED, {"role": "assistant", "content": "\ud800"}], "customer": "\udfff"}),
+    ],
+)
+def test_a_hostile_line_ends_nothing_and_what_is_read_can_be_written(hostile: str, tmp_path: Path) -> None:
+    talks, reader = reading(tmp_path / "a.jsonl", f"{json.dumps(TALK)}\n{hostile}\n{json.dumps(TALK)}\n")
+    assert said(talks[0]) == said(talks[-1]) == PLAIN and len(talks) + reader.unread.total() == 3
+    assert all(f"{message.content}{talk.customer}".encode() for talk in talks for message in talk.messages)
+
+
+def test_json_nested_too_deeply_ends_its_file_and_not_the_next(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a":' * 100_000)
+    (tmp_path / "b.jsonl").write_text(json.dumps(TALK))
+    reader = LogReader([str(tmp_path)])
+    assert [said(talk) for talk in reader] == [PLAIN] and reader.unread.total() == 1
+
+
+def test_a_named_field_that_no_record_has_is_reported(tmp_path: Path) -> None:
+    _, reader = reading(tmp_path / "a.jsonl", json.dumps({**TALK, "rating": 1}), outcome="raiting")
+    assert reader.account() == ["note: no conversation has the field 'raiting' (--outcome)"]
+
+
 def test_a_list_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
     talks, reader = reading(tmp_path / "logs.json", json.dumps([TALK, TALK])[:-20])
     assert len(talks) == 1 and reader.unread["broken JSON: the rest of the file"] == 1

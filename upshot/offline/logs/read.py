@@ -80,12 +80,14 @@ class LogReader:
         self.keep_personal, self.quiet = keep_personal, quiet
         self.records = 0
         self.unread: Counter[str] = Counter()
-        """Records that are no conversations, by reason."""
+        """Records that are not conversations, by reason."""
         self.notes: Counter[str] = Counter()
         """What is odd about those that were read."""
         self.places: dict[str, list[str]] = {}
         self.masked: Counter[str] = Counter()
         self.outcome_types: Counter[str] = Counter()
+        self.absent = {name for name, field in fields.items() if field}
+        """Named fields that no record had so far."""
 
     def __iter__(self) -> Iterator[LoggedConversation]:
         total = sum(path.stat().st_size for path in self.paths)
@@ -114,6 +116,7 @@ class LogReader:
         for counter, verb in ((self.unread, "left out"), (self.notes, "note")):
             for reason, number in counter.most_common():
                 out.append(f"{verb}: {number:,} × {reason} ({'; '.join(self.places[reason])})")
+        out += [f"note: no conversation has the field '{self.fields[name]}' (--{name})" for name in sorted(self.absent)]
         if len(self.outcome_types) > 1:
             types = " and ".join(f"{name} in {number:,}" for name, number in self.outcome_types.most_common())
             out.append(f"note: the outcome is {types} conversations; yes counts as 1 and no as 0")
@@ -151,7 +154,7 @@ class LogReader:
             elif line.strip():
                 try:
                     yield place, position, json.loads(self._mend(line, place))
-                except ValueError:
+                except (ValueError, RecursionError):  # the latter: brackets nested thousands deep
                     self.count(self.unread, "broken line (not JSON)", place)
 
     def _values(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -163,6 +166,11 @@ class LogReader:
             buffer = buffer.lstrip(" \r\n\t,]")
             try:
                 value, end = decoder.raw_decode(buffer)
+            except RecursionError:
+                self.count(
+                    self.unread, "JSON nested too deeply: the rest of the file", f"{path.name}, after value {number}"
+                )
+                break
             except ValueError:
                 more = self._mend(file.read(size), path.name)
                 buffer, size, position = buffer + more, size * 2, position + len(more)
@@ -200,8 +208,9 @@ class LogReader:
             return None
         data = record if isinstance(record, dict) else {}
         found = {name: _find(data, self.fields.get(name) or usual) for name, usual in USUAL.items()}
+        self.absent -= {name for name, value in found.items() if value is not None}
         outcome = self._outcome(found.pop("outcome"), place)
-        texts = {name: str(value) if value is not None else "" for name, value in found.items()}
+        texts = {name: "" if value is None else _written(str(value)) for name, value in found.items()}
         return LoggedConversation(messages, system, outcome, **texts, place=place)
 
     def _messages(self, record: Any, place: str) -> tuple[str, tuple[Message, ...]]:
@@ -241,9 +250,9 @@ class LogReader:
         text = _text(next((item[key] for key in ("content", "value", "text", "utterance") if key in item), ""))
         calls = item.get("tool_calls") or ()
         for call in calls if role == "assistant" and isinstance(calls, list) else ():
-            text = (
-                f"{text}\n<tool_call>{json.dumps((call or {}).get('function', call), ensure_ascii=False)}</tool_call>"
-            )
+            function = call.get("function", call) if isinstance(call, Mapping) else call
+            text = f"{text}\n<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
+        text = _written(text)
         if not self.keep_personal:
             text = mask(text, self.masked)
         if role == "tool":
@@ -261,7 +270,7 @@ class LogReader:
             return None
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             shown = str(value)[:30]
@@ -285,6 +294,11 @@ def _find(record: Mapping[str, Any], names: str) -> Any:
 
 def _role(item: Mapping[str, Any]) -> str:
     return str(item.get("role") or item.get("from") or item.get("speaker") or "")
+
+
+def _written(text: str) -> str:
+    """The text as a file can hold it: half a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _text(content: Any) -> str:
