@@ -56,6 +56,8 @@ def refused(recipe: str, *overrides: str) -> str:
         ("reward.metrics=[{name: verifier, weight: 0}]", "all weights in reward.metrics are 0"),
         ("train.optimizer.betas=[1.5,2]", "train.optimizer.betas.0 = 1.5: input should be less than 1"),
         ("model.tiny.heads=3", "model.tiny.hidden is 128, which 3 heads cannot share in pairs"),
+        (f"model.tiny.layers={10**30}", "model.tiny.layers = 10+: input should be less than or equal to 512"),
+        (f"model.tiny.mlp={10**30}", "model.tiny.mlp = .*: input should be less than or equal to 262144"),
         ("model.tiny.layers=0", "model.tiny.layers = 0: input should be greater than or equal to 1"),
         ("reward.metrics=[{name: verifier, clamp: [1, -1]}]", "clamp = .*first bound must be below the second"),
         ("train.importance={rule: mask, low: 3, high: 1}", "importance.low is 3 and high is 1; low must be below"),

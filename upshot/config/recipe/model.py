@@ -28,17 +28,20 @@ class LoraConfig(Section):
 
 
 class TinyConfig(Section):
-    """A new Llama with random weights, for the quickstart and for tests; its tokenizer comes from the task."""
+    """A new Llama with random weights, for the quickstart and for tests; its tokenizer comes from the task.
 
-    hidden: int = Field(128, ge=1)
+    Upper bounds are those of the largest models: a dry run builds every block, so a mistyped size must not get there.
+    """
+
+    hidden: int = Field(128, ge=1, le=2**16)
     """Width of the residual stream."""
-    layers: int = Field(4, ge=1)
+    layers: int = Field(4, ge=1, le=512)
     """Number of blocks."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=2**15)
     """Attention heads."""
-    mlp: int = Field(384, ge=1)
+    mlp: int = Field(384, ge=1, le=2**18)
     """Width of the MLP."""
-    context: int = Field(256, ge=1)
+    context: int = Field(256, ge=1, le=2**24)
     """Maximum number of positions."""
 
     @model_validator(mode="after")
