@@ -19,6 +19,7 @@ from upshot.offline.evaluate import key_of, parse_models
 from upshot.offline.job import Job
 from upshot.offline.play.opened import OpenedRecipe, held_out, open_recipe, recipe_of_run
 from upshot.offline.table import Line
+from upshot.rewards.build import metric_labels
 from upshot.rollout.check_names import check_names
 from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.services import Spec, build_held_out
@@ -122,7 +123,8 @@ class RecipeEvaluation:
         reply = await play_reply(opened.context, talk, 0, opening.failure)
         total = reply.reward.total
         unplayed = not reply.futures and not reply.reward.means  # the same command plays it again
-        means = {metric: reply.reward.means.get(metric, total) for metric in self.metrics if metric != REWARD}
+        labels = metric_labels(self.metrics).values()
+        means = {metric: reply.reward.means.get(metric, total) for metric in labels if metric != REWARD}
         return reply.to_dict(0) | {
             "key": key_of(row, name, number),
             "model": name,

@@ -18,6 +18,7 @@ from upshot.offline.evaluate import Evaluation
 from upshot.offline.evaluate_recipe import RecipeEvaluation
 from upshot.offline.job import Job, Journal
 from upshot.offline.table import SCALES, TOKENS, Line, make_cells, make_columns, markdown, print_table, table_to_dict
+from upshot.rewards.build import metric_labels
 from upshot.rollout.services import Spec
 
 
@@ -54,7 +55,7 @@ class Tabulated(Protocol):
 
 def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
     """Play, print and save."""
-    models, metrics = list(evaluation.models), list(evaluation.metrics)
+    models, metrics = list(evaluation.models), [*metric_labels(evaluation.metrics).values()]
     out = Path(args.out or f"eval-{evaluation.name}")
     with (
         Journal(out / "openings.log", evaluation.settings) as openings,

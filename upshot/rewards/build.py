@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -41,6 +42,7 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
                 f"metric '{name}'{place} names the judge '{judge}', which is not a model; {did_you_mean(judge, models)}"
             )
         context["judge"] = models[judge]
+    path = name
     artefact, name, how = _split(name, options, where)
     metric = metrics.create(name, options, where, **context)
     if not isinstance(metric, Metric):
@@ -48,7 +50,10 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
             f"metric '{name}' is a {type(metric).__name__}, not a Metric: derive it from upshot.Metric, "
             "or give a plain function of the conversation"
         )
-    return ExtractedMetric(artefact, metric, how, context.get("judge"), where) if artefact else metric
+    if artefact:
+        metric = ExtractedMetric(artefact, metric, how, context.get("judge"), where)
+    metric.path = path
+    return metric
 
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
@@ -86,6 +91,15 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
         kind = dict[str, Any] if isinstance(setting, Mapping) else Annotated[float, Field(allow_inf_nan=False)]
         named[name] = check_value(f"the weight of metric '{name}'", setting, kind)
     return named
+
+
+def metric_labels(names: Iterable[str]) -> dict[str, str]:
+    """Metric of a recipe → its name in rewards, tables and logs (`metric/…`). For your own function or class
+    (`rewards:polite`) that is the last part of its path (`polite`), unless another metric has that name."""
+    names = dict.fromkeys(names)
+    short = {name: name if ARROW in name else name.rpartition(":")[2] for name in names}
+    ends = Counter(short.values())
+    return {name: name if ends[end] > 1 or end in metrics else end for name, end in short.items()}
 
 
 def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:

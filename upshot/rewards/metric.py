@@ -34,6 +34,8 @@ class Metric(ABC):
     """About how it was said (length, interactivity) rather than what was achieved; the log keeps both sums."""
     loads_model: bool = False
     """Whether its first score loads a model of its own: a dry run leaves it out."""
+    path: str = ""
+    """How the recipe names it, which is not its name in tables (`metric_labels`); set where it is built."""
 
     @abstractmethod
     async def score(self, conversation: Conversation) -> Score:

@@ -7,23 +7,13 @@ value makes the reply's reward missing: adding up the rest would compare sums of
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from upshot.core.score import Score, mean_score
 
 CLAMP = (-1.0, 1.0)
 """Bounds of a metric's term where nothing else is said outside of recipes, as the paper has them."""
-
-
-def metric_keys(names: Iterable[str]) -> dict[str, str]:
-    """Metric → its key in logs. Of your own function or class (`rewards:polite`) that is the last part of its name
-    (`metric/polite`), unless two metrics end alike."""
-    names = dict.fromkeys(names)
-    short = {name: name.rpartition(":")[2] if "->" not in name else name for name in names}
-    ends = Counter(short.values())
-    return {name: f"metric/{short[name] if ends[short[name]] == 1 else name}" for name in names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from upshot.models.client.guarded import GuardedModel
 from upshot.models.client.usage import watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
-from upshot.rewards.build import build_metric
+from upshot.rewards.build import build_metric, metric_labels
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
@@ -171,7 +171,10 @@ def assemble(
     verdicts = Verdicts(verdict, profiles or profiles_of(task))
     known = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner, verdicts), manager, prefix)
     built = _build_metrics(metrics, f"{prefix}metrics", known)
-    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
+    weights = {
+        label: MetricWeight(config.weight, config.clamp, metric.intrinsic, config.tokens)
+        for config, (label, metric) in zip(metrics, built.items(), strict=True)
+    }
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **known.by_name())
     if user is not None and task is not None:
@@ -189,10 +192,11 @@ def _with_manager(known: Dependencies, manager: Named | None, prefix: str) -> De
 
 def _build_metrics(configs: Sequence[MetricConfig], where: str, known: Dependencies) -> dict[str, Metric]:
     built: dict[str, Metric] = {}
+    labels = metric_labels(config.name for config in configs)
     for config in configs:
-        if config.name in built:
+        if labels[config.name] in built:
             raise UserError(f"{where} names '{config.name}' twice")
-        built[config.name] = build_metric(config.name, config.options, where, **known.by_name())
+        built[labels[config.name]] = build_metric(config.name, config.options, where, **known.by_name())
     return built
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
-from upshot.rewards.reward import metric_keys
+from upshot.rewards.build import metric_labels
 
 ONLY = ("eval/", "time/eval")
 """What a line of nothing but an evaluation has."""
@@ -111,7 +111,7 @@ def _check_kind(metric: str, recipe: Recipe) -> None:
             f"train.save.best is '{metric}', and no evaluation of {recipe.train.method} has it; the names begin with "
             f"{', '.join(f'eval/{kind}' for kind in kinds)}"
         )
-    keys = list(metric_keys(one.name for one in recipe.reward.metrics).values())
+    keys = [f"metric/{label}" for label in metric_labels(one.name for one in recipe.reward.metrics).values()]
     if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in keys:
         raise UserError(
             f"train.save.best is '{metric}', which is none of reward.metrics; "

@@ -9,7 +9,6 @@ from itertools import chain
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
-from upshot.rewards.reward import metric_keys
 from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.tree import is_flat
@@ -34,8 +33,8 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
         put_mean(out, f"part/{name}", present(parts))
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
-    for name, key in metric_keys(name for r in replies for name in r.reward.means).items():
-        put_mean(out, key, present(r.reward.means[name] for r in replies if name in r.reward.means))
+    for name in dict.fromkeys(name for r in replies for name in r.reward.means):
+        put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
     out |= _count_verdicts(replies)
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
@@ -73,8 +72,7 @@ def by_group(
 
 def every_score(reply: Rollout) -> dict[str, Score]:
     """A reply's reward and the means of its metrics."""
-    keys = metric_keys(reply.reward.means)
-    return {"reward": reply.reward.total, **{keys[name]: mean for name, mean in reply.reward.means.items()}}
+    return {"reward": reply.reward.total, **{f"metric/{name}": mean for name, mean in reply.reward.means.items()}}
 
 
 def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:

@@ -64,7 +64,7 @@ class Classmates(Futures):
                 f"futures.classmates names '{name}', which is not a model; {did_you_mean(name, known.models)}"
             )
         classmates = [Classmate(config, known.models[config.name], sampling) for config in options.classmates]
-        metric = known.metrics.get(options.metric)
+        metric = next((one for label, one in known.metrics.items() if options.metric in (label, one.path)), None)
         if metric is None:
             metric = build_metric(options.metric, {}, "futures.metric", **known.by_name())
         self.panel = Panel(classmates, task, metric, options.samples, options.likelihood_share)
