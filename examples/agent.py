@@ -23,13 +23,13 @@ def play(episode: Any) -> float:
     return talk(episode.to_dict())
 
 
-def talk(told: dict[str, Any]) -> float:
+def talk(episode: dict[str, Any]) -> float:
     """The agent itself: 1 where the customer gets what they wanted."""
-    row = told["row"]
+    row = episode["row"]
     request = row["messages"][-1]["content"]
     reply = ""
     for _ in range(3):
-        reply = ask(told, [{"role": "user", "content": request}])
+        reply = ask(episode, [{"role": "user", "content": request}])
         asked = [slot for slot in SLOTS if slot in reply.split()] if reply.startswith("which") else []
         if not asked:
             break
@@ -39,10 +39,10 @@ def talk(told: dict[str, Any]) -> float:
     return float(reply == row["reference"])
 
 
-def ask(told: dict[str, Any], messages: list[dict[str, str]]) -> str:
+def ask(episode: dict[str, Any], messages: list[dict[str, str]]) -> str:
     """What the policy says to these messages."""
-    body = {"model": told["model"], "messages": messages}
-    answer = post(f"{told['base_url']}/chat/completions", told["api_key"], body)
+    body = {"model": episode["model"], "messages": messages}
+    answer = post(f"{episode['base_url']}/chat/completions", episode["api_key"], body)
     return str(answer["choices"][0]["message"]["content"])
 
 

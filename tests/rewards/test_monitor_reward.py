@@ -26,7 +26,7 @@ from upshot.rollout.futures.classmates.thought_cut import MASK, mask_answer
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.rollout import Future, Rollout
 from upshot.tasks.gsm8k import Gsm8k
-from upshot.training.metrics.pull import correlate, tell_pull
+from upshot.training.metrics.pull import correlate, describe_pull
 
 
 def trusting(request: Any) -> str:
@@ -118,18 +118,18 @@ def rollouts(pairs: list[tuple[float, float]]) -> list[Rollout]:
 
 def test_the_first_batch_says_in_one_line_who_pulls_against_the_outcome() -> None:
     against = [rollouts([(0, 1), (1, 0), (0, 1), (1, 0)]) for _ in range(8)]
-    assert tell_pull(against) == (
+    assert describe_pull(against) == (
         "the first batch: 'monitor' pulls the thought AGAINST the outcome (correlation -1.00 within prompts, "
         "32 replies): lower its weight, or gate it by the verdict"
     )
     along = [rollouts([(0, 0), (1, 1)]) for _ in range(8)]
-    assert "pulls with the outcome (correlation +1.00" in tell_pull(along)
+    assert "pulls with the outcome (correlation +1.00" in describe_pull(along)
     easy_and_hard = [rollouts([(1, 1), (1, 1)]), rollouts([(0, 0), (0, 0)])]
-    assert "do not vary within any prompt" in tell_pull(easy_and_hard), "what prompts have in common is no pull"
+    assert "do not vary within any prompt" in describe_pull(easy_and_hard), "what prompts have in common is no pull"
     plain = rollouts([(0, 1), (1, 0)])
     for one in plain:
         one.credit = Credit({MAIN: Score(1.0)}, ())
-    assert tell_pull([plain]) == ""
+    assert describe_pull([plain]) == ""
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 from tests.patience import patience
 from tests.sandbox.conftest import QUICK
 from upshot.core.conversation import Row
-from upshot.run.checks.data import tell_languages
+from upshot.run.checks.data import describe_languages
 from upshot.sandbox import Outcome, StdioTest
 from upshot.sandbox.local import languages
 from upshot.tasks.code import CodeStdio
@@ -143,9 +143,9 @@ def test_a_row_of_a_published_set_is_scored_in_its_language(source: str, row: di
 def test_rows_in_a_language_that_is_not_here_are_told_before_a_run() -> None:
     task = CodeStdio()
     rows = [Row(str(n), (), meta={"language": name}) for n, name in enumerate(("python", "bash", "ocaml", "ocaml"))]
-    told = tell_languages(rows, task)
+    told = describe_languages(rows, task)
     assert told.startswith("2 of 4 rows: language 'ocaml' is not known") and told.endswith("their scores are missing")
-    assert tell_languages(rows[:1], task) == ""
+    assert describe_languages(rows[:1], task) == ""
 
 
 def test_a_row_is_asked_for_in_its_language() -> None:

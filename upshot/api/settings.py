@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     default: Any
     help: str
     least: float | None = None
-    """The smallest number that is taken; None: it is no number."""
+    """The smallest number that is accepted; None: it is not a number."""
     choices: tuple[str, ...] = ()
 
 

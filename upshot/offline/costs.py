@@ -48,7 +48,7 @@ class StageCost(NamedTuple):
         return StageCost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
-def tell_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int, assume: Mapping[str, int]) -> str:
+def describe_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int, assume: Mapping[str, int]) -> str:
     """A line for each stage, and their sum.
 
     `model`: what is trained. `examples`, `assume`: rows of a training, goals of an evaluation, that are not made yet.

@@ -23,7 +23,7 @@ from upshot.core.score import LASTING, Reason, Score, describe_missing
 from upshot.core.thought import find_thought
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import Job, Journal, name_row, open_log
-from upshot.offline.monitor_report import MonitoredReply, make_report, table, tell_pairs, tell_views
+from upshot.offline.monitor_report import MonitoredReply, describe_pairs, describe_views, make_report, table
 from upshot.offline.replay import read_reply
 from upshot.offline.verify import VerifySettings, check_verifier, claim_of, options_of, response_of, source_of
 from upshot.rewards.monitor import METRIC, VIEWS, Monitor, MonitorCase, case_of, find_verifier
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**report, "file": str(out)}))
     else:
-        print("\n".join([table(str(path), report), *tell_views(report["views"]), *tell_pairs(report["pairs"])]))
+        print("\n".join([table(str(path), report), *describe_views(report["views"]), *describe_pairs(report["pairs"])]))
         for line in describe_missing(seen.look.prediction for seen in looks if seen.look.invalid == "no_prediction"):
             print(f"  no prediction: {line}")
         print(f"every prediction is in {out}")

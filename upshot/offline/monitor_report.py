@@ -127,7 +127,7 @@ def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     return {"pairs": len(changes), **out, **({"gmean2": spread.to_dict()} if spread is not None else {})}
 
 
-def tell_views(views: Mapping[str, Any]) -> list[str]:
+def describe_views(views: Mapping[str, Any]) -> list[str]:
     """The views in words, where there is more than one or an interval to tell."""
     out = []
     for view, measured in views.items():
@@ -138,7 +138,7 @@ def tell_views(views: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def tell_pairs(pairs: Mapping[str, Any]) -> list[str]:
+def describe_pairs(pairs: Mapping[str, Any]) -> list[str]:
     """The intervention pairs in words."""
     if not pairs:
         return []

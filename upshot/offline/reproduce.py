@@ -26,7 +26,7 @@ from upshot.config.load import RECIPES, load_recipe, read_yaml
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import write_json
-from upshot.offline.costs import tell_costs
+from upshot.offline.costs import describe_costs
 from upshot.offline.sweep import TABLE
 from upshot.run.folder import RunFolder
 
@@ -246,7 +246,7 @@ def run(args: argparse.Namespace, command: Command) -> int:
     paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
     if args.dry_run:
         commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
-        print(tell_costs(commands, paper.fill("$model"), examples, paper.file.get("assume", {})))
+        print(describe_costs(commands, paper.fill("$model"), examples, paper.file.get("assume", {})))
         print(f"data that are not prepared yet are taken to hold {examples} examples")
         print_differences(paper)
         return 0

@@ -64,7 +64,8 @@ def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
         evaluation.lines = played_before(evaluation, rollouts.lines)
         stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
     columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
-    scales = SCALES if args.task else {TOKENS: SCALES[TOKENS]}  # beside a reward of 1.00 a verifier's is no 100
+    # A verifier's score is not shown as 100 beside a reward of 1.00.
+    scales = SCALES if args.task else {TOKENS: SCALES[TOKENS]}
     cells = make_cells(evaluation.lines, models, columns, scales)
     title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
     content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings}

@@ -1,7 +1,7 @@
 """One run from recipe to checkpoint: the phases, one after another, and where they stand.
 
-The model and what is made of it: `training/bundle.py`. Helpers: `services.py`. What is written and told: `writer.py`.
-Checkpoints in the background: `saver.py`. Signals: `signals.py`.
+The model and what is made of it: `training/bundle.py`. Helpers: `services.py`. Output: `writer.py`. Checkpoints in the
+background: `saver.py`. Signals: `signals.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels whose result for a row depends on that row alone: not on how many rows there are, nor on which one it is.
 
 Each keeps one tile, one order of summation and one compiled form per model: what varies from batch to batch (rows,
-page sizes, strides) is no compile-time constant and is not specialised on, because another compiled form may round
+page sizes, strides) is not a compile-time constant and is not specialised on, because another compiled form may round
 elsewhere. No split-K, no merging, no second loop for the blocks that need no mask: what decode.py and prefill.py do for
 speed is another order of summation for another batch. Engine and learner launch the same compiled forms, so they agree
 bit for bit.

@@ -61,7 +61,7 @@ _launch_quantize = Launcher(_quantize)
 
 
 def row_warps(block: int) -> int:
-    """Warps of a program that holds a row of so many numbers."""
+    """Warps of a program that holds a row of this many numbers."""
     return 4 if block < 2048 else 8 if block < 8192 else 16
 
 

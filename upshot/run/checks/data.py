@@ -34,11 +34,11 @@ def check(context: CheckContext) -> Iterator[Finding]:
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
     here = context.sampled and recipe.sandbox.partition(":")[0] == "local"
-    if here and (sentence := tell_languages(task.rows("train"), task)):
+    if here and (sentence := describe_languages(task.rows("train"), task)):
         yield Finding(sentence, fatal=False)
 
 
-def tell_languages(rows: Sequence[Row], task: Task) -> str:
+def describe_languages(rows: Sequence[Row], task: Task) -> str:
     """How many of the rows want their program in a language that this machine does not run; empty where none does."""
     programs = [row for row in rows[:MOST_ROWS] if code_verifier(row, task)]
     wanted = Counter(language_of(row.reference, row.meta) for row in programs)

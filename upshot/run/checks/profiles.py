@@ -48,7 +48,7 @@ def profile_task(recipe: Recipe) -> str:
     rates = [m.options for m in recipe.reward.metrics if m.name.rpartition("->")[2] == "pass_rate"]
     rows = task.rows("train")
     table = profile_rows(rows[:MOST_ROWS], task, recipe.sandbox, profiles_of(task), rates[0] if rates else None)
-    return tell_table(table, len(rows)) if table else ""
+    return describe_table(table, len(rows)) if table else ""
 
 
 def profile_rows(
@@ -81,7 +81,7 @@ def profile_files(files: Sequence[str], out: Path, task: TableTask, sandbox: str
     tables = [(split, records) for file in files for split, records in read_tables(file).items()]
     rows = [row for split, records in tables for row in task.parse_table(split, records)]
     table = profile_rows(rows, task, sandbox, profiles_beside(str(out)), options)
-    return tell_table(table, len(table)) if table else ""
+    return describe_table(table, len(table)) if table else ""
 
 
 def checks_of(row: Row, task: Task, runner: CodeRunner, pass_rate: Mapping[str, Any] | None) -> RowChecks | None:
@@ -107,7 +107,7 @@ def code_verifier(row: Row, task: Task) -> CodeVerifier | None:
     return kind(**options) if isinstance(kind, type) and issubclass(kind, CodeVerifier) else None
 
 
-def tell_table(table: Table, count: int) -> str:
+def describe_table(table: Table, count: int) -> str:
     """How many rows the judge can decide, and the names of those whose reference fails."""
     sums = Counter(profile.summary for _, profile in table)
     most = f" (the first of {count:,})" if len(table) < count else ""

@@ -140,7 +140,7 @@ def make_app(roots: Sequence[Path], token: str | None = None) -> Any:
             raise HTTPException(404, f"no run '{name}' here")
         return watch.shown.runs[name]
 
-    def told(text: str) -> Response:
+    def answer(text: str) -> Response:
         return Response(text, media_type="application/json", headers=HEADERS)
 
     @app.get("/")
@@ -153,23 +153,23 @@ def make_app(roots: Sequence[Path], token: str | None = None) -> Any:
 
     @app.get("/page")
     async def data() -> Response:
-        return told(watch.page())
+        return answer(watch.page())
 
     @app.get("/replies")
     async def replies(run: str, start: int = 0, strings: int = 0) -> Response:
-        return told(dump(run_of(run).replies.chunk(max(0, start), max(0, strings))))
+        return answer(dump(run_of(run).replies.chunk(max(0, start), max(0, strings))))
 
     @app.get("/reply")
     async def reply(run: str, at: int) -> Response:
         shown = run_of(run)
         if not 0 <= at < len(shown.replies):
             raise HTTPException(404, f"no reply {at} in '{run}'")
-        return told(dump(shown.reply(at)))
+        return answer(dump(shown.reply(at)))
 
     @app.get("/find")
     async def find(run: str, words: str) -> Response:
         # In a thread: a long log takes a second, and the others need not wait for it.
-        return told(dump(await asyncio.to_thread(run_of(run).replies.find, words)))
+        return answer(dump(await asyncio.to_thread(run_of(run).replies.find, words)))
 
     @app.get("/events")
     async def events() -> Response:

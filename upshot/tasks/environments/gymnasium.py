@@ -4,7 +4,7 @@ Gymnasium's own ids, OpenEnv's clients (reset and step are awaited, a result has
 player games of TextArena, or any class of yours with `reset` and `step`. One object a conversation, made for it and
 closed with it. An environment that raises, hangs, or whose server is gone, makes its episode missing.
 
-What it does not do: observations that are no text (give `show`), vectors of environments.
+What it does not do: observations other than text (give `show`), vectors of environments.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TextEnvironment(Participant):
         conversation.say(Message("user", self.show(seen)))
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """One step; an action that makes no sense is told so, and is none."""
+        """One step; an action that makes no sense is answered with the reason and does not count as one."""
         live: LiveEnvironment = conversation.session[KEY]
         last = conversation.last("assistant")
         try:

@@ -63,7 +63,7 @@ class McpSession:
         """Connect, once; `ServerGone` where that does not work."""
         async with self._opening:
             if self._owner is not None or self.is_over:
-                return  # calls of one turn come at once; whoever calls when it is over is told so
+                return  # calls of one turn come at once; a later caller gets an error
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._owner = asyncio.create_task(self._own(ready))
             try:
@@ -88,8 +88,8 @@ class McpSession:
                     place: Any = self.server
                 else:
                     command, *arguments = shlex.split(self.server)
-                    told = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
-                    place = stdio_client(told, errlog=nowhere)
+                    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+                    place = stdio_client(server, errlog=nowhere)
                 async with Client(place) as self._client:
                     ready.set_result(None)
                     await self._over.wait()
@@ -159,8 +159,8 @@ class McpTool(Tool):
     @property
     def definition(self) -> dict[str, Any]:
         """As the server describes it."""
-        told = {"name": self.name, "description": self.description, "parameters": self._schema}
-        return {"type": "function", "function": told}
+        function = {"name": self.name, "description": self.description, "parameters": self._schema}
+        return {"type": "function", "function": function}
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """Ask the conversation's session."""

@@ -106,8 +106,8 @@ class VerifiersTask(Task):
             played = await self._environment.run_episode(self._tasks[episode.row.id], context)
         if not played.ok:
             faults = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
-            told = "; ".join(f"{fault.type}: {fault.message}" for fault in faults)
-            return Score.missing(Reason.ERROR, f"verifiers: {told or 'the episode failed'}"[:300])
+            reasons = "; ".join(f"{fault.type}: {fault.message}" for fault in faults)
+            return Score.missing(Reason.ERROR, f"verifiers: {reasons or 'the episode failed'}"[:300])
         worth = math.fsum(trace.reward for trace in played.traces)
         return Score(worth, detail={"rewards": {n: r.value for t in played.traces for n, r in t.rewards.items() if r}})
 

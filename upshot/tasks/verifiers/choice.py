@@ -88,7 +88,7 @@ class MultipleChoiceVerifier(Verifier):
         return letter
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
-        """The verdict; missing only when the reference is no choice."""
+        """The verdict; missing only when the reference is not a choice."""
         truth = letter_of(reference, extra)
         if truth is None:
             return Score.missing(

@@ -79,7 +79,7 @@ def _find_owner(program: str, function: str) -> str:
 
 
 def _write(value: Any) -> str:
-    """A value of JSON as Python; numbers that are no numbers have no literal."""
+    """A value of JSON as Python; NaN and the infinities have no literal."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_write, value))}]"
     if isinstance(value, dict):

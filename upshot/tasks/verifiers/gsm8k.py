@@ -81,7 +81,7 @@ class Gsm8kVerifier(Verifier):
         return show_number(number)
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
-        """The verdict; missing only when the reference itself is no number."""
+        """The verdict; missing only when the reference itself is not a number."""
         truth = reference_number(reference)
         if truth is None:
             return Score.missing(Reason.BAD_ROW, "gsm8k: reference is not a number", reference=str(reference)[:200])

@@ -4,9 +4,9 @@ Rewards stand where the credit says they were earned: at the end of each span of
 the span after it, so that the rewards from a token to the end add up to what its span earned. A reply credited as a
 whole has its reward on the last token. The KL penalty to the initial model, `train.kl.weight`, is taken off the reward
 of every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
-sampled (prompts, observations) and spans whose reward is missing are no time steps: the episode is its credited tokens,
-one after another. Credited along the tree, a branch of the futures is an episode of its own with its reward at its end;
-it needs no siblings, since the value head tells what was to be expected.
+sampled (prompts, observations) and spans whose reward is missing are not time steps: the episode is its credited
+tokens, one after another. Credited along the tree, a branch of the futures is an episode of its own with its reward at
+its end; it needs no siblings, since the value head says what was to be expected.
 """
 
 from __future__ import annotations

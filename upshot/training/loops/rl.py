@@ -34,7 +34,7 @@ from upshot.training.loops.evaluate import play_held_out
 from upshot.training.loops.minibatches import Lesson, pick, update
 from upshot.training.loops.phase import TrainingPhase
 from upshot.training.loops.rollouts import RolloutSchedule, in_thread, staleness
-from upshot.training.metrics.pull import tell_pull
+from upshot.training.metrics.pull import describe_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
 from upshot.training.objectives.mismatch import LogprobSource, weigh
@@ -43,22 +43,22 @@ from upshot.training.objectives.objectives import Objective, PolicyGradient
 Groups = Sequence[Sequence[Rollout]]
 """A step's replies, those to one prompt together."""
 Progress = Callable[[int, int], None]
-"""Is called with how many replies are finished, and of how many."""
+"""Called with the number of finished replies and the total."""
 Units = list[list[Datum]]
-"""Training data; those of a unit stay in one minibatch."""
+"""Training data; the data of a unit stay in one minibatch."""
 OWN_DOING = (Reason.NO_THOUGHT,)
-"""Reasons for a missing part that are the policy's own doing, not a failure to measure."""
+"""Reasons for a missing part that the policy itself caused; they are not failures to measure."""
 NOTHING_TRAINED = (
     "their scores are there, but none of their tokens earns one: with credit.tokens or a metric's tokens=thought, no "
     "reply has a thought between the markers of episode.think"
 )
-"""Why replies are lost whose scores are not."""
+"""Why replies that have scores may still train nothing."""
 
 CUT_SAMPLING = (
     "episode.top_p and top_k cut what is sampled; log-probabilities, ratios and gradients are those of the whole "
     "distribution before the cut, so tokens outside of it are never tried and the gradient is slightly biased"
 )
-"""What is said of sampling that is cut."""
+"""Printed when top_p or top_k is set."""
 
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
@@ -92,7 +92,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                     if phase.stopped:
                         break
                     stop_if_missing(step.groups, recipe.reward.max_missing)
-                    if number == 0 and (pull := tell_pull(step.groups)):
+                    if number == 0 and (pull := describe_pull(step.groups)):
                         run.say(pull)
                     if recipe.reward.blamed == "worst":
                         step.logs |= blame(step.groups, context.futures)
@@ -102,7 +102,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                     seed = derive_seed(recipe.seed, "minibatches", number)
                     with phase.learning(step):
                         work = partial(learn, learner, step.groups, seed, method.prepare)
-                        # Where other steps are played meanwhile, in a thread.
+                        # In a thread when other steps are played meanwhile.
                         step.logs |= await in_thread(work) if config.async_steps else work()
                 await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
         await phase.finish(evaluate)
@@ -140,13 +140,13 @@ async def play(
 
 
 def measure(groups: Groups, context: RolloutContext, config: TrainConfig) -> Logs:
-    """What there is to log of a step's replies: of all, of the tree, and what the kind of future reports."""
+    """What to log about a step's replies: over all of them, over the tree, and what the kind of future adds."""
     replies = list(chain.from_iterable(groups))
     return summarise(groups) | measure_tree(replies, config.trains_every_fork) | context.futures.measure(replies)
 
 
 def stop_if_missing(groups: Groups, limit: float) -> None:
-    """A step in which too much is missing stops the run, with the reasons."""
+    """Stop the run, with the reasons, if too much of a step is missing."""
     replies = list(chain.from_iterable(groups))
     silent = sum(reply.credit is None or not reply.credit.trains for reply in replies)
     lost = {"reward": silent}
@@ -184,10 +184,9 @@ def learn(learner: Learner, groups: Groups, seed: int, prepare: Callable[[Learne
 def lesson_of(
     learner: LogprobSource, groups: Groups, estimate: bool = True, weighed: bool = True
 ) -> tuple[Units, Logs]:
-    """What a step's replies teach, with advantages and importance set, and what to log.
+    """Training data of a step's replies, with advantages and importance set, and what to log.
 
-    Without `estimate` the replies have advantages already, which stay as they are; without `weighed` the update itself
-    weighs tokens.
+    Without `estimate` the replies keep the advantages they have; without `weighed` the update itself weighs the tokens.
     """
     config = learner.config
     charged = bool(config.kl.weight) and config.kl.where == "reward"
@@ -220,9 +219,9 @@ def set_advantages(groups: Sequence[Sequence[Rollout | Branch]], named: Named, c
 
 
 def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
-    """What a reply and the branches of its futures teach, once they have advantages.
+    """Training data of a reply and of the branches of its futures, once they have advantages.
 
-    An episode of several contexts counts as one whose tokens stand in one sequence, under every `train.length_norm`.
+    An episode with several contexts counts as if its tokens were one sequence, under every `train.length_norm`.
     """
     first = data_of(reply)
     others = [datum for path in reply.other_paths for datum in data_of(path)]
@@ -233,7 +232,7 @@ def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
         first = [replace(datum, share=shares[id(datum)]) for datum in first]
         others = [replace(datum, share=shares[id(datum)], counted=counted) for datum in others]
     episode = first + others
-    # Without a reply to add their loss to, branches are counted: a step of such alone would divide by nothing.
+    # Branches without a trained reply are counted themselves: a step with nothing else would divide by zero.
     below = [
         datum
         for fork in reply.siblings
@@ -245,7 +244,7 @@ def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
 
 
 def as_units(data: Sequence[Datum]) -> Units:
-    """What stays in one minibatch: every sequence by itself, what the futures add to a reply's loss with the reply."""
+    """What stays in one minibatch: a reply together with what its futures add to its loss."""
     units: Units = []
     for datum in data:
         if datum.counted or not units:

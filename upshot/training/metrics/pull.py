@@ -17,7 +17,7 @@ SURE = 2.0
 """Standard errors from which a correlation is one."""
 
 
-def tell_pull(groups: Sequence[Sequence[Rollout]]) -> str:
+def describe_pull(groups: Sequence[Sequence[Rollout]]) -> str:
     """One line about every part beside the main one and the outcome; '' where there is none."""
     credits = [reply.credit for group in groups for reply in group if reply.credit is not None]
     names = dict.fromkeys(name for credit in credits for name in credit.parts if name != MAIN and not is_turn(name))

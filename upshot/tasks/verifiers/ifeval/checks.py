@@ -95,14 +95,14 @@ def postscript(text: str, postscript_marker: str = "P.S.") -> bool:
 
 
 def highlights(text: str, num_highlights: int) -> bool:
-    """At least so many *highlighted* parts."""
+    """At least that many *highlighted* parts."""
     double = re.findall(r"\*\*[^\n*]*\*\*", text)
     single = re.findall(r"\*[^\n*]*\*", text)
     return len([part for part in double + single if part.strip("* ")]) >= num_highlights
 
 
 def multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    """At least so many sections, each opened by the splitter and a number."""
+    """At least that many sections, each opened by the splitter and a number."""
     return len(re.findall(rf"(?<!\w){re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
 
 
@@ -151,7 +151,7 @@ IFEVAL: dict[str, Check] = {
         len(re.findall(r"\[[^\[\]\n]*\]", text)) >= num_placeholders
     ),
     "detectable_content:postscript": postscript,
-    # exactly so many lines that start with - or a single *
+    # exactly that many lines that start with - or a single *
     "detectable_format:number_bullet_lists": lambda text, num_bullets: (
         len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-)", text, re.MULTILINE)) == num_bullets
     ),

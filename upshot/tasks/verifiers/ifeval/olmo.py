@@ -45,7 +45,7 @@ def tokens(text: str) -> list[str]:
 
 
 def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
-    """The phrase so many times, each time with one word inside it replaced."""
+    """The phrase a given number of times, each time with one word inside it replaced."""
     wanted, said = tokens(phrase), tokens(text)
     size = len(wanted)
     spans = [said[i : i + size] for i in range(len(said) - size + 1)]
@@ -60,7 +60,7 @@ def copy(text: str, prompt_to_repeat: str) -> bool:
 
 
 def copying_multiple(text: str, prompt_to_repeat: str, N: int) -> bool:
-    """The request so many times, separated by ******, and nothing else."""
+    """The request a given number of times, separated by ******, and nothing else."""
     parts = text.split("******")
     return len(parts) == N and all(same_text(part, prompt_to_repeat) for part in parts)
 
@@ -111,7 +111,7 @@ def every_sentence(text: str, place: int, word: str | Sequence[str]) -> bool:
 
 
 def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
-    """Three paragraphs (by * * *) of so many sentences of so many words each."""
+    """Three paragraphs (by * * *) with a given number of sentences of a given number of words."""
     parts = [part for part in _DIVIDER.split(text) if part.strip()]
     said = [sentences(part) for part in parts]
     return len(parts) == 3 and all(
@@ -201,7 +201,7 @@ def paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
 
 
 def sections(text: str, N: int, section_splitter: str) -> bool:
-    """Exactly so many sections between the splitters, an opening before the first one counted."""
+    """Exactly that many sections between the splitters, an opening before the first one counted."""
     parts = text.split(section_splitter)
     return len(parts) - (parts[0] == "") == N
 

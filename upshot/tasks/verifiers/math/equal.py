@@ -157,7 +157,7 @@ def _letters(text: str) -> bool:
 
 
 def _is_refused(given: str, wanted: str) -> bool:
-    """Whether an answer is no value of the reference's kind, however equal it may come out."""
+    """Whether an answer is not of the reference's kind, even if its value is equal."""
     if _commands(given) - READABLE - _commands(wanted) or ("!" in given and "!" not in wanted and "!!" in given):
         return True  # something left to do: an integral, a maximum, a floor
     first, second = evaluate_at(given), evaluate_at(wanted)
@@ -175,7 +175,7 @@ def _commands(text: str) -> set[str]:
 
 
 def _same_equation(given: Kind, wanted: Kind) -> bool | None:
-    """Equations are the same when one is the other times a number; `3x = 12` is no solution."""
+    """Equations are the same when one is the other times a number; `3x = 12` is not a solution."""
     if isinstance(wanted, Value) and not (wanted.name and _letters(wanted.text)):
         return False
     return _same_zeros(given, wanted)

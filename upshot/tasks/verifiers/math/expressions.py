@@ -4,7 +4,7 @@ A small reader for numbers, one-letter variables, fractions, mixed numbers, root
 functions and implicit products. Rational arithmetic is exact, variables are drawn as fractions, so polynomials and
 rational functions are compared exactly; what has roots or functions in it is compared to twelve digits. It also knows
 arithmetic that was left undone (`3-1`, `4(5)`). Whatever may mean two things makes it say nothing (None): math-verify
-is asked then. What is no expression at all is `MALFORMED`.
+is asked then. Anything that is not an expression is `MALFORMED`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _POINTS = ("first", "second", "negative")
 
 
 class _Malformed(Exception):
-    """Something that is no expression."""
+    """Something that is not an expression."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What may stand before the `=` of an answer so that the other side is the answer: the name of a thing, and no more.
 
-A symbol with its index and primes, points of a figure, a function of names and numbers, a text. Arithmetic is no name,
-not even a product without a sign: what `x-2` or `xy` is equal to says nothing yet about x.
+A symbol with its index and primes, points of a figure, a function of names and numbers, a text. Arithmetic is not a
+name, not even a product without a sign: what `x-2` or `xy` is equal to says nothing yet about x.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ def letters(text: str) -> set[str]:
 
 
 def own_letters(name: str) -> set[str]:
-    """What a name's value cannot be told in: the x of `x`, and of `\\sin x`, but not of `f(x)`."""
+    """The letters in which a name's value cannot be expressed: the x of `x`, and of `\\sin x`, but not of `f(x)`."""
     known = _KNOWN.fullmatch(name)
     return letters(known[1]) if known else {name}

@@ -84,7 +84,7 @@ def conditions(parts: list[Reals], joins: list[str]) -> Kind:
 
 
 def combine_sets(kinds: Sequence[Kind], operators: Sequence[str]) -> Reals | None:
-    """Sets joined by unions, intersections and differences; None where one of them is no set of reals."""
+    """Sets joined by unions, intersections and differences; None where one of them is not a set of reals."""
     sets = [as_reals(kind) for kind in kinds]
     known = [one for one in sets if one is not None]
     if len(known) != len(sets):

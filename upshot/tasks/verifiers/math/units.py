@@ -106,7 +106,7 @@ def _with_ending(text: str, label: str) -> UnitValue | None:
 
 
 def _split(body: str, phrase: str, label: str, sure: bool) -> UnitValue | None:
-    """A value and the phrase behind it; a bare word that is no unit may be a product of letters, a text may not."""
+    """A value and the phrase behind it; a bare word that is not a unit may be a product of letters, a text may not."""
     words = phrase.split()
     if words and words[0].lower() in _SCALES:
         scaled = f"{body}\\times 10^{{{_SCALES[words[0].lower()]}}}"

@@ -198,7 +198,7 @@ def gradient_gap(found: dict[str, Tensor], expected: dict[str, Tensor], limit: f
         kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(name)
     gaps = [(_gap(apart, norms, small, names) / limit, kind, limit) for kind, names in kinds.items()]
     gaps += [(_gap(apart, norms, small, [name]) / single, name, single) for name in norms]
-    off = [gap for gap in gaps if not gap[0] <= 1]  # what is no number, too
+    off = [gap for gap in gaps if not gap[0] <= 1]  # includes NaN
     if not off:
         return None
     worst, what, most = max(off)
