@@ -28,7 +28,14 @@ from upshot.tasks.verifiers.base import BadRow
 
 
 def run(args: argparse.Namespace) -> int:
-    """Let the user speak in the place of the real ones and print the comparison; 1 when there is nothing to compare."""
+    """Print the comparison; 1 when there is nothing to compare."""
+    report, lines = compare(args)
+    print(json.dumps(report) if args.json else "\n".join(lines))
+    return 0 if report["transcripts"] else 1
+
+
+def compare(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Let the user speak in the place of the real ones: the comparison, and the same in lines for a reader."""
     transcripts = read_transcripts(args.file, args.limit)
     out = Path(args.out or f"{args.file}.user.jsonl")
     settings = {"user": args.user, "as": args.kind, "with": args.settings, "seed": args.seed}
@@ -38,13 +45,9 @@ def run(args: argparse.Namespace) -> int:
     played = [lines[number] for number in range(len(transcripts))]
     report = make_report([line for line in played if "missing" not in line], args.seed)
     failed = [Score.from_dict(line) for line in played if "missing" in line]
-    report |= {"missing": len(failed)}
-    if args.json:
-        print(json.dumps({**report, "file": str(out)}))
-    else:
-        told = [f"  missing {line}" for line in describe_missing(failed)]
-        print("\n".join([*tell_report(args.file, report), *told, f"every turn is in {out}"]))
-    return 0 if report["transcripts"] else 1
+    report |= {"missing": len(failed), "file": str(out)}
+    missing = [f"  missing {line}" for line in describe_missing(failed)]
+    return report, [*tell_report(args.file, report), *missing, f"every turn is in {out}"]
 
 
 def read_transcripts(file: str, limit: int | None) -> list[Transcript]:

@@ -12,7 +12,10 @@ import yaml
 
 import upshot
 from upshot.cli import main
+from upshot.core.conversation import Message
 from upshot.models.base import Request
+from upshot.offline.logs.prepare import context_of
+from upshot.offline.logs.read import LoggedConversation
 
 SMALL = ("--fit-user", "--base", "tiny", "--steps", "2", "--replies", "6", "--samples", "2", "--rounds", "1")
 SMALL = (*SMALL, "--max-tokens", "4", "--quiet")
@@ -57,7 +60,7 @@ def test_from_the_log_to_a_trained_policy_with_the_validity_below_its_table(
 ) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", *SMALL]) == 0
     validity = json.loads(Path("out/validity.json").read_text())
-    assert validity["replies"] + validity["missing"] == 6 and validity["verdict"] in validity["text"]
+    assert validity["replies"] + sum(validity["missing"].values()) == 6 and validity["verdict"] in validity["text"]
     assert validity["text"] in Path("out/recipe.yaml").read_text()
     assert "calibration" in Path("out/logs.html").read_text()
     assert main(["train", "out/recipe.yaml", "--dry-run"]) == 0
@@ -108,3 +111,25 @@ def test_other_settings_are_refused_until_another_folder_is_named(
     assert main(["logs", "prepare", str(log), "--out", "out", "--quiet"]) == 0
     assert main(["logs", "prepare", str(log), "--out", "out", "--held-out", "0.3", "--quiet"]) == 2
     assert "was begun with other settings (held_out: 0.1, now 0.3)" in capsys.readouterr().err
+
+
+def test_json_is_one_document_with_realism_and_validity_also_when_nothing_is_left_to_do(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for _ in range(2):
+        assert main(["logs", "prepare", str(log), "--out", "out", *SMALL, "--json"]) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0] == printed[1]
+    assert printed[0]["realism"]["transcripts"] > 0 and printed[0]["validity"]["verdict"]
+    assert any("told apart" in line for line in printed[0]["account"])
+
+
+def test_the_fitted_model_sees_the_longest_conversation_and_what_it_cannot_see_is_counted() -> None:
+    def talk(words: int) -> LoggedConversation:
+        return LoggedConversation((Message("user", "hi"), Message("assistant", "word " * words)), system="be kind")
+
+    assert context_of([talk(10), talk(20)]) == (512, [])
+    assert context_of([talk(10), talk(997)]) == (1500, [])
+    context, (note,) = context_of([talk(10), talk(5000), talk(3000)])
+    assert context == 2048 and note.startswith("2 of 3 conversations have more than 2,048 words")

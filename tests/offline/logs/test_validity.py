@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.core.conversation import Message
+from upshot.core.conversation import Conversation, Message
+from upshot.core.score import Score
 from upshot.offline.logs.goals import check_facts, goal_text
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.rows import fit_dialogues, prefixes, split_logs
-from upshot.offline.logs.validity import calibrate, choose_replies, concordance, measure
+from upshot.offline.logs.validity import calibrate, choose_replies, concordance, measure, simulate
 
 pairs_of = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=12)
 
@@ -84,7 +87,41 @@ def test_what_ranks_but_should_not_be_trained_on_says_so(scores: list[float], wo
 
 def test_missing_scores_are_counted_and_not_zero() -> None:
     found = measure([*lines(RIGHT, COIN), {"outcome": 1.0, "missing": "timeout"}], [], 0.5)
-    assert (found["replies"], found["missing"]) == (80, 1) and found["simulated"] == pytest.approx(0.5)
+    assert (found["replies"], found["missing"]) == (80, {"timeout": 1}) and found["simulated"] == pytest.approx(0.5)
+
+
+def test_without_outcomes_or_scores_the_verdict_says_why() -> None:
+    assert measure([], [], 0.5)["text"] == "validity: do not use (no held-out conversation has an outcome)"
+    found = measure([{"outcome": 1.0, "missing": "too_long"}] * 3, [], 0.5)
+    assert "0 held-out replies with a score" in found["text"] and "; 3 have no score: too_long)" in found["text"]
+
+
+def test_the_simulation_starts_from_the_logged_system_prompt_as_training_does() -> None:
+    played: list[Conversation] = []
+
+    class Scorer:
+        async def score_all(self, conversations: list[Conversation]) -> list[Any]:
+            played.extend(conversations)
+            return [SimpleNamespace(reward=SimpleNamespace(total=Score(1.0)))]
+
+    class EachAtOnce:
+        args = SimpleNamespace(seed=0)
+
+        async def run(self, todo: list[Any], one: Any, *_: Any) -> None:
+            for piece in todo:
+                await one(piece)
+
+        def write(self, line: Any, failure: str | None) -> None:
+            assert failure is None
+
+    said = (Message("user", "hi"), Message("assistant", "hello"), Message("user", "bye"), Message("assistant", "bye"))
+    talk = LoggedConversation(said, system="be kind", outcome=1.0, place="here")
+    job: Any = EachAtOnce()
+    scorer: Any = Scorer()
+    asyncio.run(simulate(job, scorer, [(talk, 1)], lambda _: "goal", {}))
+    (conversation,) = played
+    assert [m.content for m in conversation.messages] == ["be kind", "hi", "hello"]
+    assert [m.role for m in conversation.row.messages] == ["system", "user"]
 
 
 def test_replies_that_all_ended_alike_give_no_number() -> None:

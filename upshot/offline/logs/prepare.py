@@ -30,7 +30,7 @@ from upshot.offline.logs import goals, validity
 from upshot.offline.logs.look import print_survey, reader_of
 from upshot.offline.logs.page import write_page
 from upshot.offline.logs.read import LoggedConversation
-from upshot.offline.logs.rows import Split, split_logs, write_rows
+from upshot.offline.logs.rows import Split, split_logs, whole, write_rows
 from upshot.offline.logs.signs import Survey
 from upshot.rollout.services import assemble
 from upshot.run import checks
@@ -43,6 +43,8 @@ KEPT = (
 """Options that must stay the same when a preparation is resumed."""
 TINY = "tiny"
 """As --base: a new model that knows the words of the logs alone, for trials on a CPU."""
+SHORTEST, LONGEST = 512, 2048
+"""Bounds of the fitted model's context, in tokens."""
 REALISM = 30
 """How many held-out conversations the user is compared with people in."""
 
@@ -84,17 +86,18 @@ class Preparation:
         sizes = json.loads((self.out / "rows.json").read_text())
         self.told.append("rows: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
         if self.args.fit_user:
-            self.stage("fit", self.fit)
-        player, found = self.player(), None
+            context, notes = context_of(talks)
+            self.told += notes
+            self.stage("fit", lambda: self.fit(context))
+        player, found, likeness = self.player(), None, None
         note = "Learns from outcomes alone: compare with sft on sft_train.parquet."
         if player is not None:
-            self.stage("realism", lambda: self.compare_with_people(player, splits["validation"]))
-            self.told.append(f"realism on held-out conversations: {self.out / 'realism.jsonl'}")
+            likeness = self.compare_with_people(player, splits["validation"])
             found = asyncio.run(self.validate(player, splits, good_from))
             self.told.append(note := found["text"])
         self.stage("recipe", lambda: self.write_training(player, note))
         checks.refuse(checks.find(load_recipe(str(self.out / "recipe.yaml"), []).recipe, offline=True))
-        self.finish(found)
+        self.finish(found, likeness)
         return 0
 
     def good_from(self, outcomes: Sequence[float]) -> float:
@@ -113,14 +116,14 @@ class Preparation:
         pairs = [(talk, goals.goal_text(known.get(talk.place)) or talk.messages[0].content) for talk in talks]
         return {"train": [pairs[at] for at in train], "validation": [pairs[at] for at in held_out]}
 
-    def finish(self, found: dict[str, Any] | None) -> None:
+    def finish(self, found: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
         """Write the page and print what came of all."""
         summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
         account = [*summary["account"], *self.told]
         telling = [_restore(one) for one in summary["telling"]]
         write_page(self.out / "logs.html", summary["survey"], account, telling, found)
         if self.args.json:
-            print(json.dumps({"validity": found, "recipe": str(recipe), "account": account}))
+            print(json.dumps({"validity": found, "realism": likeness, "recipe": str(recipe), "account": account}))
         else:
             print_survey(summary["survey"], account, summary["records"])
             print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
@@ -164,13 +167,13 @@ class Preparation:
                 await goals.extract_goals(job, services.models["extract"], talks, known)
         return known
 
-    def fit(self) -> None:
+    def fit(self, context: int) -> None:
         """Fine-tune a model on the user, the outcomes and the assistant of the train conversations."""
         from upshot.run.console import make_reporter
         from upshot.run.folder import RunFolder
         from upshot.run.run import train
 
-        recipe, run = load_recipe(str(self.write_fit()), []).recipe, self.out / "fitted"
+        recipe, run = load_recipe(str(self.write_fit(context)), []).recipe, self.out / "fitted"
         folder = RunFolder.open(run) if (run / "recipe.yaml").is_file() else None
         train(recipe, folder, make_reporter(self.args.quiet, False))
 
@@ -181,14 +184,16 @@ class Preparation:
             return Player(fitted, fitted, "plain", {"max_tokens": self.args.max_tokens})
         return Player(self.args.model, self.args.base, "llm", {}) if self.args.model else None
 
-    def compare_with_people(self, player: Player, held_out: Split) -> None:
+    def compare_with_people(self, player: Player, held_out: Split) -> dict[str, Any]:
         """`upshot eval user` on held-out conversations."""
         file = self.out / "held_out.jsonl"
         own = [{"messages": [m.to_dict() for m in talk.messages], "goal": goal} for talk, goal in held_out[:REALISM]]
         write_jsonl(file, own)
-        named = {"file": str(file), "user": player.spec, "kind": player.kind, "limit": None, "json": False}
+        named = {"file": str(file), "user": player.spec, "kind": player.kind, "limit": None}
         named |= {"settings": json.dumps(player.options), "out": str(self.out / "realism.jsonl")}
-        realism.run(argparse.Namespace(**{**vars(self.args), **named}))
+        report, lines = realism.compare(argparse.Namespace(**{**vars(self.args), **named}))
+        self.told += lines
+        return report
 
     async def validate(self, player: Player, splits: dict[str, Split], good_from: float) -> dict[str, Any]:
         """Simulate the futures of held-out replies and compare with what really happened."""
@@ -220,13 +225,13 @@ class Preparation:
         """The path of a file of rows."""
         return str(self.out / f"{name}.parquet")
 
-    def write_fit(self) -> Path:
+    def write_fit(self, context: int) -> Path:
         """The recipe of the fitted model; a tiny one learns its words from the logs."""
         settings: dict[str, Any] = {"extends": "logs-fit", "run_dir": str(self.out / "fitted")}
-        settings |= {"model": {"path": self.args.base}, "task": {"train_file": self.file("fit_train")}}
-        settings["train"] = {"steps": self.args.steps}
+        settings |= {"model": {"path": self.args.base, "max_context": context}, "train": {"steps": self.args.steps}}
+        settings["task"] = {"train_file": self.file("fit_train")}
         if self.args.base == TINY:
-            settings["model"] = {"path": "", "max_context": 512, "tiny": {"context": 512}}
+            settings["model"] |= {"path": "", "tiny": {"context": context}}
             settings["task"]["tiny_words"] = 20000
             settings["train"] |= {"prompts_per_step": 96, "lr": 0.003}
         return self.write_recipe("fit.yaml", "Learns users, outcomes and assistant of the logs.", settings)
@@ -247,6 +252,17 @@ class Preparation:
             if self.args.base == TINY:
                 settings["train"] = {"lr": 0.0004}
         return self.write_recipe("recipe.yaml", note, settings)
+
+
+def context_of(talks: Sequence[LoggedConversation]) -> tuple[int, list[str]]:
+    """How many tokens a fitted model sees: about those of the longest conversation, within bounds; what is too long."""
+    lengths = [sum(len(message.content.split()) for message in whole(talk)) for talk in talks]
+    longer = sum(length > LONGEST for length in lengths)
+    note = (
+        f"{longer:,} of {len(talks):,} conversations have more than {LONGEST:,} words, the most tokens that the fitted "
+        "model sees: their ends are not learned, and late replies have no simulated future"
+    )
+    return min(max(SHORTEST, 3 * max(lengths) // 2), LONGEST), [note] if longer else []
 
 
 def _restore(line: dict[str, Any]) -> LoggedConversation:

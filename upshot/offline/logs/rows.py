@@ -54,7 +54,7 @@ def write_rows(out: Path, splits: dict[str, Split], good_from: float) -> dict[st
         good = [(talk, goal) for talk, goal in judged if (talk.outcome or 0.0) >= good_from]
         tables: dict[str, tuple[list[dict[str, Any]], Any]] = {
             "fit": ([_dialogue(said) for one in talks for said in fit_dialogues(*one, good_from)], schema_for("sft")),
-            "sft": ([_dialogue(_whole(talk), talk.outcome) for talk, _ in good], schema_for("sft")),
+            "sft": ([_dialogue(whole(talk), talk.outcome) for talk, _ in good], schema_for("sft")),
             "kto": ([row for talk, _ in judged for row in _marked(talk, good_from)], marked),
             "rl": (prefixes(talks, split), schema_for("rl")),
         }
@@ -67,14 +67,15 @@ def write_rows(out: Path, splits: dict[str, Split], good_from: float) -> dict[st
 
 def fit_dialogues(talk: LoggedConversation, goal: str, good_from: float) -> list[list[Message]]:
     """What a model that plays everybody learns from a conversation: the user, how it ended, the assistant."""
-    sides = [Transcript(talk.messages, goal).to_dialogue(), _whole(talk)]
+    sides = [Transcript(talk.messages, goal).to_dialogue(), whole(talk)]
     if talk.outcome is not None:
         answer = GOOD if talk.outcome >= good_from else BAD
         sides.append([*ask_outcome(goal, talk.messages), Message("assistant", answer)])
     return sides
 
 
-def _whole(talk: LoggedConversation) -> list[Message]:
+def whole(talk: LoggedConversation) -> list[Message]:
+    """What was said, with the system prompt before it."""
     return [*([Message("system", talk.system)] if talk.system else []), *talk.messages]
 
 
@@ -83,7 +84,7 @@ def _dialogue(said: Sequence[Message], score: float | None = None) -> dict[str, 
 
 
 def _marked(talk: LoggedConversation, good_from: float) -> list[dict[str, Any]]:
-    said, label = _whole(talk), (talk.outcome or 0.0) >= good_from
+    said, label = whole(talk), (talk.outcome or 0.0) >= good_from
     places = [at for at, message in enumerate(said) if message.role == "assistant"]
     rows = [(message_dicts(said[:at]), said[at].content) for at in places]
     return [{"prompt": p, "completion": reply, "label": label, "conv_id": talk.place} for p, reply in rows]

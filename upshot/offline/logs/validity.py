@@ -7,6 +7,7 @@ one higher (ties count half). With good and bad outcomes it is the AUC. 0.5 is a
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from upshot.api.reward import Scorer
 from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.offline.job import Job
 from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.rows import whole
 from upshot.offline.statistics import LEVEL, wilson
 from upshot.tasks.users.quality import words
 
@@ -52,8 +54,9 @@ async def simulate(
 
     async def one(piece: tuple[LoggedConversation, int]) -> None:
         talk, at = piece
-        row = Row(talk.place, talk.messages[:at], goal_of(talk), None, "logs")
-        turns = tuple(map(Turn, talk.messages[: at + 1]))
+        *before, said = whole(talk)[: at + 1 + bool(talk.system)]
+        row = Row(talk.place, tuple(before), goal_of(talk), None, "logs")
+        turns = tuple(map(Turn, (*before, said)))
         (reply,) = await scorer.score_all([Conversation(row, derive_seed(job.args.seed, talk.place), turns=turns)])
         total = reply.reward.total
         line = {"place": talk.place, "outcome": talk.outcome, "kind": talk.kind, "words": count_words(talk, at)}
@@ -85,7 +88,8 @@ def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, se
     for key in ("depth", "kind"):
         names = sorted({line[key] for line in scored} - {""})
         groups |= {name: [line for line in scored if line[key] == name] for name in names if len(names) > 1}
-    out: dict[str, Any] = {"replies": len(scored), "missing": len(lines) - len(scored), "groups": {}}
+    reasons = Counter(str(line["missing"]) for line in lines if "missing" in line)
+    out: dict[str, Any] = {"replies": len(scored), "missing": dict(reasons), "groups": {}}
     for name, own in groups.items():
         out["groups"][name] = {
             "concordance": concordance([(line["score"], line["outcome"]) for line in own], seed),
@@ -148,12 +152,14 @@ def judge(validity: Mapping[str, Any]) -> str:
 def tell(validity: Mapping[str, Any]) -> str:
     """The validity in a line."""
     own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
+    missing = "".join(f"; {count} have no score: {reason}" for reason, count in validity["missing"].items())
     if own is None:
-        return f"validity: {validity['verdict']} ({validity['replies']} held-out replies, all with the same outcome)"
+        alike = f"{validity['replies']} held-out replies with a score, all with the same outcome{missing}"
+        why = alike if validity["replies"] or missing else "no held-out conversation has an outcome"
+        return f"validity: {validity['verdict']} ({why})"
     return (
         f"validity: {validity['verdict']}. The simulation orders {own['value']:.2f} ({own['low']:.2f} to "
         f"{own['high']:.2f}) of the pairs of held-out replies as their real outcomes do (n = {own['n']}; length alone "
         f"{length['value']:.2f}, a coin 0.50). On average it gives {validity['simulated']:.2f}; "
-        f"{validity['real']:.2f} really ended well"
-        + (f"; {validity['missing']} more have no score" * bool(validity["missing"]))
+        f"{validity['real']:.2f} really ended well{missing}"
     )
