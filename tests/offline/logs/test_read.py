@@ -116,6 +116,16 @@ def test_a_named_field_that_no_record_has_is_reported(tmp_path: Path) -> None:
     assert reader.account() == ["note: no conversation has the field 'raiting' (--outcome)"]
 
 
+def test_files_of_one_name_in_several_folders_have_places_of_their_own_and_none_is_read_twice(tmp_path: Path) -> None:
+    for folder in ("train", "test"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "log.jsonl").write_text(json.dumps(TALK))
+    talks = list(LogReader([str(tmp_path), str(tmp_path / "test" / "log.jsonl")]))
+    assert sorted(talk.place for talk in talks) == [
+        f"{tmp_path}/{name}/log.jsonl, line 1" for name in ("test", "train")
+    ]
+
+
 def test_a_list_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
     talks, reader = reading(tmp_path / "logs.json", json.dumps([TALK, TALK])[:-20])
     assert len(talks) == 1 and reader.unread["broken JSON: the rest of the file"] == 1

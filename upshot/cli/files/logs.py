@@ -39,21 +39,13 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     _add_reading(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="folder for everything that is made")
-    add(
-        "--model", metavar="MODEL", help="extracts goals; without --fit-user it also plays the user: URL#name, folder …"
-    )
+    add("--model", metavar="MODEL", help="extracts goals, and plays the user without --fit-user: URL#name, folder …")
     add("--fit-user", action="store_true", help="fine-tune a model on what users said, how it ended, and the assistant")
     add("--base", default="smollm2-135m", metavar="MODEL", help="the model that --fit-user starts from, or 'tiny'")
     add("--steps", type=int, default=300, metavar="N", help="training steps of --fit-user (default 300)")
     add("--good-from", type=float, metavar="X", help="smallest good outcome (default: the middle of the range)")
     add("--held-out", type=float, default=0.1, metavar="SHARE", help="share of the customers held out (default 0.1)")
-    add(
-        "--replies",
-        type=int,
-        default=200,
-        metavar="N",
-        help="held-out replies that validity is measured on (default 200)",
-    )
+    add("--replies", type=int, default=200, metavar="N", help="held-out replies for validity (default 200)")
     add("--samples", type=int, default=4, metavar="N", help="simulated futures of each of them (default 4)")
     add("--rounds", type=int, default=4, metavar="N", help="most rounds of a future (default 4)")
     add("--max-tokens", type=int, default=128, metavar="N", help="most tokens of a turn (default 128)")
@@ -65,8 +57,6 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILES", help=".jsonl, .json or .parquet files, or folders of them")
     for name, what in FIELDS.items():
-        add(
-            f"--{name}", metavar="FIELD", help=f"field that says {what}, such as metadata.{name} (default: usual names)"
-        )
+        add(f"--{name}", metavar="FIELD", help=f"where it says {what}, such as metadata.{name} (default: usual names)")
     add("--roles", metavar="NAME=ROLE,…", help="unusual names of roles, such as clerk=assistant")
     add("--keep-personal", action="store_true", help="do not mask email addresses, phone and card numbers")

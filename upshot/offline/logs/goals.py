@@ -31,18 +31,17 @@ async def extract_goals(
     """Ask for every conversation that is not known yet; what comes of it goes to the job's journal and to `known`."""
 
     async def one(talk: LoggedConversation) -> None:
-        failure = None
         prompt = [Message("user", QUESTION.replace("{conversation}", as_lines(talk.messages)))]
         try:
             answer = await ask_json(model, prompt, SCHEMA, Sampling(max_tokens=512, temperature=0.0), "extract")
-            known[talk.place] = {"place": talk.place, **check_facts(answer, talk)}
-            line = known[talk.place]
         except UserError:
             raise
         except Exception as error:
-            score = Score.failed(error, "goal")
-            failure, line = str(score.reason), {"place": talk.place, "missing": str(score.reason)}
-        job.write(dict(line), failure=failure)
+            reason = str(Score.failed(error, "goal").reason)
+            job.write({"place": talk.place, "missing": reason}, failure=reason)
+        else:
+            known[talk.place] = {"place": talk.place, **check_facts(answer, talk)}
+            job.write(known[talk.place], failure=None)
 
     todo = [talk for talk in talks if talk.place not in known]
     await job.run(todo, one, len(talks) - len(todo), "goals")
@@ -68,7 +67,8 @@ def goal_text(line: dict[str, Any] | None) -> str:
 
 def tell_goals(known: dict[str, dict[str, Any]], talks: int) -> str:
     """How the extraction went, in a line."""
-    facts, dropped = (sum(one["dropped"] if name else len(one["facts"]) for one in known.values()) for name in (0, 1))
+    facts = sum(len(one["facts"]) for one in known.values())
+    dropped = sum(one["dropped"] for one in known.values())
     return (
         f"goals: {len(known):,} of {talks:,} conversations, {facts:,} facts; {dropped:,} more were dropped because the "
         "user never said them"

@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable
-from upshot.offline.logs.page import sign_rows, spread, write_page
+from upshot.offline.logs.page import counts, spread, write_page
 from upshot.offline.logs.read import USUAL, LogReader
 from upshot.offline.logs.signs import Survey
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     for talk in reader:
         survey.add(talk)
     numbers = survey.to_dict()
-    write_page(out, numbers, reader.account(), survey.telling())
+    write_page(out, reader.account(), survey=numbers, telling=survey.telling())
     if args.json:
         print(json.dumps({"records": reader.records, **numbers, "account": reader.account(), "page": str(out)}))
     else:
@@ -48,15 +48,14 @@ def print_survey(survey: Any, account: list[str], records: int) -> None:
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    console.print(
-        f"{survey['conversations']:,} conversations of {records:,} records; outcome {spread(survey['outcome'])}"
-    )
+    outcome = spread(survey["outcome"])
+    console.print(f"{survey['conversations']:,} conversations of {records:,} records; outcome {outcome}")
     for name, own in survey["sizes"].items():
         console.print(f"  {name}: {spread(own)}")
-    console.print("  languages: " + ", ".join(f"{name} {count:,}" for name, count in survey["languages"].items()))
+    console.print(f"  languages: {counts(survey['languages'])}")
     table = Table("", "share", "outcome with it", "outcome without")
-    for row in sign_rows(survey):
-        table.add_row(*row)
+    for name, sign in survey["signs"].items():
+        table.add_row(name, *(spread(sign[key]) for key in ("share", "with", "without")))
     console.print(table)
     for line in account:
         console.print(line, style="yellow", soft_wrap=True)

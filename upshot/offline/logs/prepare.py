@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,8 +120,8 @@ class Preparation:
         """Write the page and print what came of all."""
         summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
         account = [*summary["account"], *self.told]
-        telling = [_restore(one) for one in summary["telling"]]
-        write_page(self.out / "logs.html", summary["survey"], account, telling, found)
+        shown = {name: summary[name] for name in ("survey", "telling")}
+        write_page(self.out / "logs.html", account, **shown, validity=found)
         if self.args.json:
             print(json.dumps({"validity": found, "realism": likeness, "recipe": str(recipe), "account": account}))
         else:
@@ -144,15 +144,17 @@ class Preparation:
 
     def read(self) -> None:
         """Conversations, masked, and what is known of them."""
-        reader, survey, talks = reader_of(self.args), Survey(), []
-        for talk in reader:
-            survey.add(talk)
-            talks.append(asdict(talk))
-        if not talks:
-            raise UserError(
-                f"no conversation in {', '.join(self.args.files)}: {'; '.join(reader.account()) or 'no records'}"
-            )
-        write_jsonl(self.out / "conversations.jsonl", talks)
+        reader, survey = reader_of(self.args), Survey()
+
+        def surveyed() -> Iterator[dict[str, Any]]:
+            for talk in reader:
+                survey.add(talk)
+                yield asdict(talk)
+
+        write_jsonl(self.out / "conversations.jsonl", surveyed())
+        if not survey.conversations:
+            reasons = "; ".join(reader.account()) or "no records"
+            raise UserError(f"no conversation in {', '.join(self.args.files)}: {reasons}")
         summary = {"records": reader.records, "survey": survey.to_dict(), "account": reader.account()}
         write_json(self.out / "survey.json", {**summary, "telling": [asdict(talk) for talk in survey.telling()]})
 
@@ -239,10 +241,8 @@ class Preparation:
     def write_training(self, player: Player | None, note: str) -> Path:
         """The recipe to train with: in the simulation, or on the outcomes alone where nobody plays the user."""
         settings: dict[str, Any] = {"extends": "kto", "name": "logs-kto", "model": {"path": self.args.base}}
-        settings |= {
-            "train": {"data": self.file("kto_train")},
-            "eval": {"every": 20, "data": self.file("kto_validation")},
-        }
+        settings["train"] = {"data": self.file("kto_train")}
+        settings["eval"] = {"every": 20, "data": self.file("kto_validation")}
         if player is not None:
             settings = {"extends": "logs", "model": {"path": player.policy}, "models": {"user": player.spec}}
             settings["task"] = {"train_file": self.file("rl_train"), "validation_file": self.file("rl_validation")}

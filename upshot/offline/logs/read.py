@@ -75,7 +75,9 @@ class LogReader:
         quiet: bool = True,
     ) -> None:
         """fields: names of fields by those of `USUAL`. roles: unusual names of roles."""
-        self.paths = [path for name in files for path in _paths(name)]
+        self.paths = list(dict.fromkeys(path for name in files for path in _paths(name)))
+        names = Counter(path.name for path in self.paths)
+        self.labels = {path: path.name if names[path.name] == 1 else str(path) for path in self.paths}
         self.fields, self.roles = fields, {**ROLES, **roles}
         self.keep_personal, self.quiet = keep_personal, quiet
         self.records = 0
@@ -128,24 +130,34 @@ class LogReader:
         """(place, bytes read so far, record) of a file."""
         try:
             if path.suffix == ".parquet":
-                yield from _read_parquet(path)
+                yield from self._rows(path)
                 return
             with path.open("rb") as probe:
                 start = probe.read(4)
             if not start:
-                self.count(self.unread, "empty file", path.name)
+                self.count(self.unread, "empty file", self.labels[path])
             wide = start[:2] in (b"\xff\xfe", b"\xfe\xff")
             encoding = "utf-16" if wide else "utf-8-sig"
             with path.open(encoding=encoding, errors="surrogateescape", newline="\n") as file:
                 lines = path.suffix != ".json" and not start.lstrip().startswith(b"[")
                 yield from self._lines(file, path) if lines else self._values(file, path)
         except (OSError, ValueError, UnicodeError) as error:
-            self.count(self.unread, f"file cannot be read: {str(error)[:100]}", path.name)
+            self.count(self.unread, f"file cannot be read: {str(error)[:100]}", self.labels[path])
+
+    def _rows(self, path: Path) -> Iterator[tuple[str, int, Any]]:
+        import pyarrow.parquet
+
+        file, number = pyarrow.parquet.ParquetFile(path), 0
+        share = path.stat().st_size / max(file.metadata.num_rows, 1)
+        for batch in file.iter_batches(batch_size=256):
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{self.labels[path]}, row {number}", int(number * share), record
 
     def _lines(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
         number = position = 0
         while line := file.readline(LONGEST_LINE):
-            number, place = number + 1, f"{path.name}, line {number + 1}"
+            number, place = number + 1, f"{self.labels[path]}, line {number + 1}"
             position += len(line)
             if not line.endswith("\n") and len(line) == LONGEST_LINE:
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith("\n"):
@@ -160,27 +172,26 @@ class LogReader:
     def _values(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
         """The objects of a JSON file: of its list, bare or under one key, or one after another."""
         decoder, size, number, loose = json.JSONDecoder(), CHUNK, 0, list[Any]()
-        buffer = self._mend(file.read(CHUNK), path.name)
+        label = self.labels[path]
+        buffer = self._mend(file.read(CHUNK), label)
         position, buffer = len(buffer), buffer.lstrip().removeprefix("[")
         while True:
             buffer = buffer.lstrip(" \r\n\t,]")
             try:
                 value, end = decoder.raw_decode(buffer)
             except RecursionError:
-                self.count(
-                    self.unread, "JSON nested too deeply: the rest of the file", f"{path.name}, after value {number}"
-                )
+                self.count(self.unread, "JSON nested too deeply: the rest of the file", f"{label}, value {number + 1}")
                 break
             except ValueError:
-                more = self._mend(file.read(size), path.name)
+                more = self._mend(file.read(size), label)
                 buffer, size, position = buffer + more, size * 2, position + len(more)
                 if more:
                     continue
                 if buffer.strip():
-                    self.count(self.unread, "broken JSON: the rest of the file", f"{path.name}, after value {number}")
+                    self.count(self.unread, "broken JSON: the rest of the file", f"{label}, after value {number}")
                 break
             buffer, size, number = buffer[end:], CHUNK, number + 1
-            place = f"{path.name}, value {number}"
+            place = f"{label}, value {number}"
             if isinstance(value, dict) and _role(value) and not any(name in value for name in MESSAGES):
                 loose.append(value)  # the file is one conversation, a bare list of messages
             elif isinstance(value, dict) and (nested := _nested_list(value)) is not None:
@@ -188,7 +199,7 @@ class LogReader:
             else:
                 yield place, position, value
         if loose:
-            yield path.name, position, loose
+            yield label, position, loose
 
     def _mend(self, line: str, place: str) -> str:
         """The line; bytes that are not UTF-8 are read as Windows-1252."""
@@ -312,17 +323,6 @@ def _nested_list(value: Mapping[str, Any]) -> list[Any] | None:
     """The conversations of a file that has them under one key."""
     lists = [own for own in value.values() if isinstance(own, list) and own and isinstance(own[0], Mapping)]
     return next((own for own in lists if any(isinstance(own[0].get(name), list) for name in MESSAGES)), None)
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[str, int, Any]]:
-    import pyarrow.parquet
-
-    file, number = pyarrow.parquet.ParquetFile(path), 0
-    share = path.stat().st_size / max(file.metadata.num_rows, 1)
-    for batch in file.iter_batches(batch_size=256):
-        for record in batch.to_pylist():
-            number += 1
-            yield f"{path.name}, row {number}", int(number * share), record
 
 
 def _paths(name: str) -> list[Path]:

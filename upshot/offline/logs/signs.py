@@ -121,7 +121,7 @@ class Survey:
     def __init__(self) -> None:
         self.conversations = 0
         self.outcome = Mean()
-        self.sizes = {"turns": Mean(), "words of a user's turn": Mean(), "words of an assistant's turn": Mean()}
+        self.turns, self.words = Mean(), {"user": Mean(), "assistant": Mean()}
         self.languages: Counter[str] = Counter()
         self.kinds: dict[str, Mean] = {}
         self.signs = {name: (Mean(), Mean()) for name in SIGNS}
@@ -133,12 +133,10 @@ class Survey:
     def add(self, talk: LoggedConversation) -> None:
         """Count one conversation."""
         self.conversations += 1
-        self.sizes["turns"].add(len(talk.messages))
+        self.turns.add(len(talk.messages))
         for message in talk.messages:
             if not message.name:
-                self.sizes[f"words of a{'n' * (message.role == 'assistant')} {message.role}'s turn"].add(
-                    len(words(message.content))
-                )
+                self.words[message.role].add(len(words(message.content)))
         self.languages[language(talk)] += 1
         present = {name: sign(talk) for name, sign in SIGNS.items()}
         for name, shows in present.items():
@@ -166,7 +164,11 @@ class Survey:
         return {
             "conversations": self.conversations,
             "outcome": self.outcome.to_dict(),
-            "sizes": {name: mean.to_dict() for name, mean in self.sizes.items()},
+            "sizes": {
+                "turns": self.turns.to_dict(),
+                "words of a user's turn": self.words["user"].to_dict(),
+                "words of an assistant's turn": self.words["assistant"].to_dict(),
+            },
             "languages": dict(self.languages.most_common()),
             "kinds": {name: mean.to_dict() for name, mean in self.kinds.items()},
             "signs": {

@@ -79,11 +79,8 @@ def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, se
     """Everything about the validity of the simulation; `trained`: lengths and outcomes of the train side."""
     scored = [line for line in lines if "score" in line]
     # Whether longer is better is learned where nothing is measured.
-    sign = (
-        1
-        if (concordance([(one["words"], one["outcome"]) for one in trained], seed) or {"value": 1})["value"] >= 0.5
-        else -1
-    )
+    longer = concordance([(one["words"], one["outcome"]) for one in trained], seed)
+    sign = -1 if longer and longer["value"] < 0.5 else 1
     groups = {"all": scored}
     for key in ("depth", "kind"):
         names = sorted({line[key] for line in scored} - {""})
@@ -96,11 +93,9 @@ def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, se
             "length": concordance([(sign * line["words"], line["outcome"]) for line in own], seed),
         }
     out["calibration"] = calibrate(scored, good_from)
-    means = [
-        sum(values) / max(len(scored), 1)
-        for values in ([one["score"] for one in scored], [one["outcome"] >= good_from for one in scored])
-    ]
-    out |= {"simulated": means[0], "real": means[1]}
+    count = max(len(scored), 1)
+    out["simulated"] = sum(line["score"] for line in scored) / count
+    out["real"] = sum(line["outcome"] >= good_from for line in scored) / count
     out["verdict"] = judge(out)
     out["text"] = tell(out)
     return out
@@ -115,14 +110,11 @@ def concordance(pairs: Sequence[tuple[float, float]], seed: int = 0) -> dict[str
     right = (differ * np.sign(scores[:, None] - scores[None, :]) + 1) / 2 * np.abs(differ)
     if not differ.any():
         return None
-    drawn = (
-        np.random.default_rng(seed)
-        .multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
-        .astype(float)
-    )
+    shares = np.full(len(pairs), 1 / len(pairs))
+    drawn = np.random.default_rng(seed).multinomial(len(pairs), shares, RESAMPLES).astype(float)
     with np.errstate(invalid="ignore"):
-        shares = ((drawn @ right) * drawn).sum(1) / ((drawn @ np.abs(differ)) * drawn).sum(1)
-    low, high = np.nanquantile(shares, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        resampled = ((drawn @ right) * drawn).sum(1) / ((drawn @ np.abs(differ)) * drawn).sum(1)
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {"value": float(right.sum() / np.abs(differ).sum()), "low": float(low), "high": float(high), "n": len(pairs)}
 
 
