@@ -235,7 +235,7 @@ class Preparation:
         if self.args.base == TINY:
             settings["model"] |= {"path": "", "tiny": {"context": context}}
             settings["task"]["tiny_words"] = 20000
-            settings["train"] |= {"prompts_per_step": 96, "lr": 0.003}
+            settings["train"] |= {"prompts_per_step": 96, "lr": 0.003, "save": {"every": 5}}
         return self.write_recipe("fit.yaml", "Learns users, outcomes and assistant of the logs.", settings)
 
     def write_training(self, player: Player | None, note: str) -> Path:

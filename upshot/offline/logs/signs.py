@@ -74,7 +74,10 @@ SIGNS: dict[str, Callable[[LoggedConversation], bool]] = {
 def language(talk: LoggedConversation) -> str:
     """The language of the user's words, by script and by common words; 'Other' where neither tells."""
     text = " ".join(message.content for message in talk.messages if message.role == "user" and not message.name)
-    scripts = Counter(unicodedata.name(char, "other").split()[0] for char in text if char.isalpha())
+    scripts: Counter[str] = Counter()
+    for char, count in Counter(text).items():  # of a few dozen characters, instead of every one in the text
+        if char.isalpha():
+            scripts[unicodedata.name(char, "other").split()[0]] += count
     script = scripts.most_common(1)[0][0] if scripts else "other"
     if script != "LATIN":
         return script.capitalize()
