@@ -4,9 +4,10 @@
 
 FOLDER has a folder for each set, with its files as they are published: `camrest` (CamRest676.json), `sgd` (dialogues of
 Schema-Guided Dialogue), `taskmaster` (TM-4-2024/data), `rated` (reward/ of Taskmaster 3 and 4) and `tau`
-(historical_trajectories of tau-bench). Two of them are no chat logs and are rewritten: CamRest676 has a user's and a
-system's words in each turn, and a rated reply of Taskmaster stands beside its context, both as text. Each user is a new
-tiny model, fitted on a CPU. Prints a line of JSON for each set. The same command continues where it stopped.
+(historical_trajectories of tau-bench). Three are rewritten: CamRest676 has a user's and a system's words in each turn;
+a rated reply of Taskmaster stands beside its context, both as text; of tau-bench only what was spoken is kept, because
+its policy and its tools' answers are too long for a CPU. Each user is a new tiny model. Prints a line of JSON for each
+set. The same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 SETS = {
     "camrest": ("--outcome finished", "--held-out 0.2 --steps 60 --samples 4 --rounds 3"),
-    "sgd": ("", "--steps 40"),
+    "sgd": ("", "--steps 20"),
     "taskmaster": ("", "--steps 60"),
-    "rated": ("--roles api=tool", "--steps 40 --samples 2 --rounds 1"),
-    "tau": ("--customer task_id", "--held-out 0.5 --steps 10 --samples 2 --rounds 2"),
+    "rated": ("--roles api=tool", "--steps 20 --samples 2 --rounds 1"),
+    "tau": ("--customer task_id", "--held-out 0.5 --steps 10 --samples 2 --rounds 2 --replies 100"),
 }
 """How each set is read, and how it is prepared: tau-bench's tasks are its customers, four conversations each."""
 TINY = "--fit-user --base tiny --max-tokens 30 --quiet"
@@ -50,6 +51,13 @@ def rated(record: dict[str, Any]) -> dict[str, Any]:
     return {"messages": messages, "reward": record["reward"], "customer": record["conversation_id"]}
 
 
+def tau(record: dict[str, Any]) -> dict[str, Any]:
+    """A conversation of tau-bench as it was heard: without the policy's text, tool calls and their long answers."""
+    spoken = [one for one in record["traj"] if one["role"] in ("user", "assistant") and one["content"]]
+    messages = [{"role": one["role"], "content": one["content"]} for one in spoken]
+    return {"messages": messages, "reward": record["reward"], "task_id": str(record["task_id"])}
+
+
 def main() -> None:
     """Look at each set and prepare it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,7 +68,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.sets:
         source = args.data / name
-        if convert := {"camrest": camrest, "rated": rated}.get(name):
+        if convert := {"camrest": camrest, "rated": rated, "tau": tau}.get(name):
             records = [
                 record for file in sorted(source.glob("*.json")) for record in json.loads(file.read_text("utf-8"))
             ]
