@@ -456,6 +456,12 @@ def test_a_map_of_classmates_has_the_last_word_over_the_list_of_a_yaml(tmp_path:
         assert carry(read_all(files, find_script)).recipe["futures"]["classmates"] == str(tmp_path / "map.json")
 
 
+INFERENCE = (
+    "python src/inference_main_model.py model_args.model_name_or_path=a/b running_args.generation_args.max_tokens=3072 "
+    "data_args.dataset_split_name=test data_args.max_predict_samples=1000"
+)
+
+
 @pytest.mark.parametrize(
     ("script", "line"),
     [
@@ -463,7 +469,14 @@ def test_a_map_of_classmates_has_the_last_word_over_the_list_of_a_yaml(tmp_path:
         ("python3 examples/data_preprocess/gsm8k.py --local_save_dir ~/data/gsm8k", "--out '~/data/gsm8k'"),
         ("python process_dataset.py --dataset a/b --local_dir $HOME/data/x", "--out '~/data/x'"),
         ("CUDA_VISIBLE_DEVICES=0 vllm serve a/b --served-model-name q --port 8003", "upshot serve \\\n"),
-        ("python -m my_eval.src.analysis_module.different_monitor --monitor_model_name m", "upshot eval monitor RUN"),
+        (
+            "python -m my_eval.src.analysis_module.different_monitor --monitor_model_name m",
+            "run=${1:?give its value}\nupshot eval monitor $run",
+        ),
+        (
+            INFERENCE,
+            "    --models model=local:a/b \\\n    --split test \\\n    --goals 1000 \\\n    episode.max_tokens=3072",
+        ),
         ("python my_eval/src/analysis_module/visualize_main_figure.py", "upshot view runs"),
     ],
 )
@@ -484,3 +497,48 @@ def test_a_variable_of_a_loop_is_an_argument_of_the_script(tmp_path: Path, capsy
     assert main(["recipe", "import", str(script)]) == 0
     text = capsys.readouterr().out
     assert "step_idx=${1:?give its value}\n" in text and '"out/global_step_${step_idx}/actor"' in text
+
+
+MULTI_TURN = (
+    "python3 -m verl.trainer.main_ppo --config-path=$(pwd)/examples/multiturn/config --config-name='gsm8k_turns' "
+    "data.train_files=$HOME/data/gsm8k/train.parquet algorithm.adv_estimator=grpo"
+)
+
+
+def test_a_config_that_a_script_names_is_read_where_it_is_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "examples" / "multiturn"
+    (folder / "config").mkdir(parents=True)
+    script, config = folder / "run.sh", folder / "config" / "gsm8k_turns.yaml"
+    script.write_text(MULTI_TURN)
+    turns = {"actor_rollout_ref": {"rollout": {"multi_turn": {"enable": True, "max_assistant_turns": 5}}}}
+    config.write_text(yaml.safe_dump({**turns, "data": {"train_batch_size": 8}}))
+    for paths in ([str(script)], [str(script), str(config)]):
+        done = carry(read_all([*paths, "data.train_batch_size=16"], find_script))
+        assert done.recipe["episode"] == {"max_turns": 5} and done.stops == []
+        assert done.recipe["train"]["prompts_per_step"] == 16, "what the words set stands"
+
+
+def test_a_config_that_cannot_be_found_stops_the_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(MULTI_TURN)
+    assert main(["recipe", "import", str(script)]) == 2
+    error = capsys.readouterr().err
+    assert "--config-name=gsm8k_turns (its YAML is not beside the script" in error and "--drop=--config-name" in error
+    assert main(["recipe", "import", str(script), "--drop=--config-name"]) == 0
+
+
+def test_the_defaults_in_a_yaml_of_the_fork_lose_nothing() -> None:
+    defaults = (
+        "algorithm._target_=verl.trainer.config.AlgoConfig algorithm.kl_penalty=kl algorithm.use_pf_ppo=False "
+        "algorithm.pf_ppo.weight_pow=2.0 algorithm.rollout_is=False algorithm.rollout_is_threshold=1.2 "
+        "actor_rollout_ref.rollout.layered_summon=False reward_model.exp_mode=original"
+    )
+    start = "python -m verl.trainer.main_ppo data.train_files=d/gsm8k/train.parquet"
+    assert carried(f"{start} {defaults}").stops == []
+    assert carried(f"{start} algorithm.rollout_is=True").stops == ["algorithm.rollout_is"]
+
+
+def test_a_script_that_only_starts_another_names_it(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#SBATCH --gpus=1\nmkdir -p out\nbash my_scripts/train.sh\n")
+    with pytest.raises(UserError, match=r"launches 'my_scripts/train.sh'; import that script instead"):
+        read(str(tmp_path / "job.sh"), find_script)

@@ -345,7 +345,7 @@ def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedR
     done, verb = carry(OriginalSettings(theirs.program, settings)), script["command"].split(" --")[0]
     lines = {name: line for name in settings if (line := find_line(name, "flag")).get("command", "").startswith(verb)}
     options = {name: line["command"].removeprefix(verb).strip() for name, line in lines.items()}
-    words = [script["command"]]
+    words = [re.sub(r"\bRUN\b", "$run", script["command"])]  # which of our runs, the caller of the line says
     for name, option in (options | script.get("options", {})).items():  # a flag of theirs, or a recipe key
         value = done.keys.get(name, settings.get(name, ""))
         value = lines.get(name, {}).get("values", {}).get(str(value), value)
@@ -360,7 +360,7 @@ def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedR
     if script["command"].startswith("upshot data prepare") and "--out" not in " ".join(words):
         words.append(f"--out data/{PurePath(theirs.program).stem}")
     text = " \\\n    ".join(words)
-    loops = list(dict.fromkeys(LOOP.findall(text)))  # a loop of the script sets them; here the caller does
+    loops = list(dict.fromkeys(LOOP.findall(text)))  # set by a loop of the script; here by the caller
     for name in loops:
         text = re.sub(rf"'([^']*\$\{{?{name}\b[^']*)'", r'"\1"', text)
     heads = [f"{name}=${{{number}:?give its value}}\n" for number, name in enumerate(loops, 1)]

@@ -42,9 +42,28 @@ class OriginalSettings(NamedTuple):
 def read_all(words: Sequence[str], is_known: Callable[[str], object]) -> OriginalSettings:
     """The settings of `KEY=VALUE` words, a script and the configs it names; what an earlier one sets stands."""
     overrides = OriginalSettings("", dict(_settings([word for word in words if _OVERRIDE.match(word)])))
-    files = [overrides, *(read(path, is_known) for path in words if not _OVERRIDE.match(path))]
+    paths = [word for word in words if not _OVERRIDE.match(word)]
+    files = [overrides, *(read(path, is_known) for path in paths)]
+    flags = {key: value for file in reversed(files) for key, value in file.settings.items() if key.startswith("--conf")}
+    config = find_config(paths, flags)
+    if config is not None:  # its settings are read, so nothing is missing
+        files += [] if str(config) in paths else [read_config(str(config))]
     settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
+    settings = {key: value for key, value in settings.items() if config is None or key not in flags}
     return OriginalSettings(next((file.program for file in files if file.program), ""), settings)
+
+
+def find_config(paths: Sequence[str], flags: Mapping[str, Any]) -> Path | None:
+    """The YAML of `--config-name`: one of the files, or one in the folder of the script or of `--config-path`."""
+    if not paths or "--config-name" not in flags:
+        return None
+    name = str(flags["--config-name"]).removesuffix(".yaml") + ".yaml"
+    where = str(flags.get("--config-path") or flags.get("--config-dir") or "")
+    folder = re.sub(r"^(.*\)|\$\w+|\$\{\w+\})?/+", "", where)  # $(pwd)/… begins at the root of their project
+    script = Path(paths[0]).resolve()
+    tops = script.parents if folder else ()
+    places = [*map(Path, paths), script.parent / name, *(top / folder / name for top in tops)]
+    return next((place for place in places if place.name == name and place.is_file()), None)
 
 
 def read(path: str, is_known: Callable[[str], object]) -> OriginalSettings:
@@ -55,6 +74,8 @@ def read(path: str, is_known: Callable[[str], object]) -> OriginalSettings:
     if known := [script for script in launched if is_known(script.program)]:
         return known[0]
     what = f"'{launched[0].program}', which has no counterpart here" if launched else "nothing that is known"
+    if inner := re.search(r"^\s*(?:ba)?sh (\S+\.sh)", read_text(Path(path)), re.MULTILINE):
+        what = f"'{inner[1]}'; import that script instead. It launches nothing itself"
     raise UserError(f"'{path}' launches {what}; docs/migrate.md lists the scripts that have one")
 
 
