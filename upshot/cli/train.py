@@ -155,7 +155,16 @@ def _on_verl(args: argparse.Namespace) -> int:
     check_names(recipe)
     recipe = make_absolute(recipe)
     if not method_of(recipe.train.method).on_ray:
-        return _by_torchrun(args, recipe, theirs)
+        # A method that needs no Ray on several ranks; this process becomes torchrun.
+        from upshot.verl.ranks import torchrun_command
+
+        recipe_words = [word for word in args.overrides if word not in theirs]
+        command = torchrun_command([args.recipe, *recipe_words, *(["--quiet"] if args.quiet else [])], theirs)
+        if args.dry_run:
+            print("trained without Ray, by:  " + " ".join(command))
+            return 0 if _check(recipe, args, False, int(command[command.index("--nproc-per-node") + 1])) else 2
+        sys.stdout.flush()
+        return os.execv(command[0], command)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     plan = compose(recipe, ClusterPlace(rows=len(task.rows("train"))), theirs)
     if args.dry_run:
@@ -172,19 +181,6 @@ def _on_verl(args: argparse.Namespace) -> int:
     if not args.json:
         print(path if args.quiet else f"run folder  {path}\nreport      {path / 'report.html'}")
     return 0
-
-
-def _by_torchrun(args: argparse.Namespace, recipe: Recipe, theirs: Sequence[str]) -> int:
-    """A method that needs no Ray on several ranks; this process becomes torchrun."""
-    from upshot.verl.ranks import torchrun_command
-
-    recipe_words = [word for word in args.overrides if word not in theirs]
-    command = torchrun_command([args.recipe, *recipe_words, *(["--quiet"] if args.quiet else [])], theirs)
-    if args.dry_run:
-        print("trained without Ray, by:  " + " ".join(command))
-        return 0 if _check(recipe, args, False, int(command[command.index("--nproc-per-node") + 1])) else 2
-    sys.stdout.flush()
-    return os.execv(command[0], command)
 
 
 def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFolder | None]:

@@ -75,22 +75,19 @@ def load_recipe(
             if not equals or not key:
                 raise UserError(f"override '{override}' should read key=value, such as train.lr=1e-5")
             put(tree, key, read_value(key, raw), COMMAND_LINE)
-    _replace_length(tree.get("train"))
-    origins = {key: leaf.origin for key, leaf in leaves(tree)}
-    loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
-    for folder in loaded.recipe.code:
-        look_in(Path(folder))
-    return loaded
-
-
-def _replace_length(train: Any) -> None:
-    """`train.steps` of the command line or a call replaces `train.epochs` of a file, and the other way round."""
+    # `train.steps` of the command line or a call replaces `train.epochs` of a file, and the other way round.
+    train = tree.get("train")
     other = {"steps": ("epochs", None), "epochs": ("steps", 0)}
     lengths = {key: train[key] for key in other if isinstance(train, dict) and isinstance(train.get(key), Sourced)}
     asked = [key for key, length in lengths.items() if length.origin in (COMMAND_LINE, CALL)]
     if len(asked) == 1 and len(lengths) == 2:
         replaced, unset = other[asked[0]]
         train[replaced] = Sourced(unset, lengths[asked[0]].origin)
+    origins = {key: leaf.origin for key, leaf in leaves(tree)}
+    loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
+    for folder in loaded.recipe.code:
+        look_in(Path(folder))
+    return loaded
 
 
 def _find_files(tree: dict[str, Any], path: Path) -> None:

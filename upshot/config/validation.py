@@ -27,18 +27,14 @@ def check_value(name: str, value: Any, kind: Any) -> Any:
     if is_misplaced_bool(value, kind):
         raise UserError(f"{name} = {_shown(value)}: {NO_BOOL}")
     try:
-        return _adapter(kind).validate_python(value)
+        # What checks a kind of value; NaN is refused except where the type itself accepts it.
+        config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+        own_config = isinstance(kind, type) and (issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"))
+        return (TypeAdapter(kind) if own_config else TypeAdapter(kind, config=config)).validate_python(value)
     except PydanticSchemaGenerationError:  # a user's own type that pydantic does not know
         return value
     except ValidationError as error:
         raise UserError(explain_error(error, place=name)) from None
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks a kind of value; NaN is refused except where the type itself accepts it."""
-    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-    own_config = isinstance(kind, type) and (issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"))
-    return TypeAdapter(kind) if own_config else TypeAdapter(kind, config=config)
 
 
 def explain_error(error: ValidationError, root: type[BaseModel] | None = None, place: str = "") -> str:

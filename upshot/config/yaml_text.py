@@ -36,12 +36,7 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str) -> Any:
     """What a YAML text holds; `yaml.YAMLError` where it is not valid, nested too deeply or too large."""
-    _check_bounds(text)
-    return yaml.load(text, _Loader)
-
-
-def _check_bounds(text: str) -> None:
-    """Refuse values that would take too long to build or to process: an alias counts as much as its value."""
+    # Refuse values that would take too long to build or to process: an alias counts as much as its value.
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0
@@ -67,3 +62,4 @@ def _check_bounds(text: str) -> None:
             wrong = f"more than {LARGEST:,} values once aliases are filled in"
         if wrong:
             raise yaml.constructor.ConstructorError(None, None, wrong, event.start_mark)
+    return yaml.load(text, _Loader)

@@ -63,19 +63,15 @@ async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]
 def _make_server(app: Any, descriptors: int = 0, **more: Any) -> Any:
     import uvicorn
 
-    http = http_protocol(connections_at_once(descriptors))
-    return uvicorn.Server(uvicorn.Config(app, http=http, ws="none", log_level="warning", access_log=False, **more))
-
-
-def connections_at_once(descriptors: int) -> int:
-    """How many connections leave the application its descriptors; raises this process's soft limit first."""
+    # How many connections leave the application its descriptors; raises this process's soft limit first.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
     most = (soft if soft != resource.RLIM_INFINITY else wanted) - OWN_DESCRIPTORS - descriptors
-    return max(16, min(MAX_CONNECTIONS, most))
+    http = http_protocol(max(16, min(MAX_CONNECTIONS, most)))
+    return uvicorn.Server(uvicorn.Config(app, http=http, ws="none", log_level="warning", access_log=False, **more))
 
 
 def http_protocol(most: int) -> type[asyncio.Protocol]:

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.models.client.cache import cache_home
@@ -85,11 +84,7 @@ def convert(source: Path, target: Path) -> None:
     module.config.rms_norm_eps = float(f"{module.config.rms_norm_eps:.6g}")  # 1e-5, which the GGUF has in float32
     module.config.save_pretrained(str(target))
     module.generation_config.save_pretrained(str(target))
-    save_tokenizer(facts, target)
-
-
-def save_tokenizer(facts: dict[str, Any], target: Path) -> None:
-    """Byte-level BPE from the GGUF's vocabulary and merges; digits are split one by one, as 'smollm' does."""
+    # Byte-level BPE from the GGUF's vocabulary and merges; digits are split one by one, as 'smollm' does.
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

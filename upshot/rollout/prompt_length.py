@@ -35,7 +35,12 @@ class PromptLengthFilter:
         if not self.context or not any(message.role == "user" for message in row.messages):
             return True
         most = sum(len(message.content.encode("utf-8", "replace")) + SLACK for message in row.messages)
-        if most + self._around(row) < self.context:
+        # Tokens that are not the row's own words: template, system prompt, tools.
+        roles = tuple(message.role for message in row.messages)
+        if roles not in self._frames or any(message.tool_calls for message in row.messages):
+            empty = tuple(replace(message, content="?") for message in row.messages)
+            self._frames[roles] = self._length(replace(row, messages=empty))
+        if most + self._frames[roles] < self.context:
             return True  # a token spells a byte at least, so most rows need no tokenizer
         return self._length(row) < self.context
 
@@ -54,14 +59,6 @@ class PromptLengthFilter:
             message = replace(row.messages[place], content=text)
             row = replace(row, messages=(*row.messages[:place], message, *row.messages[place + 1 :]))
         return None
-
-    def _around(self, row: Row) -> int:
-        """Tokens that are not the row's own words: template, system prompt, tools."""
-        roles = tuple(message.role for message in row.messages)
-        if roles not in self._frames or any(message.tool_calls for message in row.messages):
-            empty = tuple(replace(message, content="?") for message in row.messages)
-            self._frames[roles] = self._length(replace(row, messages=empty))
-        return self._frames[roles]
 
     def _length(self, row: Row) -> int:
         return len(self.renderer.context(with_system_prompt(Conversation(row), self.system), self.tools))

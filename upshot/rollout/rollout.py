@@ -117,6 +117,8 @@ class Rollout:
             {"key": path.conversation.key, "start": path.start, "messages": turns_to_list(path.conversation.turns)}
             for path in self.other_paths
         ]
+        spans = self.credit.spans if self.credit else ()
+        ids = self.conversation.ids if spell is not None and len(spans) > 1 else []
         return (
             {
                 "step": step,
@@ -133,7 +135,11 @@ class Rollout:
                 "futures": [self._future_to_dict(future) for future in self.futures],
                 "reward": reward_to_dict(self.reward)
                 | {"parts": _scores_to_dict(self.credit.parts if self.credit else {})},
-                "credit": self._credit_to_list(spell),
+                "credit": [
+                    {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
+                    | ({"text": spell(ids[span.start : span.stop])} if spell is not None and ids else {})
+                    for span, advantage in zip_longest(spans, self.advantages)
+                ],
                 "groups": dict(groups or {}),
             }
             | _environment(self.conversation)
@@ -154,15 +160,6 @@ class Rollout:
         turns = html_turns((turn.message.role, turn.message.content) for turn in self.conversation.turns)
         table = html_table([("reward", total.value, str(total.reason or "")), *rows], ("", "value", "missing"))
         return turns + table + "".join(futures)
-
-    def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
-        spans = self.credit.spans if self.credit else ()
-        ids = self.conversation.ids if spell is not None and len(spans) > 1 else []
-        return [
-            {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
-            | ({"text": spell(ids[span.start : span.stop])} if spell is not None and ids else {})
-            for span, advantage in zip_longest(spans, self.advantages)
-        ]
 
     def _future_to_dict(self, future: Future) -> dict[str, Any]:
         new = future.conversation.turns[future.shared :]

@@ -220,22 +220,18 @@ def step_line(metrics: Mapping[str, float]) -> str:
     time = f"{step:.3g} s" + (f" ({', '.join(parts)})" if parts else "") if step is not None else ""
     missing = sum(value for name, value in metrics.items() if name.startswith("missing/"))
     dollars = metrics.get("time/dollars", 0.0)
+    rates = [
+        f"{_short(metrics[f'time/{n}_per_s'])} {n}" for n in ("sampled", "learned") if f"time/{n}_per_s" in metrics
+    ]
+    mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
     sentences = (
         time,
-        _speed(metrics),
+        (f"tokens/s {', '.join(rates)}{mfu}" if rates else ""),
         f"{metrics['time/memory_gib']:.1f} GiB" if "time/memory_gib" in metrics else "",
         f"{missing:.0f} missing" if missing else "",
         f"${dollars:.2f}" if dollars else "",
     )
     return " · ".join(part for part in sentences if part)
-
-
-def _speed(metrics: Mapping[str, float]) -> str:
-    rates = [
-        f"{_short(metrics[f'time/{n}_per_s'])} {n}" for n in ("sampled", "learned") if f"time/{n}_per_s" in metrics
-    ]
-    mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
-    return f"tokens/s {', '.join(rates)}{mfu}" if rates else ""
 
 
 def _short(number: float) -> str:

@@ -90,7 +90,14 @@ class TrainingRun:
     async def train(self) -> None:
         """Train to the end, or to Ctrl-C or an empty budget; a checkpoint is saved either way."""
         with self.folder.lock(self.reporter.say):
-            self._find_place()
+            # Find where the folder's run stands; what it wrote after its last checkpoint is written again.
+            self.resumed = self.folder.latest()
+            if self.resumed is not None:
+                self.phase, self.step = self.resumed.phase, self.resumed.step
+                self.services.counters = json.loads((self.resumed.path / COUNTERS).read_text())
+            if self.recipe != self.folder.recipe:
+                self.folder.write_recipe(self.recipe)
+            self.folder.rewind(phases_of(self.recipe), self.phase, self.step)
             self.ranks.barrier("folder")  # which the first rank has rewound
             self._load()
             self.writer.write_status("running")
@@ -110,16 +117,6 @@ class TrainingRun:
                 self.saver.close()
                 self.writer.close()
             self.writer.write_status("finished")
-
-    def _find_place(self) -> None:
-        """Find where the folder's run stands; what it wrote after its last checkpoint is written again."""
-        self.resumed = self.folder.latest()
-        if self.resumed is not None:
-            self.phase, self.step = self.resumed.phase, self.resumed.step
-            self.services.counters = json.loads((self.resumed.path / COUNTERS).read_text())
-        if self.recipe != self.folder.recipe:
-            self.folder.write_recipe(self.recipe)
-        self.folder.rewind(phases_of(self.recipe), self.phase, self.step)
 
     def _load(self) -> None:
         """Task, model and writer."""

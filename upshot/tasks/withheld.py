@@ -136,7 +136,8 @@ class Knower(User):
         question = last.content if last is not None else ""
         if ANSWER.search(question) or "?" not in question:
             return Observation(done=True, reason="answered" if ANSWER.search(question) else "left")
-        problem, hidden = problem_of(conversation.row)
+        kind, name, thing, a, b = conversation.row.meta["problem"]
+        problem, hidden = Problem(kind, name, thing, (a, b)), list(conversation.row.meta["hidden"])
         heard = [message.content for message in conversation.messages if message.role == "user"]
         return Observation((Message("user", answer_question(problem, hidden, question, heard)),))
 
@@ -148,12 +149,6 @@ def answer_question(problem: Problem, hidden: Sequence[int], question: str, hear
     left = [at for at in hidden if not any(facts[at] in text for text in heard)]
     meant = [at for at in left if re.search(kind.words[at], question, re.IGNORECASE)] or left[:1]
     return " ".join(facts[at] for at in meant) or NOTHING_LEFT
-
-
-def problem_of(row: Row) -> tuple[Problem, list[int]]:
-    """The problem of a row, and which of its numbers are withheld."""
-    kind, name, thing, a, b = row.meta["problem"]
-    return Problem(kind, name, thing, (a, b)), list(row.meta["hidden"])
 
 
 def asks(conversation: Conversation) -> float:

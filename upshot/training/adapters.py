@@ -8,7 +8,7 @@ adapters are trained on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,13 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
         f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"
     )
     if not merged.is_dir():
-        _merge(config, merged)
+        module, tokenizer = load_whole(config.path, config.dtype, config.device)
+
+        def write(to: Path) -> None:
+            module.save_pretrained(to)
+            tokenizer.save_pretrained(to)
+
+        write_folder(merged, write)
     return StartingPoint(str(merged))
 
 
@@ -78,7 +84,11 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
         settings.lora_dropout = lora.dropout
         return peft.PeftModel.from_pretrained(module, adapter, is_trainable=True, config=settings)
     names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
-    _check_targets(module, lora.targets or ())
+    weighted = [name for name, part in module.named_modules() if hasattr(part, "weight") and part.weight.dim() > 1]
+    for target in lora.targets or ():
+        if not any(f".{name}".endswith(f".{target}") for name in weighted):
+            known = {name.rpartition(".")[2] for name in weighted}
+            raise UserError(f"model.lora.targets: the model has no layer '{target}'; {did_you_mean(target, known)}")
     targets: Any = lora.targets or default_targets(names) or "all-linear"
     return peft.get_peft_model(
         module,
@@ -97,22 +107,3 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
 def default_targets(names: Collection[str]) -> list[str]:
     """The projections of a block among a model's layers; none in families that name them in their own way."""
     return [name for name in PROJECTIONS if name in names]
-
-
-def _check_targets(module: Any, targets: Sequence[str]) -> None:
-    """Refuse targets that adapt nothing: peft looks for modules whose name is, or ends with, the target."""
-    weighted = [name for name, part in module.named_modules() if hasattr(part, "weight") and part.weight.dim() > 1]
-    for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in weighted):
-            known = {name.rpartition(".")[2] for name in weighted}
-            raise UserError(f"model.lora.targets: the model has no layer '{target}'; {did_you_mean(target, known)}")
-
-
-def _merge(config: PolicyConfig, folder: Path) -> None:
-    module, tokenizer = load_whole(config.path, config.dtype, config.device)
-
-    def write(to: Path) -> None:
-        module.save_pretrained(to)
-        tokenizer.save_pretrained(to)
-
-    write_folder(folder, write)

@@ -64,7 +64,7 @@ def shape_of(own: Recipe) -> ModelShape:
 
 
 def plan(own: Recipe, memory: int) -> MemoryPlan:
-    return plan_of(own, shape_of(own), 4, memory)
+    return plan_of(job_of(own, shape_of(own), 4), memory)
 
 
 def tight(own: Recipe) -> int:

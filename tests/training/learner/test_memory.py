@@ -22,8 +22,7 @@ from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.training.adapters import add_lora
 from upshot.training.learner.memory.choice import choose, list_settings
-from upshot.training.learner.memory.fit import job_of, plan_of, plan_recipe
-from upshot.training.learner.memory.measure import measure_kept
+from upshot.training.learner.memory.fit import job_of, measure_kept, plan_of, plan_recipe
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, layer_bytes, optimizer_bytes, parts_of, usable
 from upshot.training.learner.memory.shape import ModelShape, find_config
 from upshot.training.learner.memory.table import table
@@ -68,7 +67,7 @@ def made(model: dict[str, Any] | None = None, **more: Any) -> Recipe:
 
 
 def plan(gib: float, model: dict[str, Any] | None = None, shape: ModelShape = SHAPE, **more: Any) -> MemoryPlan:
-    return plan_of(made(model, **more), shape, 2, int(gib * GIB))
+    return plan_of(job_of(made(model, **more), shape, 2), int(gib * GIB))
 
 
 LORA = {"lora": {"r": 32}}
@@ -142,7 +141,8 @@ def test_predictions_are_those_that_were_compared_with_a_gpu(
     model = {"lora": {"r": lora, "dropout": 0.0}} if lora else {}
     more = {"episode": {"max_tokens": 256}, "train": {"lr": 1e-6, "kl": 0.0}}
     shape = shape_of(config | {"max_position_embeddings": 4096})
-    found = plan_of(Recipe.model_validate({"task": "slots", "model": model, **more}), shape, 2, int(gib * GIB))
+    asked = Recipe.model_validate({"task": "slots", "model": model, **more})
+    found = plan_of(job_of(asked, shape, 2), int(gib * GIB))
     assert (round(found.sampling / GIB, 2), round(found.learning / GIB, 2)) == (sampling, learning)
 
 
@@ -257,7 +257,7 @@ def test_a_micro_batch_holds_the_longest_sequence_that_the_turns_allow(more: dic
 
 def test_what_a_micro_batch_was_seen_to_keep_counts_more_than_arithmetic() -> None:
     def activations(shape: ModelShape, measured: int) -> int:
-        found = plan_of(made(LORA), shape, 2, 139 * GIB, measured=measured)
+        found = plan_of(job_of(made(LORA), shape, 2, measured=measured), 139 * GIB)
         assert found.setting.tokens == 8192
         return next(part.learning for part in found.parts if part.name == "activations") // 8192 - 8 * 4096
 

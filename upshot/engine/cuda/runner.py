@@ -392,7 +392,10 @@ class CudaRunner:
             self._change_batch(rows)
         bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
         if self.batch.masked:
-            return self._decode_masked(rows, bucket, self.batch.cuts)
+            # Some rows follow a grammar. Its mask needs the ids so far, so there is no graph and no look-ahead.
+            logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
+            apply_grammars(logits, rows)
+            return self._land(rows, self._draw(logits, slots, positions, self.batch.cuts), logits, self.batch.tops)
         key = (bucket, self.batch.shares, self.batch.cuts)
         if not self.use_graphs or (key not in self.graphs and self._is_new(key)):
             return self._land(rows, *self._decode_body(*key), self.batch.tops)
@@ -432,12 +435,6 @@ class CudaRunner:
     def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[Tensor, Tensor]:
         logits, slots, positions = self._decode_logits(bucket, shared)
         return self._draw(logits, slots, positions, cuts), logits
-
-    def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
-        """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
-        logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
-        apply_grammars(logits, rows)
-        return self._land(rows, self._draw(logits, slots, positions, cuts), logits, self.batch.tops)
 
     def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
         """Capture a decode step."""

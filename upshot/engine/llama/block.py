@@ -171,7 +171,9 @@ class Layer:
         self._head_norms, self.form = _head_norm_modules(attention), form
         self.rotates = bool(getattr(attention, "use_rope", True))
         """Whether queries and keys are rotated (SmolLM3 leaves it out in some layers)."""
-        self.rotation = rotation_kind(attention)
+        kinds = getattr(attention.config, "layer_types", None)
+        kind = kinds[attention.layer_idx] if kinds else ""
+        self.rotation = kind if kind in (getattr(attention.config, "rope_parameters", None) or {}) else ""
         self.scale = float(attention.scaling)
         self.sinks: Tensor | None = getattr(attention, "sinks", None)
         """[heads] scores of a key without a value (GPT-OSS)."""
@@ -194,13 +196,6 @@ class Layer:
 def _joined(parent: Any, whole: str, parts: tuple[str, ...]) -> list[Any]:
     """Projections of one input: Phi-3 has one module for all of them."""
     return [getattr(parent, whole)] if hasattr(parent, whole) else [getattr(parent, part) for part in parts]
-
-
-def rotation_kind(attention: Any) -> str:
-    """Which of its model's rotations a layer uses, where it has several: by what the layer attends to."""
-    kinds = getattr(attention.config, "layer_types", None)
-    kind = kinds[attention.layer_idx] if kinds else ""
-    return kind if kind in (getattr(attention.config, "rope_parameters", None) or {}) else ""
 
 
 def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half_angles: bool = False) -> Rotation:

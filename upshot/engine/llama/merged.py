@@ -187,7 +187,17 @@ class Weights:
             return target
         merged = MergedWeight([target], self.dtype)
         self.held.append(merged)
-        return _module_of(target, merged)
+        # A plain module around a merged weight; it is not part of the model and not trained.
+        rows, columns = merged.weight.shape
+        plain: torch.nn.Module
+        if "Embedding" in type(target).__name__:
+            plain = torch.nn.Embedding(rows, columns, device="meta")
+        else:
+            plain = torch.nn.Linear(columns, rows, bias=merged.bias is not None, device="meta")
+        plain.weight = torch.nn.Parameter(merged.weight, requires_grad=False)
+        if merged.bias is not None:
+            plain.bias = torch.nn.Parameter(merged.bias, requires_grad=False)
+        return plain
 
     def _target(self, module: Any) -> Any:
         """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
@@ -224,17 +234,3 @@ class Weights:
 def unmerged_weights() -> Weights:
     """Every module as it is."""
     return Weights(torch.nn.Module(), torch.float32, "never", {})
-
-
-def _module_of(module: Any, merged: MergedWeight) -> torch.nn.Module:
-    """A plain module around a merged weight; it is not part of the model and not trained."""
-    rows, columns = merged.weight.shape
-    plain: torch.nn.Module
-    if "Embedding" in type(module).__name__:
-        plain = torch.nn.Embedding(rows, columns, device="meta")
-    else:
-        plain = torch.nn.Linear(columns, rows, bias=merged.bias is not None, device="meta")
-    plain.weight = torch.nn.Parameter(merged.weight, requires_grad=False)
-    if merged.bias is not None:
-        plain.bias = torch.nn.Parameter(merged.bias, requires_grad=False)
-    return plain

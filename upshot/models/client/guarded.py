@@ -108,18 +108,15 @@ class GuardedModel(Model):
     @pause_clock
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError` with the reason after all retries."""
-        self._check(request)
+        if request.by_ids and not self.abilities.ids_in:
+            raise UserError(f"model '{self.name}' takes messages, not token ids")
+        if request.tools and not self.abilities.tools:
+            raise UserError(f"model '{self.name}' takes no tools")
         request = replace(request, sampling=self.spec.sampling(request.sampling))
         count = self.meter.role(request.role or self.role)
         if self.cache is None:
             return await self._call(request, request.n, request.sampling.seed, count)
         return await self._through_cache(self.cache, request, count)
-
-    def _check(self, request: Request) -> None:
-        if request.by_ids and not self.abilities.ids_in:
-            raise UserError(f"model '{self.name}' takes messages, not token ids")
-        if request.tools and not self.abilities.tools:
-            raise UserError(f"model '{self.name}' takes no tools")
 
     async def _through_cache(self, cache: ResponseCache, request: Request, count: RoleCount) -> list[Completion]:
         base = request_key(self.identity, request, self.spec.extra_body)

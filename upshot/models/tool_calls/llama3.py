@@ -37,7 +37,11 @@ class Llama3(CallParser):
             if not body:
                 return ([self.held], len(self.held)) if final else None
             if body.startswith("{"):
-                return self._object(len(self.held) - len(body), final)
+                part = self.call_at(len(self.held) - len(body), final)
+                if part is None:
+                    return None
+                self._here = self._called = isinstance(part[0], ToolCall)
+                return [part[0]], part[1]
             if not tagged and not final and overlap_length(body, self.markers) == len(body):
                 return None
         self._here = self._called = False
@@ -45,13 +49,6 @@ class Llama3(CallParser):
             used = len(self.held) - len(rest) + len(TAG)
             return [self.held[:used]], used
         return self.words(final)
-
-    def _object(self, start: int, final: bool) -> ParseStep | None:
-        part = self.call_at(start, final)
-        if part is None:
-            return None
-        self._here = self._called = isinstance(part[0], ToolCall)
-        return [part[0]], part[1]
 
     @classmethod
     def known(cls, template: str) -> bool:

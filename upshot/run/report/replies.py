@@ -135,11 +135,12 @@ class ReplyIndex:
         reward: dict[str, Any] = logged if isinstance(logged, dict) else {}
         missing = self._count_scores(row, reward)
         of_row = row.get("row")
+        asked = next((turn.get("content") for turn in dicts(row.get("messages")) if turn.get("role") == "user"), "")
         entry = [
             _short(number(row.get("step")) or 0.0),
             row.get("group"),
             self._intern(str(of_row) if of_row is not None else f"group {row.get('group')}"),
-            self._intern(_prompt(row)),
+            self._intern(str(asked or "")[: 2 * MAX_PROMPT].strip()[:MAX_PROMPT]),
             _key(row, self.count),
             _short(self._widen("total", reward.get("total"))),
             [self._intern(reason) for reason in missing] or None,
@@ -361,9 +362,3 @@ def _short(value: float | None) -> float | int | None:
 def _well_formed(text: str) -> str:
     """Without lone surrogates, which no address can hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _prompt(row: Mapping[str, Any]) -> str:
-    """The beginning of what the user said first."""
-    asked = next((turn.get("content") for turn in dicts(row.get("messages")) if turn.get("role") == "user"), "")
-    return str(asked or "")[: 2 * MAX_PROMPT].strip()[:MAX_PROMPT]

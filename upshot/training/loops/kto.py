@@ -76,7 +76,12 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
 
     def evaluate(learner: Learner) -> Logs:
         held_out = read_marked_replies(str(run.recipe.eval.data), "eval.data")[: run.recipe.eval.rows]
-        return held_out_loss(learner, render_replies(held_out, policy.renderer, policy.max_context), policy.max_context)
+        data = render_replies(held_out, policy.renderer, policy.max_context)
+        config, divergence = learner.config.kto, measure_divergence(learner, data, policy.max_context)
+        gained, good = torch.tensor(gains(learner, data)), torch.tensor([_is_good(datum) for datum in data])
+        rewards = {"kto/good": config.beta * gained[good], "kto/bad": config.beta * gained[~good]}
+        means = {name: float(values.mean()) for name, values in rewards.items() if len(values)}
+        return {"loss/kto": float(kto_losses(gained, good, divergence, config).mean()), **means}
 
     await learn_examples(run, config, data, partial(prepare, limit=policy.max_context), evaluate)
 
@@ -118,15 +123,6 @@ def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:
     """How much more probable each reply is to the policy than to the reference, in nats."""
     policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
     return [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, data, strict=True)]
-
-
-def held_out_loss(learner: Learner, data: Sequence[Datum], limit: int) -> Logs:
-    """The loss on held-out replies, and β times the mean gains of the good and of the bad ones."""
-    config, divergence = learner.config.kto, measure_divergence(learner, data, limit)
-    gained, good = torch.tensor(gains(learner, data)), torch.tensor([_is_good(datum) for datum in data])
-    rewards = {"kto/good": config.beta * gained[good], "kto/bad": config.beta * gained[~good]}
-    means = {name: float(values.mean()) for name, values in rewards.items() if len(values)}
-    return {"loss/kto": float(kto_losses(gained, good, divergence, config).mean()), **means}
 
 
 def _is_good(datum: Datum) -> bool:

@@ -35,24 +35,20 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
     for name in dict.fromkeys(name for r in replies for name in r.reward.means):
         put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
-    out |= _count_verdicts(replies)
-    for reason, count in missing_reasons(replies).items():
-        out[f"missing/{reason}"] = float(count)
-    out |= _shape(replies)
-    return out
-
-
-def _count_verdicts(replies: Sequence[Rollout]) -> dict[str, float]:
-    """Of replies with a verdict on a program, the shares that the judge did not confirm, and that it cannot decide."""
+    # Of replies with a verdict on a program, the shares that the judge did not confirm, and that it cannot decide.
     scores = [
         [s.detail for f in r.futures for s in f.scores.values() if isinstance(s.detail, Mapping)] for r in replies
     ]
     tested = [details for details in scores if any("outcomes" in detail for detail in details)]
-    return {
+    out |= {
         f"reward/{name}": sum(any(detail.get(name) for detail in details) for details in tested) / len(tested)
         for name in ("believed", "unconfirmed")
         if tested
     }
+    for reason, count in missing_reasons(replies).items():
+        out[f"missing/{reason}"] = float(count)
+    out |= _shape(replies)
+    return out
 
 
 def by_group(

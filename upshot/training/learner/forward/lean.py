@@ -63,7 +63,11 @@ class LeanForward:
             h = h * self.options.embed_factor
         with torch.no_grad():
             blocks = self._blocks()
-            stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.checkpoint)
+            kinds = dict.fromkeys(layer.rotation for layer in self.layers)
+            rotations = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
+            still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(rotations.values())))
+            batch = BlockInputs(rotations, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
+            stack = BlockStack(blocks, self.core.norm, batch, self.checkpoint)
         if not torch.is_grad_enabled():
             return stack.forward(h, False)
         trained = [p for block in blocks for p in block.trained]
@@ -81,12 +85,6 @@ class LeanForward:
             blocks.append(last if last is not None and same else Block(index, layer, products, self.options))
         self._last = list(blocks)
         return blocks
-
-    def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> BlockInputs:
-        kinds = dict.fromkeys(layer.rotation for layer in self.layers)
-        rotations = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
-        still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(rotations.values())))
-        return BlockInputs(rotations, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
 
 
 @dataclass(slots=True)

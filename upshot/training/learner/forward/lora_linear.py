@@ -76,7 +76,18 @@ class Product:
         self.places = [] if copied or any(adapters) else [p.data_ptr() for p in self.parameters]
         """Where the weights are; empty where something was copied."""
         if any(adapters):
-            self._cast(adapters)
+            like, ends = self.weights[0], self.ends
+            rank = sum(adapter.down.shape[0] for each in adapters for adapter in each)
+            self.down, self.up = like.new_empty(rank, like.shape[1]), like.new_zeros(ends[-1], rank)
+            at = 0
+            for start, stop, each in zip(ends, ends[1:], adapters, strict=False):
+                for adapter in each:
+                    rows, columns = slice(start, stop), slice(at, at + adapter.down.shape[0])
+                    self.down[columns].copy_(adapter.down)
+                    torch.mul(adapter.up, adapter.scale, out=self.up[rows, columns])
+                    self.adapters.append((rows, columns, adapter.scale))
+                    self.parameters += [adapter.down, adapter.up]
+                    at = columns.stop
         self.needs = [p.requires_grad for p in self.parameters]
         n, first = len(weights), len(self.parameters) - 2 * len(self.adapters)
         self.wants_weights, self.wants_all = any(self.needs[:n]), all(self.needs[:n])
@@ -86,20 +97,6 @@ class Product:
         """Whether the gradients of all weights are the only ones."""
         self.reads = self.wants_weights or self.wants_downs
         """Whether gradients are made from the input."""
-
-    def _cast(self, adapters: Sequence[Sequence[Adapter]]) -> None:
-        like, ends = self.weights[0], self.ends
-        rank = sum(adapter.down.shape[0] for each in adapters for adapter in each)
-        self.down, self.up = like.new_empty(rank, like.shape[1]), like.new_zeros(ends[-1], rank)
-        at = 0
-        for start, stop, each in zip(ends, ends[1:], adapters, strict=False):
-            for adapter in each:
-                rows, columns = slice(start, stop), slice(at, at + adapter.down.shape[0])
-                self.down[columns].copy_(adapter.down)
-                torch.mul(adapter.up, adapter.scale, out=self.up[rows, columns])
-                self.adapters.append((rows, columns, adapter.scale))
-                self.parameters += [adapter.down, adapter.up]
-                at = columns.stop
 
     def holds(self, modules: Sequence[Any]) -> bool:
         """Whether the projections are still these, plain, and where they were."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import PolicyConfig, Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import EngineSettings
+from upshot.engine.llama.agreement import FAILURES
 from upshot.models.local import local_path, pick_device
 from upshot.models.tiny import tiny_config
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.pool import ModelPool
-from upshot.training.learner.batch import WITHOUT_PLAN
-from upshot.training.learner.forward.select import set_checkpointing
+from upshot.training.learner.batch import WITHOUT_PLAN, Datum, pack
+from upshot.training.learner.forward.dropout import without_dropout
+from upshot.training.learner.forward.packed import PackedForward
+from upshot.training.learner.forward.select import at_rest, checkpointing_of, set_checkpointing, states_of
 from upshot.training.learner.memory.choice import choose, find_nearest
-from upshot.training.learner.memory.measure import measure_kept
 from upshot.training.learner.memory.plan import (
     HelperModel,
     MemoryJob,
@@ -37,6 +42,8 @@ from upshot.training.snapshots import states_at_once
 
 PROVIDER = re.compile(r"[a-z0-9_]+/")
 """How names of models at providers begin; those of the hub begin with whoever made them."""
+TOKENS = 256
+"""Of the micro-batch that is measured."""
 PAGES = 512 << 20
 """Bytes of an engine's keys and values on the CPU."""
 GPU_PARTS = ("captured steps", "engine's step")
@@ -51,8 +58,6 @@ WITH_ALL_WEIGHTS = (
 
 def device_bytes(config: PolicyConfig) -> int:
     """Bytes of the policy's device that can be had; 0 on the CPU, where nothing is planned."""
-    import torch
-
     if config.memory_gb:  # also for a device that is not here
         return int(config.memory_gb * 2**30)
     device = torch.device(pick_device(config.device))
@@ -63,8 +68,6 @@ def device_bytes(config: PolicyConfig) -> int:
 
 def device_total(config: PolicyConfig) -> int:
     """Bytes that the policy's GPU has in all."""
-    import torch
-
     return int(torch.cuda.get_device_properties(torch.device(pick_device(config.device))).total_memory)
 
 
@@ -80,59 +83,47 @@ def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPla
         return None
     total = device_bytes(model)
     size = {"float32": 4, "bfloat16": 2, "auto": 2 if total else 4}[model.dtype]
-    return plan_of(recipe, ModelShape.of(config), size, total, processes=processes)
+    return plan_of(job_of(recipe, ModelShape.of(config), size, processes=processes), total)
 
 
 def plan_loaded(recipe: Recipe, module: Any, config: TrainConfig, processes: int = 1) -> MemoryPlan:
     """The plan of a phase of a run whose model is loaded, for each of `processes` ranks; a micro-batch is measured."""
     size, total = module.get_input_embeddings().weight.element_size(), device_bytes(recipe.model)
     measured = measure_kept(module, draws_dropout(recipe, config)) if module.device.type == "cuda" else 0
-    return plan_of(recipe, ModelShape.of(module.config), size, total, config, processes, measured)
+    return plan_of(job_of(recipe, ModelShape.of(module.config), size, config, processes, measured), total)
 
 
-def plan_of(
-    recipe: Recipe, shape: ModelShape, size: int, total: int, config: TrainConfig | None = None, processes: int = 1,
-    measured: int = 0,
-) -> MemoryPlan:  # fmt: skip
+def plan_of(job: MemoryJob, total: int) -> MemoryPlan:
     """The plan for a device of `total` bytes (0: not limited); `UserError` with arithmetic and way out if none fits."""
-    job = job_of(recipe, shape, size, config, processes, measured)
-    if recipe.model.gradient_checkpointing == "mlp" and not job.thin:
+    recipe, again = job.recipe, job.recipe.model.gradient_checkpointing
+    if again == "mlp" and not job.thin:
         raise UserError(
             "model.gradient_checkpointing=mlp needs a model whose blocks the learner computes itself, with adapters of "
             "kind lora, and no exact, dropout or quantize; take block"
         )
     if not total:
-        return _plan_unlimited(job)
+        # On the CPU nothing is chosen: what the recipe says, and the engine's own sizes.
+        setting = MemorySetting(job.config.token_budget or WITHOUT_PLAN, "none" if again == "auto" else again)
+        job = replace(job, helpers=tuple(replace(helper, step=0) for helper in job.helpers))
+        parts = parts_of(job, setting, PAGES * job.samples, PAGES * len(job.helpers))
+        return MemoryPlan(setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), 0, helpers=job.helpers)
     limit = usable(total)
 
     def fits(other: Recipe) -> bool:
-        return choose(job_of(other, shape, size, None, processes, measured), limit) is not None
+        return choose(job_of(other, job.shape, job.size, None, job.processes, job.measured), limit) is not None
 
     if plan := choose(job, limit):
         return plan
     ways = [text for text, other in changes(recipe) if fits(other)]
-    lengths = range(256, job.longest, 256)
-    count = bisect_left(lengths, True, key=lambda length: not fits(shorten(recipe, length)))
+    lengths, model = range(256, job.longest, 256), recipe.model
+    shorter = [recipe.model_copy(update={"model": model.model_copy(update={"max_context": n})}) for n in lengths]
+    count = bisect_left(shorter, True, key=lambda other: not fits(other))
     ways = ways[:3] + ([f"model.max_context={lengths[count - 1]} (the longest that fits)"] if count else [])
     way_out = f"it would with {', or '.join(ways)}" if ways else "no setting makes it fit: take a smaller model"
     raise UserError(
         f"the run, with sequences of up to {job.longest} tokens, does not fit into {limit / 2**30:.1f} GiB of the "
         f"device: {arithmetic(find_nearest(job, limit))}; {way_out}{'' if ways else ' or a larger device'}"
     )
-
-
-def shorten(recipe: Recipe, length: int) -> Recipe:
-    """The recipe with sequences of at most `length` tokens."""
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"max_context": length})})
-
-
-def _plan_unlimited(job: MemoryJob) -> MemoryPlan:
-    """The plan of the CPU: what the recipe says, and the engine's own sizes."""
-    again = job.recipe.model.gradient_checkpointing
-    setting = MemorySetting(job.config.token_budget or WITHOUT_PLAN, "none" if again == "auto" else again)
-    job = replace(job, helpers=tuple(replace(helper, step=0) for helper in job.helpers))
-    parts = parts_of(job, setting, PAGES * job.samples, PAGES * len(job.helpers))
-    return MemoryPlan(setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), 0, helpers=job.helpers)
 
 
 def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
@@ -178,11 +169,8 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
             seen.append(spec)
             config = find_config(spec.model) if is_beside(spec, recipe) else None
             if config is not None:
-                shape, each, pages = (
-                    ModelShape.of(config),
-                    4 if spec.dtype == "float32" else size,
-                    int(spec.kv_gb * 2**30),
-                )
+                shape, each = ModelShape.of(config), 4 if spec.dtype == "float32" else size
+                pages = int(spec.kv_gb * 2**30)
                 kv = 0 if pages else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
                 saved = shape.projections * (each - 1) if spec.weights == "fp8" else 0
                 yield HelperModel(name, shape.parameters * each - saved, sum(step_bytes(shape, each)), kv, pages=pages)
@@ -219,6 +207,32 @@ def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
     """Helper models by name: those of `models` that are asked, and copies of the policy that classmates are."""
     copies = (name for name in classmate_names(recipe.futures) if name.startswith("policy@"))
     return recipe.needed_models | {name: ModelSpec(model=name) for name in copies}
+
+
+def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] = torch.cuda.memory_allocated) -> int:
+    """Bytes that a token keeps in all layers; 0 where that cannot be measured. `noise`: dropout is drawn."""
+    before = checkpointing_of(module)  # an earlier phase's choice, with which little would be kept
+    try:
+        set_checkpointing(module, "none")
+        # Two lengths, so that what does not grow with them (workspaces, tables) drops out; the first run warms up.
+        _, short, long = (_kept(module, tokens, noise, allocated) for tokens in (TOKENS, TOKENS, 2 * TOKENS))
+        return max(0, long - short) // TOKENS
+    except (*FAILURES, torch.OutOfMemoryError):
+        return 0  # the learner has other forwards to try, and arithmetic refuses what does not fit
+    finally:
+        set_checkpointing(module, before)
+
+
+def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -> int:
+    words = min(64, module.get_input_embeddings().weight.shape[0])  # an id beyond them would end a GPU's process
+    batch = pack([Datum([i % words for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
+    forward = PackedForward(module, states_of(module)[0]())
+    with at_rest(module), nullcontext(module.train()) if noise else without_dropout(module), forward.open():
+        before = allocated()
+        hidden = forward.rows(batch)
+        after = allocated()
+        del hidden
+    return after - before
 
 
 # The plan's settings for others
