@@ -15,7 +15,7 @@ from upshot import Conversation, Message, Participant, Row, Score, Task
 
 def reminders(conversation: Conversation) -> float:
     """How often the environment had to step in; the recipe gives it a negative weight."""
-    return float(conversation.session.get("metrics", {}).get("reminders", 0.0))
+    return float(conversation.counts.get("reminders", 0.0))
 
 
 class Sums(Task):

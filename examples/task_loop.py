@@ -57,7 +57,7 @@ def right(conversation: Conversation) -> float:
 
 def worth(conversation: Conversation) -> float:
     """What the finished episode is worth."""
-    reminders = conversation.session.get("metrics", {}).get("reminders", 0.0)
+    reminders = conversation.counts.get("reminders", 0.0)
     return right(conversation) - FEE * reminders
 
 

@@ -69,7 +69,7 @@ def test_two_hundred_conversations_complete_and_every_failure_is_retried() -> No
         assert server.outcomes[fault] > 0, f"the server never {fault}: nothing was tested"
     calls = sum(value for name, value in stats.items() if name.endswith("/calls"))
     assert server.outcomes["ok"] + server.outcomes["bad_content"] == calls
-    user = [reply.futures[0].conversation.session["metrics"] for reply in replies]
+    user = [reply.futures[0].conversation.counts for reply in replies]
     assert sum(metrics["user_broken_json"] for metrics in user) > 0
 
 

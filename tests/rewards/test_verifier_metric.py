@@ -45,7 +45,7 @@ def task() -> Task:
 
 def test_the_environments_own_score_wins() -> None:
     talk = conversation("#### 41")
-    talk.session["score"] = Score(0.75)
+    talk.score = Score(0.75)
     assert asyncio.run(VerifierMetric(task(), Noting()).score(talk)).value == 0.75
 
 
@@ -126,5 +126,5 @@ def test_groups_of_a_users_task_are_limited_and_one_that_fails_has_none(
 def test_a_task_or_environment_may_give_a_plain_number() -> None:
     assert asyncio.run(VerifierMetric(Mine()).score(Conversation(Row("r", (), goal=0.5)))).value == 0.5
     talk = conversation("#### 41")
-    talk.session["score"] = 0.75
+    talk.score = 0.75
     assert asyncio.run(VerifierMetric(task(), Noting()).score(talk)).value == 0.75

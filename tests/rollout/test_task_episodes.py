@@ -74,7 +74,7 @@ def test_samples_of_one_prompt_share_nothing_but_the_prompt() -> None:
     for reply in groups[0]:
         said = [m.content for m in reply.conversation.messages]
         faults = said.count(NO_LINE["####"])
-        assert reply.conversation.session.get("metrics", {}).get("format_errors", 0) == faults
+        assert reply.conversation.counts.get("format_errors", 0) == faults
         assert reply.reward.total.value == pytest.approx(1.0 - 0.2 * faults / (faults + 1))
 
 
@@ -112,5 +112,5 @@ def test_the_last_observation_is_counted_but_not_appended() -> None:
     (group,) = asyncio.run(play_step(scene(model, max_turns=3), rows()[:1], 1, seed=0))
     conversation = group[0].conversation
     assert conversation.turns[-1].message.role == "assistant"
-    assert conversation.session["metrics"]["format_errors"] == 3
+    assert conversation.counts["format_errors"] == 3
     assert conversation.ended == "turns"

@@ -112,7 +112,7 @@ def derive_seed(seed: int, *keys: object) -> int:
 class Conversation:
     """A path of turns with the state that belongs to it: row, seed, random stream, session."""
 
-    __slots__ = ("_rng", "ended", "key", "row", "seed", "session", "turn_scores", "turns")
+    __slots__ = ("_rng", "counts", "ended", "key", "row", "score", "seed", "session", "turn_scores", "turns")
 
     def __init__(self, row: Row, seed: int = 0, key: str = "", turns: tuple[Turn, ...] | None = None) -> None:
         self.row = row
@@ -121,8 +121,12 @@ class Conversation:
         self.turns: tuple[Turn, ...] = tuple(Turn(m) for m in row.messages) if turns is None else turns
         self.session: dict[str, Any] = {}
         """Private state of the participants of this conversation (environment session, simulated user's memory)."""
+        self.score: Score | float | None = None
+        """What the environment decided at the end; None: it is left to the verifier."""
         self.turn_scores: Mapping[int, Score] = {}
         """Scores that the environment gave for single policy turns, by turn number from 0."""
+        self.counts: Mapping[str, float] = {}
+        """What participants counted, summed over their observations."""
         self.ended: str | None = None
         """Why it ended: 'user', 'done', 'turns', 'length' …; None while it can continue."""
         self._rng: random.Random | None = None
@@ -157,7 +161,7 @@ class Conversation:
         key = "/".join([self.key, *map(str, path)])
         twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
         twin.session = {name: _copy(value) for name, value in self.session.items()}
-        twin.turn_scores = self.turn_scores
+        twin.score, twin.turn_scores, twin.counts = self.score, self.turn_scores, self.counts
         return twin
 
     def samples(self) -> Iterator[Sample]:

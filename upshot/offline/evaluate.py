@@ -105,21 +105,22 @@ class Evaluation:
         line = self._opened.get(row.id)
         if line is not None:
             turns = tuple(Turn(Message(t["role"], t["content"]), note=t["note"]) for t in line["turns"])
-            return Opening(turns, line["session"])
+            return Opening(turns, line["session"], counts=line.get("counts", {}))
         conversation = Conversation(row, derive_seed(self.args.seed, row.id))
         opening = Opening(conversation.turns)
         if not any(message.role == "user" for message in row.messages):
             opening = await open_by(services.user, conversation)
         if opening.failure is None:  # one that failed is asked for again by another run
             spoken = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in opening.turns]
-            job.log.append({"row": row.id, "missing": None, "turns": spoken, "session": opening.session})
+            kept = {"session": opening.session, "counts": opening.counts}
+            job.log.append({"row": row.id, "missing": None, "turns": spoken, **kept})
         return opening
 
     async def _conversation(self, row: Row, name: str, policy: Policy, services: Services, job: Job) -> dict[str, Any]:
         """One whole conversation and its scores, as a line of `rollouts.jsonl`."""
         opening = await self._opening(row, services, job)
         conversation = Conversation(row, derive_seed(self.args.seed, row.id), key_of(row, name), opening.turns)
-        conversation.session = copy.deepcopy(dict(opening.session))
+        conversation.session, conversation.counts = copy.deepcopy(dict(opening.session)), opening.counts
         failure = opening.failure
         if failure is None:
             longest = self.args.max_messages or self.task.max_messages
@@ -140,7 +141,7 @@ class Evaluation:
             "futures": [],
             "reward": reward_to_dict(combine([scores], services.weights)),
             "scores": {metric: score.to_dict() for metric, score in scores.items()},
-            "metrics": dict(conversation.session.get("metrics", {})),
+            "metrics": dict(conversation.counts),
             "groups": {"model": name, **groups_of(self.task, row)},
         }
 

@@ -160,7 +160,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     conversation.ended = line.get("ended")
     decided = line.get("environment", {})
     if "score" in decided:
-        conversation.session["score"] = Score.from_dict(decided["score"])
+        conversation.score = Score.from_dict(decided["score"])
     if "turns" in decided:
         conversation.turn_scores = {int(at): _score(score) for at, score in decided["turns"].items()}
     conversation.session[ACTS] = decided.get("acts", [])
@@ -178,7 +178,7 @@ def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]
     turns = (*talk.turns[:shared], *_turns(data["messages"], ()))
     conversation = Conversation(row, data.get("seed", 0), data["key"], turns)
     conversation.ended = data.get("ended")
-    conversation.session = {**talk.session, ACTS: data.get("acts", [])}
+    conversation.session, conversation.score = {**talk.session, ACTS: data.get("acts", [])}, talk.score
     span = data.get("span")
     return Future(
         conversation,

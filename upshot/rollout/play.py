@@ -73,11 +73,12 @@ class Opening:
     session: dict[str, Any] = field(default_factory=dict)
     failure: Score | None = None
     """Why there is none: the simulated user, who was to open, failed or said nothing."""
+    counts: Mapping[str, float] = field(default_factory=dict)
 
     def conversation(self, row: Row, seed: int, group: int, index: int, number: int) -> Conversation:
         """The `index`-th conversation of a group that begins so; `number` counts all those with the row in a step."""
         conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{number}", self.turns)
-        conversation.session = copy.deepcopy(self.session)
+        conversation.session, conversation.counts = copy.deepcopy(self.session), self.counts
         return conversation
 
 
@@ -98,7 +99,7 @@ async def open_by(user: Participant | None, conversation: Conversation) -> Openi
     failure = await catch_failure(limit_call(user, user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
-    return Opening(conversation.turns, conversation.session, failure)
+    return Opening(conversation.turns, conversation.session, failure, conversation.counts)
 
 
 def has_opening(row: Row) -> bool:

@@ -203,8 +203,8 @@ def _environment(conversation: Conversation) -> dict[str, Any]:
     """What an environment decided by itself, which no metric can find out again."""
     session = conversation.session
     out: dict[str, Any] = {}
-    if isinstance(session.get("score"), Score):
-        out["score"] = session["score"].to_dict()
+    if isinstance(conversation.score, Score):
+        out["score"] = conversation.score.to_dict()
     if conversation.turn_scores:
         out["turns"] = _scores_to_dict(conversation.turn_scores)
     if session.get(ACTS):

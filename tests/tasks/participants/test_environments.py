@@ -37,7 +37,7 @@ def test_every_fault_is_named_in_a_user_message() -> None:
 def test_counts_say_which_faults_there_were_and_whether_feedback_was_used() -> None:
     conversation, _ = play(Gsm8k(file="arithmetic"), "it is 42", "it is 42", "#### 42")
     used = {"feedback": 2, "feedback_used": 1, "format_feedback": 2, "format_feedback_used": 1}
-    assert conversation.session["metrics"] == {"format_errors": 2, **used}
+    assert conversation.counts == {"format_errors": 2, **used}
 
 
 def test_right_or_wrong_is_told_only_when_asked_for() -> None:
@@ -74,7 +74,7 @@ def test_one_environment_serves_conversations_without_mixing_them() -> None:
             count(conversation, (await environment.observe(conversation)).metrics)
         conversation.say(Message("assistant", "#### 1"))
         count(conversation, (await environment.observe(conversation)).metrics)
-        return conversation.session.get("metrics", {})
+        return conversation.counts
 
     async def run() -> list[dict[str, float]]:
         return await asyncio.gather(*(one(n) for n in range(300)))

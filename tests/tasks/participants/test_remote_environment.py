@@ -104,8 +104,8 @@ def test_the_chat_protocol_from_start_to_reward() -> None:
     server, conversations = asyncio.run(run())
     for number, conversation in enumerate(conversations):
         assert conversation.turns[1].message.content == f"n{number}"
-        assert conversation.session["score"] == Score(1.0)
-        assert conversation.session["metrics"] == {"hops": number % 3 + 1}
+        assert conversation.score == Score(1.0)
+        assert conversation.counts == {"hops": number % 3 + 1}
         assert server.sent[f"c-{number}"] == [["assistant"]] * (number % 3 + 1), "what is new, and nothing twice"
     assert not [path for path, _ in server.calls if path == "/cancel"]
 
@@ -121,7 +121,7 @@ def test_an_unfinished_chat_is_cancelled_and_its_reward_missing() -> None:
 
     server, conversation = asyncio.run(run())
     assert ("/cancel", "c-7") in server.calls
-    assert conversation.session["score"].why == "remote: no reward"
+    assert conversation.score.why == "remote: no reward"
 
 
 def test_the_instance_protocol_from_start_to_reward() -> None:
@@ -138,7 +138,7 @@ def test_the_instance_protocol_from_start_to_reward() -> None:
         "/start_instance", "/process_action", "/process_action", "/postprocess", "/compute_reward",
     ]  # fmt: skip
     assert all(session == "s-abc" for path, session in server.calls[1:])
-    assert conversation.session["score"].value == 0.75
+    assert conversation.score.value == 0.75
     assert conversation.messages[2] == Message("user", "saw ls")
 
 
@@ -177,7 +177,7 @@ def test_a_failing_reward_is_missing() -> None:
             await environment.aclose()
         return conversation
 
-    assert asyncio.run(run()).session["score"].why == "remote: /compute_reward http_500"
+    assert asyncio.run(run()).score.why == "remote: /compute_reward http_500"
 
 
 def test_rewards_of_every_shape() -> None:

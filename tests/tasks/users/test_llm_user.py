@@ -88,7 +88,7 @@ def test_what_stays_unusable_raises_with_a_countable_reason() -> None:
     with pytest.raises(ModelCallError) as caught:
         observe(user, conversation)
     assert caught.value.reason == "user bad_json"
-    assert conversation.session["metrics"]["user_failed"] == 1
+    assert conversation.counts["user_failed"] == 1
     assert user.stats()["user_broken_json"] == 2
 
 
@@ -223,5 +223,5 @@ def test_numbers_add_up_over_a_conversation() -> None:
     conversation = chat("hi", "Hello.", goal=GOAL)
     for _ in range(2):
         count(conversation, observe(user, conversation).metrics)
-    assert conversation.session["metrics"]["user_turns"] == 2 == user.stats()["user_turns"]
+    assert conversation.counts["user_turns"] == 2 == user.stats()["user_turns"]
     assert json.dumps(user.stats())

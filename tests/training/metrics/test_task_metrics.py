@@ -23,7 +23,7 @@ def reply(
     conversation = Conversation(row)
     for _ in range(turns):
         conversation.say(Message("assistant", "x"), Sample((), (1,), (0.0,), "stop"))
-    conversation.session["metrics"] = counts
+    conversation.counts = counts
     score = (
         Score(value, detail={"answer": answer}) if value is not None else Score.missing("timeout", "verifier: timeout")
     )

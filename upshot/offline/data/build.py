@@ -171,7 +171,7 @@ class FirstAnswer(Participant):
         """The user's own answer."""
         observation = await limit_call(self.user, self.user.observe, conversation)
         if FIRST not in conversation.session:
-            conversation.session[FIRST] = (observation, copy.deepcopy(_without_metrics(conversation.session)))
+            conversation.session[FIRST] = (observation, copy.deepcopy(conversation.session))
         return observation
 
 
@@ -232,7 +232,7 @@ class Builder:
             return {**line, **_failure(f"opening: {opening.failure.reason}")}
         user_turn = opening.turns[-1]
         line["next"] = {"content": user_turn.message.content, "note": dict(user_turn.note)}
-        line["session"] = _without_metrics(opening.session)
+        line["session"] = opening.session
         return line
 
     async def _turn(self, progress: ConversationProgress) -> Line:
@@ -282,7 +282,7 @@ class Builder:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
                 return _failure(f"user: {describe_failure(error)}")
-            session = _without_metrics(fork.session)
+            session = fork.session
         answer = "\n\n".join(message.content for message in observation.messages)
         if observation.done or not answer:
             return {"ended": observation.reason if observation.done else "user: said nothing"}
@@ -294,11 +294,6 @@ def kinds_of(args: argparse.Namespace) -> list[str]:
     proactive = round(args.candidates * args.proactive_share)
     plain = round((args.candidates - proactive) * args.system_share)
     return ["proactive"] * proactive + ["plain"] * plain + ["bare"] * (args.candidates - proactive - plain)
-
-
-def _without_metrics(session: Mapping[str, Any]) -> dict[str, Any]:
-    """A session to continue with, without its counters, which belong to the turn they were counted in."""
-    return {key: value for key, value in session.items() if key != "metrics"}
 
 
 def _failure(reason: str) -> Line:

@@ -57,7 +57,7 @@ class ExtractedMetric(Metric):
         if isinstance(artefact, Score):
             return artefact
         shown = Conversation(conversation.row, conversation.seed, conversation.key)
-        shown.session = dict(conversation.session)
+        shown.session, shown.score, shown.counts = dict(conversation.session), conversation.score, conversation.counts
         shown.say(Message("assistant", artefact))
         score = await limit_call(self.inner, self.inner.score, shown)
         score = Score.of(score, f"metric '{type(self.inner).__name__}'")

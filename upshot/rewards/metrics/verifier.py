@@ -20,9 +20,8 @@ class VerifierMetric(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The environment's own score when it gave one, else the reward manager's, else the task's."""
-        decided = conversation.session.get("score")
-        if decided is not None:
-            return Score.of(decided, "the environment")
+        if conversation.score is not None:
+            return Score.of(conversation.score, "the environment")
         task, manager = self.task, self.manager
         claim = limit_call_now(task, task.claim, conversation) if manager is not None else None
         if claim is None or manager is None:

@@ -116,9 +116,7 @@ class AgentRunner:
                 _write_down(conversation, recording.paths(), others)
             if not recording.replies:
                 raise _failure(Reason.NOTHING_SAID, "it never called the policy", served.faults)
-            score = served.reward or worth
-            if score is not None:
-                conversation.session["score"] = score
+            conversation.score = served.reward or worth
 
     async def _run(self, episode: AgentEpisode) -> Score | None:
         """What the program's end is worth; None: nothing by itself."""

@@ -73,7 +73,7 @@ class TextEnvironment(Participant):
         live: LiveEnvironment | None = conversation.session.pop(KEY, None)
         if live is None:
             return
-        conversation.session["score"] = Score(live.total)
+        conversation.score = Score(live.total)
         if hasattr(live.inner, "close"):
             await limit_call(live.inner, live.inner.close)
 

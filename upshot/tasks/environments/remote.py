@@ -113,14 +113,13 @@ class RemoteEnvironment(Participant):
             if self.protocol == "instance":
                 await self._post("/postprocess", {"sid": state["id"]})
                 answer, _ = await self._post("/compute_reward", {"sid": state["id"]}, retry=True)
-                conversation.session["score"] = reward_of(answer)
+                conversation.score = reward_of(answer)
                 return
-            conversation.session["score"] = reward_of(state)
+            conversation.score = reward_of(state)
             if not state.get("done"):
                 await self._post("/cancel", {}, state["id"])
         except RemoteError as error:
-            if not isinstance(conversation.session.get("score"), Score):
-                conversation.session["score"] = Score.failed(error, "remote")
+            conversation.score = conversation.score or Score.failed(error, "remote")
 
     async def aclose(self) -> None:
         """Close the connections."""

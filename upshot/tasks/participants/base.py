@@ -57,7 +57,7 @@ class Participant(Helper, ABC):
         """Answer the policy's last turn."""
 
     async def end(self, conversation: Conversation) -> None:
-        """Finish the session; a final score of the environment's own goes to `conversation.session['score']`."""
+        """Finish the session; a final score of the environment's own goes to `conversation.score`."""
 
 
 class User(Participant):
@@ -99,12 +99,9 @@ class User(Participant):
 
 
 def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
-    """Add an observation's numbers to the conversation's own totals (`session['metrics']`)."""
-    if metrics:
-        totals = dict(conversation.session.get("metrics", {}))
-        for name, value in metrics.items():
-            totals[name] = totals.get(name, 0.0) + value
-        conversation.session["metrics"] = totals
+    """Add an observation's numbers to the conversation's own totals."""
+    totals = conversation.counts
+    conversation.counts = {**totals, **{name: totals.get(name, 0.0) + value for name, value in metrics.items()}}
 
 
 users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants", base=Participant)

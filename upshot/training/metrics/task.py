@@ -47,7 +47,7 @@ def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     put_mean(out, "turns", (float(turns) for reply in replies if (turns := len(list(reply.samples())))))
     counts: Counter[str] = Counter()
     for reply in replies:
-        counts.update(reply.conversation.session.get("metrics", {}))
+        counts.update(reply.conversation.counts)
     for name in sorted(counts):
         out[name] = counts[name] / len(replies)
         if name.endswith("feedback") and counts[name]:

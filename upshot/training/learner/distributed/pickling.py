@@ -43,5 +43,6 @@ def _reduce(conversation: Conversation) -> tuple[Any, ...]:
     """A conversation without what it is held with and cannot be carried: a lock, a connection, its random stream."""
     session = {name: value for name, value in conversation.session.items() if _portable(value)}
     path = conversation.row, conversation.seed, conversation.key, conversation.turns
-    state = {"ended": conversation.ended, "session": session, "turn_scores": conversation.turn_scores}
+    names = ("ended", "score", "turn_scores", "counts")
+    state = {"session": session, **{name: getattr(conversation, name) for name in names}}
     return Conversation, path, (None, state)  # a class with slots has its state second
