@@ -106,8 +106,8 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     from upshot.rollout.futures.classmates.futures import Classmates
     from upshot.rollout.futures.classmates.options import ClassmatesOptions
     from upshot.rollout.play import play_step
-    from upshot.rollout.policy import Policy
-    from upshot.rollout.rollout import Rollout
+    from upshot.rollout.reply import Rollout
+    from upshot.rollout.speaker import Policy
     from upshot.tasks.base import Task
     from upshot.training.learner.learner import Learner
     from upshot.training.loops.rl import learn

@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.verl.train_batch import BatchRow, teach
 
 GROUP, PROMPT = 8, 256

@@ -38,7 +38,7 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 
 USER = json.dumps({"current_answer": "none yet", "thought": "hm", "response": "And what about the second part?"})

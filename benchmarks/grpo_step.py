@@ -48,7 +48,7 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation
 from upshot.tasks.users.scripted import ScriptedUser
 from upshot.training.learner.learner import Learner

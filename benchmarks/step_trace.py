@@ -18,7 +18,7 @@ from typing import Any
 
 import upshot
 from upshot.cli import main
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run.run import TrainingRun
 
 ROOT = str(Path(upshot.__file__).parent) + "/"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from upshot.rewards.credit import Credit as Credit
     from upshot.rewards.credit import Span as Span
     from upshot.rewards.metric import Metric as Metric
-    from upshot.rollout.rollout import Rollout as Rollout
+    from upshot.rollout.reply import Rollout as Rollout
     from upshot.run import folder as runs
     from upshot.tasks.base import Task as Task
     from upshot.tasks.participants.base import Observation as Observation

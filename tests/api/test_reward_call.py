@@ -19,7 +19,7 @@ from upshot.core.time_limit import call_seconds
 from upshot.models.client.budget import Budget
 from upshot.rewards.metric import Metric
 from upshot.rollout.context import ReplyRule
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.users.scripted import ScriptedUser
 
 OPENING = [{"role": "user", "content": "Can you help me?"}]

@@ -12,7 +12,7 @@ from tests.models.misbehaving_server import MisbehavingServer
 from tests.patience import patience
 from upshot.models.connect import connect
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.015, "bad_content": 0.015, "stall": 0.01}
 """5 % dropped, 5 % limited with Retry-After, 3 % malformed JSON (of the envelope and of the content), 1 % stalled."""

@@ -16,7 +16,7 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 
 GOALS = [

@@ -79,7 +79,7 @@ def test_a_thousand_concurrent_conversations_keep_their_own_goals() -> None:
     """One participant object, a thousand conversations taking turns in random order: nothing is mixed up."""
     from upshot.models.base import Abilities, Completion, Model, Request
     from upshot.rollout.episode import play_future
-    from upshot.rollout.policy import Policy
+    from upshot.rollout.speaker import Policy
     from upshot.tasks.participants.base import Observation, Participant
 
     class GoalTeller(Participant):

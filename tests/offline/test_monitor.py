@@ -19,7 +19,7 @@ from upshot.core.score import Reason, Score
 from upshot.models.base import ModelCallError, Request
 from upshot.models.scripted import SCRIPTS
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 ASKED: list[str] = []
 

@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
 from upshot.core.files import dump_json_line
 from upshot.offline.replay import compare, lines_of, read_reply, score_again
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run import samples
 from upshot.run.folder import RunFolder
 from upshot.run.run import train

@@ -25,8 +25,8 @@ from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import Policy
 from upshot.tasks.slots import SlotsTask
 
 PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)

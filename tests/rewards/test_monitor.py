@@ -19,7 +19,7 @@ from upshot.models.base import Abilities, Completion, Model, ModelCallError, Req
 from upshot.rewards.monitor import AnyVerdict, Monitor, MonitorCase, MonitorPrediction, agreement, case_of, measure
 from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import managers
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier

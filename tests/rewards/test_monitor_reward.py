@@ -24,7 +24,7 @@ from upshot.rewards.workers.base import managers
 from upshot.rollout.check_names import check_names
 from upshot.rollout.futures.classmates.thought_cut import MASK, mask_answer
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.tasks.gsm8k import Gsm8k
 from upshot.training.metrics.pull import correlate, describe_pull
 

@@ -29,8 +29,8 @@ from upshot.rollout.check_names import check_names
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import Policy
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
 from upshot.training.loops.rl import set_advantages, teach

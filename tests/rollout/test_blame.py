@@ -29,8 +29,8 @@ from upshot.rollout.blame import BLAMED, blame
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
+from upshot.rollout.speaker import Policy
 from upshot.run.run import train
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.distributed.pickling import dumps, loads

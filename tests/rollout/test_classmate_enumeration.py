@@ -16,7 +16,7 @@ import pytest
 from tests.rollout.test_classmates import Recites, context, play
 from upshot.core.conversation import Message, Row
 from upshot.rewards.advantages.base import estimator
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 BITS = 5
 ROWS = [Row(str(n), (Message("user", f"case {n}."),), None, "1") for n in range(2**BITS)]

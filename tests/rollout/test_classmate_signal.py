@@ -20,7 +20,7 @@ from upshot.rewards.advantages.base import Advantages, estimator, estimators
 from upshot.rewards.credit import credit_sampled
 from upshot.rollout.futures.classmates.futures import Classmates, asked_row
 from upshot.rollout.futures.classmates.parts import weighted_mean
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.loops.rl import stop_if_missing
 
 SAYS = ["<think>hm</think>1", "<think>so</think>0", "1", "0"]

@@ -32,8 +32,8 @@ from upshot.rollout.futures.classmates.futures import Classmates
 from upshot.rollout.futures.classmates.options import ClassmateConfig
 from upshot.rollout.futures.classmates.parts import apply_gate, weighted_mean
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task
 
 ROWS = [Row(f"r{n}", (Message("user", f"question {n}"),), None, str(n)) for n in range(3)]

@@ -22,7 +22,7 @@ from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.batch import data_of
 from upshot.training.loops.rl import set_advantages, stop_if_missing

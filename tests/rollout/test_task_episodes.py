@@ -18,7 +18,7 @@ from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.gsm8k import NO_LINE, Gsm8k
 
 TASK = Gsm8k(file="arithmetic", limit=8)

@@ -19,7 +19,7 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation
 
 

@@ -27,9 +27,9 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_services
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.environments.mcp import AT_ONCE, McpSession
 from upshot.tasks.users.scripted import ScriptedUser

@@ -30,8 +30,8 @@ from upshot.rollout import tree
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import rl

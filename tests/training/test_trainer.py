@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.credit import credit_sampled
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.trainer import OF_RUNS, Trainer
 

@@ -19,7 +19,7 @@ from upshot.core.score import Reason, Score
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run import folder as runs
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder

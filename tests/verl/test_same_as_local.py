@@ -26,9 +26,9 @@ from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rollout.blame import blame
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import count_earlier, play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import build_context, build_services
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum, pack

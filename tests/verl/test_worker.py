@@ -19,7 +19,7 @@ from upshot.models.base import Completion, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.slots import SlotsTask, asked_slots
 from upshot.verl.rows import record_of

@@ -39,9 +39,9 @@ from upshot.rewards.build import ARROW, metric_configs, named_metrics
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import score_reply
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.records import RecordedReplies
 from upshot.tasks.participants.base import Participant

@@ -31,9 +31,9 @@ from upshot.offline.table import Line
 from upshot.rewards.reward import combine
 from upshot.rollout.episode import play_whole
 from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import reward_to_dict, turns_to_list
+from upshot.rollout.reply import reward_to_dict, turns_to_list
 from upshot.rollout.services import Services, Spec
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, system_prompt
 from upshot.tasks.datasets.splits import fingerprint, goal_key

@@ -29,9 +29,9 @@ from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import build_context, build_services
+from upshot.rollout.speaker import Policy
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.tools import ACTS

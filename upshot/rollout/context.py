@@ -9,7 +9,7 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.reward import Reward
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.futures.base import Futures
-from upshot.rollout.policy import Policy, is_cut
+from upshot.rollout.speaker import Policy, is_cut
 from upshot.tasks.participants.base import Participant
 
 

@@ -10,7 +10,7 @@ import math
 
 from upshot.core.conversation import Conversation, Turn
 from upshot.core.time_limit import limit_call
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant, count
 
 

@@ -23,7 +23,7 @@ from upshot.rewards.reward import Reward
 from upshot.rollout.agents.recording import PlayedPath
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.tree import branch_off
 from upshot.tasks.participants.base import Participant
 

@@ -31,7 +31,7 @@ from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task

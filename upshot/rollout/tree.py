@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.score import Score, mean_score
 from upshot.rewards.credit import MAIN, Credit, Span, only
 from upshot.rewards.reward import MetricWeight, Reward, combine
-from upshot.rollout.rollout import Branch, Future, Rollout
+from upshot.rollout.reply import Branch, Future, Rollout
 
 SAME = 1e-9
 """Rewards closer than this are alike."""

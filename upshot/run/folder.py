@@ -54,7 +54,7 @@ from upshot.core.files import (
 from upshot.core.html import html_table
 from upshot.core.threads import thread_count
 from upshot.core.version import __version__
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK

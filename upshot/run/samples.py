@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Sample
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 FOLDER = "samples"
 Pieces = Callable[[Sequence[int]], Sequence[str]]

@@ -12,7 +12,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.files import to_json_value
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.samples import Pieces

@@ -15,8 +15,8 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.rendering import policy_renderer
 from upshot.models.sampler import PolicySampler
-from upshot.rollout.policy import Policy
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
+from upshot.rollout.speaker import Policy
 from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start

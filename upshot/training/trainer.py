@@ -35,9 +35,9 @@ from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import catch_failure, score_reply
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.learner import Learner

@@ -17,7 +17,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.files import write_json
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.run.console import Reporter
 from upshot.run.folder import METRICS, RunFolder

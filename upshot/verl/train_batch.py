@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from upshot.config.method import method_of
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import ppo, rl
 from upshot.training.objectives.mismatch import LARGEST, MEAN

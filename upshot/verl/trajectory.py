@@ -14,7 +14,7 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.credit import credit_sampled
 from upshot.rewards.reward import Reward
 from upshot.rollout.blame import by_policy, may_blame
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import why_silent
 
 

@@ -20,10 +20,10 @@ from upshot.models.local import LocalModel
 from upshot.models.rendering import policy_renderer
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import Opening, open_row, play_reply
-from upshot.rollout.policy import Policy
 from upshot.rollout.prompt_length import build_prompt_filter
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import build_context, build_held_out, build_services
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
 from upshot.verl.budget import BudgetClient, WorkerBudget

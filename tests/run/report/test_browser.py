@@ -366,7 +366,7 @@ def test_runs_are_compared_by_results_keys_bands_and_the_same_goal(tmp_path: Pat
 def token_run(folder: Path) -> Path:
     """A reply with tokens, two credited spans, and a tree of futures that forked twice, credited along it."""
     from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
-    from upshot.rollout.rollout import Rollout
+    from upshot.rollout.reply import Rollout
     from upshot.run.folder import RunFolder
 
     folder.mkdir()
@@ -459,7 +459,7 @@ def spoken_tree(folder: Path) -> Path:
     from upshot.core.score import Score
     from upshot.rewards.credit import Credit, Span
     from upshot.rewards.reward import MetricWeight, Reward
-    from upshot.rollout.rollout import Future, Rollout
+    from upshot.rollout.reply import Future, Rollout
     from upshot.rollout.tree import grow
     from upshot.run.folder import RunFolder
 

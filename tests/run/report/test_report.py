@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from upshot.cli import make_parser
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run import report
 from upshot.run.folder import RunFolder
 from upshot.run.report.page import SCRIPTS, embed, render

@@ -22,9 +22,9 @@ from upshot.offline.replay import read_reply, score_again
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_context, build_services
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.tasks.dual.shop import ORDERS, Caller, ShopTask, call
 from upshot.tasks.participants.base import Observation, User

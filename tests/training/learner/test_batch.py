@@ -12,7 +12,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_sampled, credit_turns
 from upshot.rollout.episode import play_episode
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.learner.batch import Datum, data_of, micro_batches, pack, unpack
 
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_size=1, max_size=20)

@@ -22,7 +22,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, derive_
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import is_flat
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum

@@ -22,7 +22,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_sampled
 from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run.run import train
 from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum

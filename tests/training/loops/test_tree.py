@@ -25,7 +25,7 @@ from upshot.core.score import Score
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.check_names import check_names
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.tree import measure_tree
 from upshot.run.folder import RunFolder
 from upshot.run.run import train

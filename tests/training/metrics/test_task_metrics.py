@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.training.metrics.step import summarise
 from upshot.training.metrics.task import majority, pass_at_k, task_metrics
 

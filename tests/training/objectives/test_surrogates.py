@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.build import build_metric
 from upshot.rewards.credit import Credit, Span
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.learner.batch import Datum, TrainBatch, pack
 from upshot.training.loops.rl import set_advantages
 from upshot.training.objectives.objectives import PolicyGradient

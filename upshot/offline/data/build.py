@@ -30,9 +30,9 @@ from upshot.rewards.build import metric_configs
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import describe_failure, open_by, score_reply
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import Services
+from upshot.rollout.speaker import Policy
 from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
 from upshot.tasks.participants.ask import Flaw, ask, text_schema
 from upshot.tasks.participants.base import Observation, Participant

@@ -28,7 +28,7 @@ from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.ciphers import Ciphers, thought

@@ -19,7 +19,7 @@ from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
 from upshot.rollout.play import catch_failure, score_conversation
-from upshot.rollout.policy import Policy
+from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 
 if TYPE_CHECKING:

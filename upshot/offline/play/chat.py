@@ -23,7 +23,7 @@ from upshot.rewards.metric import Metric
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_reply, score_conversation
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Participant, count
 
 NO_GOAL = (

@@ -21,7 +21,7 @@ from upshot.offline.play.opened import OpenedRecipe, open_recipe, recipe_of_run
 from upshot.offline.play.trees import clean, cut, group_tree, tell_score
 from upshot.rollout.check_names import check_names
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation
 
 LONG_S = 86_400.0

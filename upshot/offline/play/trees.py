@@ -8,7 +8,7 @@ from typing import Any
 from upshot.core.conversation import Turn
 from upshot.core.html import short
 from upshot.core.score import Score
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 
 STYLES = {"assistant": "cyan", "user": "green", "system": "dim", "tool": "magenta"}
 LONGEST = 1200

@@ -6,7 +6,7 @@ from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.credit.base import ScoredFutures, rules
 from upshot.rollout.credit.whole_reply import WholeReply
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.tree import draw, grow
 
 

@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import MetricWeight, Reward, combine
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.tree import mean_by_way
 
 

@@ -10,7 +10,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import Credit, credit_turns, only, plus
 from upshot.rewards.reward import Reward, combine
 from upshot.rollout.credit.base import CreditRule, ScoredFutures, rules
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.tree import mean_by_way
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit, only, sampled_spans
 from upshot.rollout.credit.base import CreditRule, rules
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 
 @rules.register("reply")

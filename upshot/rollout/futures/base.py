@@ -16,8 +16,8 @@ from upshot.core.errors import UserError
 from upshot.core.helper import Helper
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import Policy
 
 
 class Futures(Helper, ABC):

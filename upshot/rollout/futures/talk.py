@@ -21,8 +21,8 @@ from upshot.rollout.credit.base import ScoredFutures, credit_rule
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
+from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Participant
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.layout import Ids, Layout, end_to_end, prefix_key, shared_tokens, tree, worth_sharing
 
 WITHOUT_PLAN = 16384

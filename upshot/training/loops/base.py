@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.rollout.context import RolloutContext
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.tasks.base import Task
 from upshot.training.bundle import PolicyBundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from upshot.core.conversation import derive_seed
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.tree import is_flat
 from upshot.training.loops.minibatches import pick
 

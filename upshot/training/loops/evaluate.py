@@ -15,7 +15,7 @@ from upshot.core.errors import UserError
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services, build_held_out
 from upshot.tasks.base import Task, groups_of
 from upshot.training.learner.batch import Datum

@@ -17,7 +17,7 @@ from upshot.config.method import method_of
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.core.conversation import derive_seed
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.minibatches import Lesson, pick, update

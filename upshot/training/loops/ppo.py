@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from upshot.rewards.credit import Credit, Span
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs

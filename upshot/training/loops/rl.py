@@ -23,7 +23,7 @@ from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import compared, measure_tree
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
 from upshot.models.sampler import PolicySampler
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.metrics.throughput import count_sampled
 from upshot.training.snapshots import PLAYING
 

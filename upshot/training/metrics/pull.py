@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from upshot.rewards.credit import MAIN, is_turn
 from upshot.rewards.monitor import METRIC
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 SURE = 2.0
 """Standard errors from which a correlation is one."""

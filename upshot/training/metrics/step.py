@@ -9,8 +9,8 @@ from itertools import chain
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
-from upshot.rollout.policy import is_cut
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
+from upshot.rollout.speaker import is_cut
 from upshot.rollout.tree import is_flat
 
 

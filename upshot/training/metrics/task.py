@@ -14,7 +14,7 @@ from math import comb
 
 from upshot.core.conversation import Row
 from upshot.core.score import Score
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.metrics.step import put_mean
 
 SOLVED = 1.0 - 1e-9

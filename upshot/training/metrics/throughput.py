@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.training.learner.learner import Learner
 
 PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit, is_turn
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.objectives.mismatch import LogprobSource
 

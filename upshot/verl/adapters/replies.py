@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from upshot.core.errors import UserError
-from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.adapters.loop import COUNTED, FAULT, REPLY
 from upshot.verl.recorder import Counted

@@ -26,7 +26,7 @@ from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.rewards.workers.pool import PoolManager
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 from upshot.run import services as run_services
 from upshot.run.folder import RunFolder
 from upshot.run.forecast import plan

@@ -40,8 +40,8 @@ from upshot.rollout.futures.classmates.parts import classmate_parts, is_right
 from upshot.rollout.futures.classmates.similar import OtherQuestions, before_another
 from upshot.rollout.futures.classmates.thought_cut import CutPoint, cut_thought, mask_answer
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.reply import Future, Rollout
+from upshot.rollout.speaker import Policy
 
 
 @kinds.register("classmates")

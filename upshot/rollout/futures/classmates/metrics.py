@@ -9,7 +9,7 @@ from upshot.core.score import Score
 from upshot.rollout.futures.classmates.options import CLASSMATE, UNMASKED
 from upshot.rollout.futures.classmates.parts import agreement
 from upshot.rollout.futures.classmates.thought_cut import last_sample, thought_span
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.reply import Rollout
 
 
 def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_reply: bool = False) -> dict[str, float]:

@@ -14,7 +14,7 @@ from upshot.core.stopwatch import at_work
 from upshot.rewards.metric import Metric, score_by
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE
-from upshot.rollout.rollout import Future
+from upshot.rollout.reply import Future
 from upshot.tasks.base import Task
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from upshot.core.score import Reason, Score, mean_score
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmatesOptions
-from upshot.rollout.rollout import Future
+from upshot.rollout.reply import Future
 
 
 def classmate_parts(
