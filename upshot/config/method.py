@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from upshot.config.registry import Registry
+from upshot.core.errors import UserError
 
 
 class TrainingMethod(ABC):
@@ -38,6 +39,8 @@ class TrainingMethod(ABC):
     """What evaluations are compared by where the recipe names nothing."""
     evaluates: tuple[str, ...] = ()
     """What its evaluations log, by how the names begin; (): what is logged of held-out replies."""
+    held_out = ""
+    """What evaluations read from `eval.data`, in a word; empty: they need no file."""
 
     loop = ""
     """The module of its loop, imported with PyTorch when it trains: `async def train(run, config, method)`."""
@@ -62,6 +65,11 @@ class TrainingMethod(ABC):
 
     def check(self, recipe: Any) -> None:
         """Refuse what the method cannot learn with, before any work; it imports no PyTorch."""
+        if self.held_out and recipe.eval.every and not recipe.eval.data:
+            raise UserError(
+                f"eval.every with train.method '{recipe.train.method}' needs held-out {self.held_out}; "
+                "set eval.data=FILE, or eval.every=0"
+            )
 
     def check_loss(self, recipe: Any) -> None:
         """Refuse a loss that cannot be had, or options that it does not have."""

@@ -18,6 +18,9 @@ from typing import Any
 
 from upshot.core.score import Score
 
+Tools = Sequence[Mapping[str, Any]]
+"""Descriptions of tools, in the form of OpenAI's API."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -42,13 +45,8 @@ class Message:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
         """A message from its dictionary form; content None (a bare tool call) becomes the empty string."""
-        return cls(
-            role=data["role"],
-            content=data.get("content") or "",
-            tool_calls=tuple(data.get("tool_calls") or ()),
-            tool_call_id=data.get("tool_call_id"),
-            name=data.get("name"),
-        )
+        calls = tuple(data.get("tool_calls") or ())
+        return cls(data["role"], data.get("content") or "", calls, data.get("tool_call_id"), data.get("name"))
 
 
 @dataclass(frozen=True, slots=True)

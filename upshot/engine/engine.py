@@ -133,12 +133,9 @@ class Engine:
                 driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, swap_slot
             )
         self.pool = PagePool(n_pages, self.settings.page_size)
-        self.scheduler = Scheduler(
-            self.pool,
-            self._max_running,
-            self.settings.chunk_tokens or (16384 if self.on_gpu else 2048),
-            score_rows=max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab),
-        )
+        chunk = self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
+        score_rows = max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab)
+        self.scheduler = Scheduler(self.pool, self._max_running, chunk, score_rows=score_rows)
         if swap_slot is not None:
             self.scheduler.holds = lambda: swap_slot.holds
 
@@ -431,10 +428,7 @@ class Engine:
     def stats(self) -> dict[str, float]:
         """Counters since the start."""
         return {
-            "steps": self.steps,
-            "generated": self.generated,
-            "prompted": self.prompted,
-            "scored": self.scored,
+            **{name: getattr(self, name) for name in ("steps", "generated", "prompted", "scored")},
             "prefix_hits": self.pool.hits,
             "prefix_lookups": self.pool.lookups,
             "pages_held": self.pool.held,

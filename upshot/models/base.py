@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Message
+from upshot.core.conversation import Message, Tools
 from upshot.core.errors import UserError
 from upshot.core.helper import Helper
 
@@ -36,7 +36,7 @@ class Request:
     n: int = 1
     schema: Mapping[str, Any] | None = None
     """JSON schema that the text must follow, where the backend can enforce it."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Tools = ()
     """OpenAI tool definitions."""
     role: str = ""
     """Who speaks (policy, user, judge …): calls, cost and latency are counted by it."""

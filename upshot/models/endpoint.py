@@ -51,13 +51,8 @@ class EndpointModel(GuardedModel):
     def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
         super().__init__(spec, **guards)
         self.served = spec.model
-        self.abilities = Abilities(
-            ids_in=True,
-            ids_out=bool(spec.token_ids),
-            schema=spec.structured is not False,
-            tools=True,
-            scores=bool(spec.token_ids),
-        )
+        ids, schema = bool(spec.token_ids), spec.structured is not False
+        self.abilities = Abilities(ids_in=True, ids_out=ids, schema=schema, tools=True, scores=ids)
         self.headers: dict[str, str] = {}
         """Sent with every request beside those of the spec."""
         self._length_field = "max_tokens"

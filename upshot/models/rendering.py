@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.conversation import Conversation, Message
+from upshot.core.conversation import Conversation, Message, Tools
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS
 from upshot.models.openai_format import TokenPieces
@@ -69,10 +69,7 @@ class Renderer:
     """Renders conversations for one tokenizer."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        template_options: Mapping[str, Any] | None = None,
-        think: Sequence[str] = MARKERS,
+        self, tokenizer: Any, template_options: Mapping[str, Any] | None = None, think: Sequence[str] = MARKERS
     ) -> None:
         """Make it; `think`: the markers that replies put around thoughts."""
         self.tokenizer = tokenizer
@@ -87,7 +84,7 @@ class Renderer:
                 "use an instruct model or set model.chat_template"
             )
 
-    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def prompt_text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The template's own rendering of an opening, up to where the policy starts to speak.
 
         Special tokens that a message spells are guarded in it, as `encode` expects.
@@ -98,11 +95,11 @@ class Renderer:
         """Token ids of the template's own rendering of a whole conversation, without a generation prompt."""
         return self.encode(self._apply(messages, (), generation=False))
 
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Token ids of `prompt_text`."""
         return self.encode(self.prompt_text(messages, tools))
 
-    def delta_text(self, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def delta_text(self, new: Sequence[Message], tools: Tools = ()) -> str:
         """What follows a policy turn: its closing marks, the new messages, the next generation prompt."""
         rendered = self._apply(new, tools, generation=True, before=STOOD_FOR)
         _, stand_in, after = rendered.rpartition(STAND_IN)
@@ -124,7 +121,7 @@ class Renderer:
             )
         self._shown.add(message.role)
 
-    def context(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def context(self, conversation: Conversation, tools: Tools = ()) -> list[int]:
         """Ids to put after `conversation.ids` so that the policy can speak next."""
         samples = list(conversation.samples())
         pending = conversation.unrendered
@@ -189,9 +186,7 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return {self.end_id} if eos is None else {self.end_id, eos}
 
-    def demonstration(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[list[int], list[int]]:
+    def demonstration(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
         """Ids and loss mask of a whole dialogue, rendered turn by turn exactly as a rollout would be."""
         ids: list[int] = []
         mask: list[int] = []
@@ -213,7 +208,7 @@ class Renderer:
             pending, spoken = [], True
         return ids, mask
 
-    def _render_calls(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+    def _render_calls(self, message: Message, tools: Tools) -> str:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
         asked = [Message("user", "?")]
         turn = self._apply([*asked, message], tools, generation=False)
@@ -270,11 +265,7 @@ class Renderer:
         return delta
 
     def _apply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        generation: bool,
-        before: Sequence[Message] = (),
+        self, messages: Sequence[Message], tools: Tools, generation: bool, before: Sequence[Message] = ()
     ) -> str:
         """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
         guarded = [self._special.guard_all(_for_template(one), self._keep(one.role)) for one in messages]

@@ -14,10 +14,7 @@ _SAID = [f"{GUARD}{number}{GUARD}" for number in range(4)]
 _USER = {"role": "user", "content": _SAID[0]}
 _REPLY = {"role": "assistant", "content": _SAID[1]}
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
-_TALKS = [
-    [_USER, _REPLY, {"role": "user", "content": _SAID[2]}],
-    [{"role": "system", "content": _SAID[3]}, _USER],
-]
+_TALKS = [[_USER, _REPLY, {"role": "user", "content": _SAID[2]}], [{"role": "system", "content": _SAID[3]}, _USER]]
 _TOOL_TALK: list[dict[str, Any]] = [
     _USER,
     {**_REPLY, "tool_calls": [_CALL]},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.conversation import Conversation, Row
+from upshot.core.conversation import Conversation, Row, Tools
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.rollout.speaker import with_system_prompt
@@ -27,7 +26,7 @@ class PromptLengthFilter:
     reply: int
     """Tokens of one reply."""
     system: str = ""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Tools = ()
     _frames: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def fits(self, row: Row) -> bool:

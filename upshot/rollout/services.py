@@ -281,21 +281,13 @@ def build_services(
 
 def build_context(recipe: Recipe, services: Services, policy: Policy) -> RolloutContext:
     """How the conversations of a step are played and scored."""
-    overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
+    overlong, malformed = (ReplyRule(of.rule, of.penalty) for of in (recipe.reward.overlong, recipe.reward.malformed))
     assert services.futures is not None and services.task is not None
     environment = services.user if recipe.episode.with_user else services.task.environment()
     answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls())
-    return RolloutContext(
-        policy=policy,
-        futures=services.futures,
-        environment=environment,
-        hear_last=not (answers_both and recipe.futures.rounds),
-        user=services.user,
-        agent=services.agent,
-        max_turns=recipe.episode.max_turns,
-        overlong=ReplyRule(overlong.rule, overlong.penalty),
-        malformed=ReplyRule(malformed.rule, malformed.penalty),
-    )
+    hear_last = not (answers_both and recipe.futures.rounds)
+    others = (environment, services.user, services.agent)
+    return RolloutContext(policy, services.futures, *others, recipe.episode.max_turns, hear_last, overlong, malformed)
 
 
 def build_held_out(recipe: Recipe, services: Services, context: RolloutContext) -> RolloutContext:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, Message, Sample, Turn, derive_seed
+from upshot.core.conversation import Conversation, Message, Sample, Tools, Turn, derive_seed
 from upshot.core.thought import MARKERS, find_thought, split_thought
 from upshot.models.base import Model, Request
 from upshot.models.rendering import Renderer
@@ -25,7 +25,7 @@ class Policy:
     """Most tokens of prompt and reply together; 0 for no limit."""
     system: str = ""
     """A system prompt shown to this model only (the proactive prompt, for one)."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Tools = ()
     think: tuple[str, str] | None = MARKERS
     """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
     form: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Policy:
         note = {"finish": completion.finish} | {name: value for name, value in note.items() if value}
         return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), note=note)
 
-    def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]]:
+    def _tools(self, conversation: Conversation) -> Tools:
         """The tools of this conversation, where its environment brought some, else those of all."""
         return conversation.session.get("tools") or self.tools
 

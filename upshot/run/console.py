@@ -98,12 +98,8 @@ class PlainReporter(Reporter):
             f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
             for key, value in shown_metrics(metrics)
         ]
-        parts = [
-            f"{phase} {step}/{self._total}",
-            *kept[:8],
-            step_line(metrics),
-            f"ETA {duration(left)}" if left else "",
-        ]
+        eta = f"ETA {duration(left)}" if left else ""
+        parts = [f"{phase} {step}/{self._total}", *kept[:8], step_line(metrics), eta]
         print("  ".join(part for part in parts if part), flush=True)
 
     def show_progress(self, done: int, total: int) -> None:

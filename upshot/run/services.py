@@ -41,14 +41,8 @@ class RunServices:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
         policy.pool = make_pool(self.recipe, policy.memory)
         policy.sampler.play_ahead(self.recipe.train.async_steps)
-        services = build_services(
-            configure_helpers(self.recipe, policy.memory),
-            policy.task,
-            policy.sampler,
-            policy.tokenizer,
-            policy.renderer,
-            policy.pool,
-        )
+        recipe = configure_helpers(self.recipe, policy.memory)
+        services = build_services(recipe, policy.task, policy.sampler, policy.tokenizer, policy.renderer, policy.pool)
         share_endpoints(services.models.values(), self.ranks.size)
         self._open, self._policy = services, policy
         if spent := self.folder.spent():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from upshot.config.registry import Registry
-from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.conversation import Conversation, Message, Row, Tools
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
@@ -77,7 +76,7 @@ class Task(ABC):
         played = conversation.turns[len(conversation.row.messages) :]
         return [self.format_error(turn.message.content) for turn in played if turn.message.role == "assistant"]
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
         return []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.config.bounds import Positive, Whole
 from upshot.config.validation import check_value
-from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.errors import UserError, close_all
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
@@ -98,7 +98,7 @@ class Mix(Task):
         words = [set(part.vocabulary()) for part in self.parts.values()]
         return sorted(set().union(*words)) if all(words) else []
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """The tools of all tasks."""
         named = {tool["function"]["name"]: tool for part in self.parts.values() for tool in part.tools()}
         return list(named.values())

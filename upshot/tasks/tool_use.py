@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from upshot.config.bounds import Count, Words
+from upshot.core.conversation import Tools
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.tools import ToolEnvironment, make_tools
@@ -56,7 +57,7 @@ class ToolUse(VerifiedTask):
         """The tools."""
         return self._environment
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """Their definitions."""
         return self._environment.definitions()
 

@@ -90,18 +90,9 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
             known = {name.rpartition(".")[2] for name in weighted}
             raise UserError(f"model.lora.targets: the model has no layer '{target}'; {did_you_mean(target, known)}")
     targets: Any = lora.targets or default_targets(names) or "all-linear"
-    return peft.get_peft_model(
-        module,
-        peft.LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=targets,
-            use_dora=lora.kind == "dora",
-            use_rslora=lora.kind == "rslora",
-            task_type="CAUSAL_LM",
-        ),
-    )
+    sizes = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": targets}
+    kinds = {f"use_{kind}": lora.kind == kind for kind in ("dora", "rslora")}
+    return peft.get_peft_model(module, peft.LoraConfig(**sizes, **kinds, task_type="CAUSAL_LM"))
 
 
 def default_targets(names: Collection[str]) -> list[str]:

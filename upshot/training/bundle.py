@@ -120,17 +120,9 @@ class PolicyBundle:
         """A new learner on the policy."""
         sampled, episode = config.samples, self.recipe.episode
         config = configure_learner(config, plan_loaded(self.recipe, self.module, config, self.ranks.size), self.module)
-        return Learner(
-            self.module,
-            self.tokenizer,
-            config,
-            max_tokens=episode.max_tokens,
-            temperature=episode.temperature if sampled else 1.0,
-            changed=self._weights_changed,
-            value_head=value_head,
-            exact=self.recipe.model.exact and sampled,
-            ranks=self.ranks,
-        )
+        temperature, exact = episode.temperature if sampled else 1.0, self.recipe.model.exact and sampled
+        how = (config, episode.max_tokens, temperature, self._weights_changed, value_head, exact, self.ranks)
+        return Learner(self.module, self.tokenizer, *how)
 
     def keep_reference(self, learner: Learner, phase: str, begun: bool) -> None:
         """Give the learner the model that its phase began with; one that had begun before finds it again."""
@@ -147,6 +139,7 @@ class PolicyBundle:
             learner.keep_reference(load_weights(saved))
 
     def _weights_changed(self) -> None:
+        """Tell the sampler, where there is one yet."""
         if self.samples:
             self.sampler.weights_changed()
 

@@ -22,7 +22,7 @@ from upshot.config.method import method_of
 from upshot.config.recipe import Section, TinyConfig, TrainConfig
 from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value, explain_error
-from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.event_loop import gather
 from upshot.engine.engine import Engine, EngineSettings
@@ -70,7 +70,7 @@ class Trainer:
         temperature: float = 1.0,
         system: str = "",
         max_context: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
         **train: Any,
     ) -> None:
         """Make it from a transformers model and its tokenizer.

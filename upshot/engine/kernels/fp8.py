@@ -157,9 +157,7 @@ def tile_product(x: Rows8, weight: Rows8, tile: Tile8, dtype: torch.dtype) -> Te
     (rows, width), n = x.values.shape, weight.values.shape[0]
     whole = tile.parts == 1
     out = torch.empty(
-        (rows, n) if whole else (tile.parts, rows, n),
-        dtype=dtype if whole else torch.float32,
-        device=x.values.device,
+        (rows, n) if whole else (tile.parts, rows, n), dtype=dtype if whole else torch.float32, device=x.values.device
     )
     _product[(triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.cols), tile.parts)](
         TensorDescriptor.from_tensor(x.values, [tile.rows, tile.depth]),

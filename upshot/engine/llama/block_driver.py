@@ -100,15 +100,9 @@ class BlockDriver(Driver):
     def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any) -> tuple[Any, Tensor]:
         """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next."""
         o = self.options
-        return self._norm_before(before)(
-            x,
-            h,
-            None if before is None else before.weight,
-            o.eps,
-            o.form,
-            None if after is None else after.weight,
-            1.0 if h is None else o.factor,
-        )
+        of_before, of_after = (None if norm is None else norm.weight for norm in (before, after))
+        factor = 1.0 if h is None else o.factor
+        return self._norm_before(before)(x, h, of_before, o.eps, o.form, of_after, factor)
 
     def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
         """What computes the norm before a product."""

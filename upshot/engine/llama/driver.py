@@ -92,18 +92,9 @@ def shape_of(model: torch.nn.Module) -> Shape:
         raise UserError(
             f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
         )
-    heads, kv_heads, head_dim = attention_sizes(text)
-    weight = lm.get_input_embeddings().weight
-    return Shape(
-        layers=text.num_hidden_layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab=lm.get_output_embeddings().weight.shape[0],
-        max_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
+    weight, vocab = lm.get_input_embeddings().weight, lm.get_output_embeddings().weight.shape[0]
+    longest = getattr(text, "max_position_embeddings", None) or 1 << 20
+    return Shape(text.num_hidden_layers, *attention_sizes(text), vocab, longest, weight.dtype, weight.device)
 
 
 def attention_sizes(text: Any) -> tuple[int, int, int]:

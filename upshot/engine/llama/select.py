@@ -23,14 +23,7 @@ from upshot.engine.cpu.runner import DecodeStep, PrefillStep
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
-from upshot.engine.llama.agreement import (
-    FAILURES,
-    block_alone,
-    busy_adapters,
-    logits_gap,
-    other_mixing,
-    plain_logits,
-)
+from upshot.engine.llama.agreement import FAILURES, block_alone, busy_adapters, logits_gap, other_mixing, plain_logits
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import family_of, is_block_family
 from upshot.engine.llama.block_driver import BlockDriver

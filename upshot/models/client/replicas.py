@@ -34,11 +34,7 @@ class ReplicatedModel(GuardedModel):
     """A model over the models at its addresses; `open_one` makes the one of an address."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        open_one: Callable[[ModelSpec], GuardedModel],
-        routing: Routing,
-        **guards: Unpack[Guards],
+        self, spec: ModelSpec, open_one: Callable[[ModelSpec], GuardedModel], routing: Routing, **guards: Unpack[Guards]
     ) -> None:
         super().__init__(spec, **guards)
         self.routing = routing

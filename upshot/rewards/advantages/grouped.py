@@ -12,16 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from upshot.rewards.advantages.base import (
-    Advantages,
-    Step,
-    Values,
-    combinations,
-    comparable,
-    estimators,
-    part,
-    spread,
-)
+from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, comparable, estimators, part, spread
 from upshot.rewards.credit import Credit
 
 EPSILON = 1e-4

@@ -22,11 +22,7 @@ class Manager(Helper, ABC):
     """
 
     def __init__(
-        self,
-        judge: Any = None,
-        sandbox: Any = None,
-        models: Mapping[str, Any] | None = None,
-        verdicts: Any = None,
+        self, judge: Any = None, sandbox: Any = None, models: Mapping[str, Any] | None = None, verdicts: Any = None
     ) -> None:
         self._context = {"judge": judge, "sandbox": sandbox, "models": models or {}, "verdicts": verdicts}
         self._built: dict[tuple[str, str], Verifier] = {}

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.core.conversation import Conversation, Message, Turn, derive_seed
+from upshot.core.conversation import Conversation, Message, Tools, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.rollout.speaker import Policy
@@ -147,7 +147,7 @@ class CallRecording:
         return out
 
 
-def digests(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def digests(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[bytes]:
     """A digest of the history after each message; the first, before any message, is of the tools alone."""
     out = [hashlib.blake2b(_plain(list(tools))).digest()]
     for message in messages:

@@ -79,11 +79,7 @@ def rl_row(
             "score": candidate.score,
             "sessions": [[{"role": m["role"], "content": m["content"]} for m in s] for s in candidate.sessions],
             "rewards": dict(candidate.rewards),
-            "interaction_kwargs": {
-                "name": "collabllm",
-                "single_turn_prompt": candidate.goal,
-                "task_desc": task_desc,
-            },
+            "interaction_kwargs": {"name": "collabllm", "single_turn_prompt": candidate.goal, "task_desc": task_desc},
         },
     }
 

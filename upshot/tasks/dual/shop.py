@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.bounds import Made, Share, Whole
-from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Observation, Participant, User
@@ -144,7 +144,7 @@ class ShopTask(Task):
         """The caller."""
         return Caller(self.state.user)
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """Definitions of the policy's tools."""
         return self.state.policy.definitions()
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from upshot.config.bounds import Words
-from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.conversation import Conversation, Message, Row, Tools
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
@@ -118,7 +118,7 @@ class Tau2Task(Task):
         """The user's, where the domain has any."""
         return self._user_tools if self._user_tools.tools else None
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """Definitions of the agent's tools."""
         return self._tools.definitions()
 

@@ -14,13 +14,13 @@ import contextlib
 import os
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
 from upshot.config.bounds import Positive, Words
 from upshot.config.trust import check_trust
-from upshot.core.conversation import Conversation
+from upshot.core.conversation import Conversation, Tools
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.tools import Tool, ToolEnvironment
@@ -271,11 +271,11 @@ class McpTask(ToolUse):
             self.describe_tools()
 
     @cached_property
-    def _listed(self) -> Sequence[Mapping[str, Any]]:
+    def _listed(self) -> Tools:
         self._environment.list_tools()
         return super().tools()
 
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """What the server lists, asked once."""
         return self._listed
 

@@ -43,12 +43,8 @@ class Feedback(Participant):
         metrics: dict[str, float] = {}
         if before is not None:
             used = float(fault is None or fault.kind != before)
-            metrics |= {
-                "feedback": 1.0,
-                "feedback_used": used,
-                f"{before}_feedback": 1.0,
-                f"{before}_feedback_used": used,
-            }
+            for name in ("feedback", f"{before}_feedback"):
+                metrics |= {name: 1.0, f"{name}_used": used}
         conversation.session["fault"] = fault.kind if fault else None
         if fault is None:
             return Observation(done=True, reason="answered", metrics=metrics)

@@ -7,7 +7,6 @@ from itertools import chain
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
-from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import Preference, read_preferences
 from upshot.training.learner.batch import Datum
@@ -15,18 +14,13 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import dpo_loss
 from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.phase import learn_examples
+from upshot.training.loops.phase import learn_examples, load_examples
 from upshot.training.objectives.objectives import Dpo
 
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """Learn the pairs of `train.data` up to `train.steps`."""
-    policy, preferences = run.policy, method.examples(config, run.task)
-    pairs = render_pairs(preferences, policy.renderer, policy.max_context)
-    if len(pairs) < len(preferences):
-        run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
-    if not pairs:
-        raise UserError(method.explain_empty(config, run.task))
+    policy, pairs = run.policy, load_examples(run, config, method, render_pairs)
 
     def evaluate(learner: Learner) -> Logs:
         recipe = run.recipe

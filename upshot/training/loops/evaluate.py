@@ -79,10 +79,7 @@ def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
 def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
     config, data = learner.config, list(chain.from_iterable(pairs))
-    policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
-    gained = [
-        sum_trained(a, datum) - sum_trained(b, datum) for a, b, datum in zip(policy, reference, data, strict=True)
-    ]
+    gained = gains(learner, data)
     if config.dpo.loss == "ipo":
         gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
     margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
@@ -91,6 +88,12 @@ def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
         "dpo/margin": float(config.dpo.beta * margin.mean()),
         "dpo/accuracy": float((margin > 0).float().mean()),
     }
+
+
+def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:
+    """How much more probable each reply is to the policy than to the reference, in nats."""
+    policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
+    return [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, data, strict=True)]
 
 
 def sum_trained(logprobs: Sequence[float], datum: Datum) -> float:

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import KTOConfig, TrainConfig
-from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import MarkedReply, read_marked_replies
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dpo import reply_datum
-from upshot.training.loops.evaluate import sum_trained
+from upshot.training.loops.evaluate import gains
 from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.phase import learn_examples
+from upshot.training.loops.phase import learn_examples, load_examples
 from upshot.training.objectives.objectives import Objective
 
 
@@ -67,12 +66,7 @@ class Kto(Objective):
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """Learn the marked replies of `train.data` up to `train.steps`."""
-    policy, replies = run.policy, method.examples(config, run.task)
-    data = render_replies(replies, policy.renderer, policy.max_context)
-    if len(data) < len(replies):
-        run.say(f"{len(replies) - len(data)} of {len(replies)} replies are longer than the context")
-    if not data:
-        raise UserError(method.explain_empty(config, run.task))
+    policy, data = run.policy, load_examples(run, config, method, render_replies)
 
     def evaluate(learner: Learner) -> Logs:
         held_out = read_marked_replies(str(run.recipe.eval.data), "eval.data")[: run.recipe.eval.rows]
@@ -117,12 +111,6 @@ def measure_divergence(learner: Learner, data: Sequence[Datum], limit: int) -> f
         swapped.append(reply_datum(prompt, reply[: max(limit - len(prompt), 1)] if limit else reply))
     gained = gains(learner, swapped)
     return max(sum(gained) / len(gained), 0.0)
-
-
-def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:
-    """How much more probable each reply is to the policy than to the reference, in nats."""
-    policy, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
-    return [sum_trained(a, d) - sum_trained(b, d) for a, b, d in zip(policy, reference, data, strict=True)]
 
 
 def _is_good(datum: Datum) -> bool:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from upshot.config.method import method_of
+from upshot.config.method import TrainingMethod, method_of
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.core.conversation import derive_seed
+from upshot.core.errors import UserError
+from upshot.models.rendering import Renderer
 from upshot.rollout.reply import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
@@ -132,6 +134,19 @@ class TrainingPhase:
         if best is not None and best_metric(self.run.recipe):
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
+
+
+def load_examples(
+    run: LoopRun, config: TrainConfig, method: TrainingMethod, render: Callable[[Sequence[Any], Renderer, int], list[T]]
+) -> list[T]:
+    """The method's examples as training data, without those that are longer than the context."""
+    examples = method.examples(config, run.task)
+    fitting = render(examples, run.policy.renderer, run.policy.max_context)
+    if len(fitting) < len(examples):
+        run.say(f"{len(examples) - len(fitting)} of {len(examples)} {method.held_out} are longer than the context")
+    if not fitting:
+        raise UserError(method.explain_empty(config, run.task))
+    return fitting
 
 
 async def learn_examples(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
-from upshot.core.conversation import Message
+from upshot.core.conversation import Message, Tools
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import read_dialogues
@@ -19,8 +19,6 @@ from upshot.training.loops.evaluate import sft_loss
 from upshot.training.loops.minibatches import Lesson
 from upshot.training.loops.phase import learn_examples
 from upshot.training.objectives.objectives import Sft
-
-Tools = Sequence[Mapping[str, Any]]
 
 
 class Dialogues(Sequence[Datum]):

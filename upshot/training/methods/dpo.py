@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from upshot.config.method import TrainingMethod, methods
-from upshot.config.recipe import Recipe, TrainConfig
+from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
 from upshot.tasks.datasets.records import Preference, read_preferences
@@ -16,6 +16,7 @@ class DPOMethod(TrainingMethod):
     pairs = True
     best_metric = "eval/loss/dpo"
     evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
+    held_out = "pairs"
     loop = "upshot.training.loops.dpo"
 
     def examples(self, config: TrainConfig, task: Task) -> list[Preference]:
@@ -27,13 +28,6 @@ class DPOMethod(TrainingMethod):
     def needs_reference(self, config: TrainConfig) -> bool:
         """Pairs are compared with it."""
         return True
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse evaluation without held-out pairs."""
-        if recipe.eval.every and not recipe.eval.data:
-            raise UserError(
-                "eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0"
-            )
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""

@@ -15,7 +15,7 @@ class KTOMethod(TrainingMethod):
 
     best_metric = "eval/loss/kto"
     evaluates = ("loss/kto", "kto/good", "kto/bad")
-
+    held_out = "replies"
     loop = "upshot.training.loops.kto"
 
     def examples(self, config: TrainConfig, task: Task) -> list[MarkedReply]:
@@ -34,10 +34,7 @@ class KTOMethod(TrainingMethod):
         """Refuse a step of one reply, which has no neighbour, and evaluation without held-out replies."""
         if recipe.train.prompts_per_step < 2:
             raise UserError("train.method 'kto' swaps the replies of a step; set train.prompts_per_step to 2 or more")
-        if recipe.eval.every and not recipe.eval.data:
-            raise UserError(
-                "eval.every with train.method 'kto' needs held-out replies; set eval.data=FILE, or eval.every=0"
-            )
+        super().check(recipe)
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""

@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 
 from upshot.engine.kernels import plain
-from upshot.engine.kernels.long import (
-    SHORTEST,
-    cudnn_takes,
-    lay_out,
-    long_attention_backward,
-    run_forward,
-)
+from upshot.engine.kernels.long import SHORTEST, cudnn_takes, lay_out, long_attention_backward, run_forward
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.training.learner.batch import on_device
 from upshot.training.learner.layout import Layout
