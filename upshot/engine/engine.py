@@ -29,13 +29,13 @@ from upshot.engine.swap_slot import SwapSlot
 
 Token = Callable[[Sequence, int, float], None]
 FIRST_CHUNK = 4096
-"""Prompt ids with which an idle GPU begins."""
+"""Prompt ids that are read first when the GPU is idle."""
 LEAST_TEMPERATURE = 1e-10
-"""Logits divided by less leave float32's range."""
+"""Dividing logits by less than this would leave the range of float32."""
 SCORE_LOGITS, SCORE_LOGITS_GPU = 1 << 25, 1 << 28
-"""Logits that scoring makes in one step: 128 MiB in float32, 512 MiB in bfloat16."""
+"""Logits that scoring computes in one step: 128 MiB in float32, 512 MiB in bfloat16."""
 SETTLED = 64
-"""Sequences whose pages are given back during one step."""
+"""Sequences whose pages are freed during one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class EngineSettings:
     max_waiting: int = 1 << 20
     """Sequences that may wait; more are refused."""
     seed: int = 0
-    """Seed of requests that bring none."""
+    """Seed for requests without one."""
     lean: bool = True
     """Drive known families layer by layer (llama/block_driver.py) instead of through the model's forward."""
     merge: Merging = "copy"
@@ -223,7 +223,7 @@ class Engine:
         return seq
 
     def _queue(self, leader: Sequence, n: int) -> None:
-        """Queue a sequence with its siblings; begin where the device is idle."""
+        """Queue a sequence with its siblings; start at once if the device is idle."""
         self.scheduler.add(leader)
         self.prompted += len(leader.ids) * n
         self._unseen += len(leader.ids)
@@ -236,7 +236,7 @@ class Engine:
                 raise
 
     def _room(self, ids: list[int], rules: Rules, n: int) -> int:
-        """How many ids may follow; `UserError` or `QueueFull` where none can."""
+        """How many ids may follow; `UserError` or `QueueFull` if none may."""
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
         if len(ids) >= self.shape.max_length:
@@ -276,7 +276,7 @@ class Engine:
             raise UserError(f"token id {outside} is outside the vocabulary (0 to {self.shape.vocab - 1})")
 
     def fresh_seed(self) -> int:
-        """A seed for a request that brings none: the engine's seed and the request's number."""
+        """A seed for a request without one, from the engine's seed and the request's number."""
         self._submitted += 1
         return derive_seed(self.settings.seed, "request", self._submitted)
 
@@ -376,7 +376,7 @@ class Engine:
             self._committing = False
 
     def _drain(self) -> bool:
-        """Take the results that are still being computed."""
+        """Wait for the results that are still being computed."""
         if not self.ahead:
             return False
         drained = False

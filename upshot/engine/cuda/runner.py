@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def counts_on_host(model: torch.nn.Module, dtype: torch.dtype) -> bool:
-    """Whether a step reads numbers of the device on the host, which no captured step can.
+    """Whether a step reads numbers from the device on the host, which a captured step cannot.
 
     PyTorch's grouped product does, to find the tokens of each expert, for all types but bfloat16.
     """
@@ -76,7 +76,7 @@ class CudaRunner:
         self.model = model
         device = shape.device
         self.on_gpu = device.type == "cuda"
-        """Else: the same steps by Triton's interpreter, for tests."""
+        """If not: the same steps in Triton's interpreter, for tests."""
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
         self._eight = settings.kv == "fp8"
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
@@ -87,13 +87,13 @@ class CudaRunner:
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.seen: set[tuple[int, ...]] = set()
-        """Shapes of steps that were run."""
+        """Shapes of the steps run so far."""
         self.pool: Any = None
         self.flights: deque[Flight] = deque()
         self.compiling: list[Future[None]] = []
         """Kernels that are compiled ahead; each is launched once, on pages."""
         self.long_run = SHORTEST
-        """Prompt chunks with at least as many ids go through the library's attention."""
+        """Prompt chunks with at least this many ids go through the library's attention."""
         self.use_graphs = settings.graphs and self.on_gpu and not counts_on_host(model, shape.dtype)
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
@@ -150,7 +150,7 @@ class CudaRunner:
         return own + self.driver.pointers()
 
     def forget(self) -> None:
-        """The weights changed: nothing computed so far may be read again."""
+        """The weights changed: nothing computed so far may be reused."""
         self.batch.rows = []
         self.driver.refresh()
         self._check_graphs()
@@ -178,14 +178,14 @@ class CudaRunner:
         self.driver.release()
 
     def _settle(self) -> None:
-        """Nothing is launched any more on pages that are about to be somebody else's."""
+        """Launch nothing more on pages that are about to be reused by others."""
         for kernel in self.compiling:
             if not kernel.cancel():
                 kernel.exception()
         self.compiling.clear()
 
     def resume(self) -> None:
-        """Take it again."""
+        """Allocate it again."""
         self.cache.k, self.cache.v = self._pages()
         if self.logits is None and self.use_graphs:
             self.logits = self._logits_of(self.slots.count)
@@ -257,14 +257,14 @@ class CudaRunner:
         return Flight(rows, host, self._event(), tops)
 
     def _to_host(self, numbers: Tensor) -> Tensor:
-        """A copy on the host, there when the device has come this far."""
+        """A copy on the host, complete once the device has reached this point."""
         if not self.on_gpu:
             return numbers.clone()
         host = torch.empty_like(numbers, device="cpu", pin_memory=True)
         return host.copy_(numbers, non_blocking=True)
 
     def _event(self) -> torch.cuda.Event | None:
-        """What happens when the device has come this far."""
+        """An event recorded when the device has reached this point."""
         if not self.on_gpu:
             return None
         event = torch.cuda.Event()
@@ -286,7 +286,7 @@ class CudaRunner:
         return self._sample(rows, logits)
 
     def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: ScoreRequest) -> Flight:
-        """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
+        """Read prompts of which some are scored; without a graph, since graphs have room for few rows of logits."""
         tokens, blocks = pack_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
         runs = self._long_runs(chunks, blocks)
@@ -338,7 +338,7 @@ class CudaRunner:
         return graph.logits[: len(last)]
 
     def _is_new(self, key: tuple[int, ...]) -> bool:
-        """Whether no step of this shape was run yet: the first is run plainly, the second captured.
+        """Whether no step of this shape was run yet; the first is run directly, the second is captured.
 
         Many shapes of prompts come once, and a capture takes as long as nine steps of decoding; and the first run has
         compiled whatever the capture needs.

@@ -27,18 +27,18 @@ ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What neither modules nor configuration say of a family."""
+    """What neither the modules nor the configuration say about a family."""
 
     form: int = EARLY
-    """How its norms meet their weights."""
+    """How its norms apply their weights."""
     core: str = "Model"
-    """The name of what lies before the head, behind the family's."""
+    """The class name of the part before the head, without the family's name."""
     capped: bool = False
-    """Whether attention's scores are under the configuration's soft cap."""
+    """Whether attention scores are soft-capped as the configuration says."""
     scaled: bool = False
-    """Whether embeddings are multiplied by the root of their width, be it not in their module."""
+    """Whether embeddings are multiplied by the square root of their width, here or in their own module."""
     half_angles: bool = False
-    """Whether its rotation gives the angles of half a head, and not each of them twice."""
+    """Whether its rotation returns the angles of half a head once, instead of twice."""
 
 
 FAMILIES = {
@@ -57,7 +57,7 @@ class BlockOptions:
     """How a model differs from Llama, read from its configuration; one value for all of its layers."""
 
     form: int = EARLY
-    """How norms meet their weights (kernels/plain.py)."""
+    """How norms apply their weights (kernels/plain.py)."""
     act: int = SILU
     eps: float = 1e-6
     """What norms add to the variance."""
@@ -65,14 +65,14 @@ class BlockOptions:
     """What each half of a block is multiplied by before it is added (Granite)."""
     embed_factor: float = 1.0
     softcap: float = 0.0
-    """Of attention's scores (Gemma 2); 0: none."""
+    """Soft cap of attention scores (Gemma 2); 0: none."""
     half_angles: bool = False
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
 
 
 def family_of(model: torch.nn.Module) -> str:
-    """The name that the classes of a model's modules begin with."""
+    """The prefix of the class names of a model's modules."""
     return type(causal_lm(model)).__name__.removesuffix("ForCausalLM")
 
 
@@ -89,17 +89,17 @@ def is_block_family(model: torch.nn.Module) -> bool:
 
 
 def has_derivative(model: torch.nn.Module) -> bool:
-    """Whether the learner has the block's derivative, too: not for norms of all heads at once, experts and sinks."""
+    """Whether the learner also has the block's derivative: not with norms over all heads at once, experts or sinks."""
     return is_block_family(model) and family_of(model) not in ("Olmo2", "Olmo3", "Qwen3Moe", "GptOss")
 
 
 def has_norms_of_heads(lm: Any) -> bool:
-    """Whether a model of the block norms queries and keys."""
+    """Whether the model's block norms queries and keys."""
     return hasattr(lm.model.layers[0].self_attn, "q_norm")
 
 
 def has_norms_after(lm: Any) -> bool:
-    """Whether a model of the block norms what its halves add."""
+    """Whether the model's block norms what its halves add."""
     return hasattr(lm.model.layers[0], "post_feedforward_layernorm")
 
 
@@ -129,7 +129,7 @@ def _head_norm_modules(attention: Any) -> list[Any]:
 
 
 def options_of(lm: Any) -> BlockOptions:
-    """A model's options, of a family in `is_block_family`."""
+    """The options of a model for which `is_block_family` holds."""
     config, family = lm.config, FAMILIES[family_of(lm)]
     embedding = lm.model.embed_tokens
     # In some releases of transformers the embedding's own module multiplies, in others the model.
@@ -215,7 +215,7 @@ def no_rotation(rotation: Rotation) -> Rotation:
 
 
 def sliding_window(attention: Any) -> int:
-    """How far back the layer looks; 0 is all the way."""
+    """How many tokens back the layer attends; 0: all."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window or 0
     # Mistral and Phi-3 read it from the config at every call.

@@ -60,12 +60,12 @@ class BlockDriver(Driver):
             self.weights.refresh()
 
     def release(self) -> None:
-        """Merged weights go, until `take`: the model is as if there were no engine."""
+        """Drop merged weights until `take`; the model is then as if there were no engine."""
         self.layers, self.embed, self.head = [], None, None
         self.weights.release()
 
     def pointers(self) -> list[int]:
-        """Where merged weights lie."""
+        """Addresses of merged weights."""
         return self.weights.pointers()
 
     def logits(
@@ -105,7 +105,7 @@ class BlockDriver(Driver):
         return self._norm_before(before)(x, h, of_before, o.eps, o.form, of_after, factor)
 
     def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
-        """What computes the norm before a product."""
+        """The function that computes the norm before a product."""
         return self.add_norm
 
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Shape:
 
 
 class Driver(ABC):
-    """One forward over packed tokens, with the live parameters; holds nothing beside them unless it says so."""
+    """One forward over packed tokens, with the live parameters; it keeps no copies of them unless it says so."""
 
     shape: Shape
     lm: Any
@@ -55,10 +55,10 @@ class Driver(ABC):
         """The weights changed."""
 
     def release(self) -> None:
-        """Hold nothing beside the model itself, until `take`."""
+        """Keep nothing but the model itself, until `take`."""
 
     def pointers(self) -> list[int]:
-        """Where weights lie that are not the model's own: captured steps read them there."""
+        """Addresses of weights that are not the model's own; captured steps read from them."""
         return []
 
 
@@ -105,7 +105,7 @@ def attention_sizes(text: Any) -> tuple[int, int, int]:
 
 
 def odd_layers(lm: Any) -> str | None:
-    """None if a model's configuration names no layers but those of attention to all or to a window; else which."""
+    """Which layers attend neither to everything nor to a window, by the model's configuration; None: there are none."""
     kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or ())
     odd = sorted(kinds - {"full_attention", "sliding_attention"})
     return f"layers of type {', '.join(odd)} keep other state than keys and values" if odd else None

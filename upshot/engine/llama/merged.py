@@ -53,7 +53,7 @@ class MergedWeight:
         write_merged(module, self.weight[rows])
 
     def refresh(self) -> None:
-        """Take over what the adapters are now."""
+        """Merge the adapters as they are now."""
         at = 0
         for module, base in zip(self.modules, self._bases, strict=True):
             end = at + _shape(module)[0]
@@ -81,7 +81,7 @@ class Weight8(MergedWeight):
 
 
 def _shape(module: Any) -> tuple[int, int]:
-    """Rows and columns of the weight, which a quantized one does not show."""
+    """Rows and columns of the weight; a quantized tensor does not show them."""
     if isinstance(module, torch.nn.Embedding) or "Embedding" in type(module).__name__:
         rows, columns = base_weight(module).shape
         return rows, columns
@@ -152,7 +152,7 @@ class Weights:
 
     @property
     def outdated(self) -> bool:
-        """Whether adapters that added nothing do now, or the reverse: every projection must be looked up again."""
+        """Whether adapters that added nothing now do, or the reverse; then every projection must be looked up again."""
         return self.shares != self._may_share()
 
     def together(self, modules: Sequence[Any]) -> Projections:
@@ -220,17 +220,17 @@ class Weights:
                 held.refresh()
 
     def release(self) -> None:
-        """Give back what is not the engine's own, and drop what is."""
+        """Restore weights that belong to the model, and drop the engine's own."""
         for held in self.held:
             if isinstance(held, BorrowedWeight):
                 held.give_back()
         self.held.clear()
 
     def pointers(self) -> list[int]:
-        """Where merged weights lie: captured steps read them there."""
+        """Addresses of merged weights; captured steps read from them."""
         return [held.weight.data_ptr() for held in self.held if isinstance(held, MergedWeight)]
 
 
 def unmerged_weights() -> Weights:
-    """Every module as it is."""
+    """Every module unchanged."""
     return Weights(torch.nn.Module(), torch.float32, "never", {})
