@@ -40,7 +40,7 @@ def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int 
 
 def test_a_run_folder_is_written_without_torch() -> None:
     rooms = (
-        *("run.folder", "run.checkpoints", "run.lock", "run.resume", "run.trackers", "run.writer", "run.saver"),
+        *("run.folder", "run.checkpoints", "run.lock", "run.resume", "run.trackers", "run.writer"),
         "run.export",
         *("config.phases", "training.metrics.best", "training.metrics.alarms"),
     )

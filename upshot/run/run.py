@@ -1,7 +1,7 @@
 """One run from recipe to checkpoint: the phases, one after another, and where they stand.
 
-The model and what is made of it: `training/bundle.py`. Helpers: `services.py`. Output: `writer.py`. Checkpoints in the
-background: `saver.py`. Signals: `signals.py`.
+The model and what is made of it: `training/bundle.py`. Helpers: `services.py`. Output: `writer.py`. Checkpoints,
+written in the background: `checkpoints.py`. Signals: `signals.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.run import checks
-from upshot.run.checkpoints import Checkpoint
+from upshot.run.checkpoints import Checkpoint, Saver
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.policy_server import serve_policy
-from upshot.run.saver import Saver
 from upshot.run.services import RunServices
 from upshot.run.signals import exit_as_signalled, run_until_terminated
 from upshot.run.trackers import make_trackers

@@ -82,7 +82,7 @@ class PolicyBundle:
                 check_beside(self.memory, share_of(self.recipe), device_total(self.recipe.model))
             return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
         kv = kv_of_copies(self.recipe, self.memory)
-        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)
+        return PolicyModel(self.engine, self.tokenizer, self.renderer, self.module, kv)
 
     @cached_property
     def memory(self) -> MemoryPlan:

@@ -109,17 +109,11 @@ class PolicyModel(EngineModel, PolicySampler):
     """The model in training, which lends copies of itself."""
 
     def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        name: str,
-        renderer: Renderer,
-        module: Any,
-        kv_of_copies: Mapping[str, int] | None = None,
+        self, engine: Engine, tokenizer: Any, renderer: Renderer, module: Any, kv: Mapping[str, int] | None = None
     ) -> None:
-        super().__init__(engine, tokenizer, name, renderer)
+        super().__init__(engine, tokenizer, "policy", renderer)
         self.module = module
-        self.kv_of_copies = kv_of_copies or {}
+        self.kv_of_copies = kv or {}
         """Bytes of keys and values of each copy."""
         self.copies: dict[str, FrozenPolicy] = {}
         """All that there are, as a checkpoint names them."""

@@ -96,7 +96,7 @@ class Trainer:
             )
         self.renderer = Renderer(tokenizer)
         self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
-        self.model = PolicyModel(self.engine, tokenizer, "policy", self.renderer, module)
+        self.model = PolicyModel(self.engine, tokenizer, self.renderer, module)
         """As a model that others can ask; `model.copy_at('start')` is a copy that is trained no further."""
         self.policy = Policy(self.model, self.renderer, Sampling(max_tokens, temperature), limit, system, tools)
         """As a speaker: `await trainer.policy.reply(conversation)` says its next turn."""

@@ -154,7 +154,7 @@ def test_with_adapters_a_frozen_copy_shares_every_weight_that_is_not_trained() -
     tokenizer = tiny_tokenizer(Ciphers().vocabulary())
     module = peft.get_peft_model(tiny_model(SHAPE, tokenizer, 0), peft.LoraConfig(r=2, target_modules=["q_proj"]))
     renderer = Renderer(tokenizer)
-    policy = PolicyModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer, module)
+    policy = PolicyModel(Engine(module, renderer.end_ids), tokenizer, renderer, module)
     twin = policy.copy_at("start")
     assert twin is policy.copy_at("start")
     shared = {p.data_ptr() for p in module.parameters()}
