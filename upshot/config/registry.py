@@ -39,9 +39,7 @@ class Registry(Generic[T]):
 
         base: the class of its things; None: they are functions. functions: plain functions will do as well.
         """
-        self.kind = kind
-        self.packages = packages
-        self.base = base
+        self.kind, self.packages, self.base = kind, packages, base
         self.functions = functions or base is None
         self._things: dict[str, Callable[..., T]] = {}
         self._elsewhere: dict[str, tuple[str, str]] = {}

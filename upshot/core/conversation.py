@@ -113,8 +113,7 @@ class Conversation:
     __slots__ = ("_rng", "counts", "ended", "key", "row", "score", "seed", "session", "turn_scores", "turns")
 
     def __init__(self, row: Row, seed: int = 0, key: str = "", turns: tuple[Turn, ...] | None = None) -> None:
-        self.row = row
-        self.seed = seed
+        self.row, self.seed = row, seed
         self.key = key or row.id
         self.turns: tuple[Turn, ...] = tuple(Turn(m) for m in row.messages) if turns is None else turns
         self.session: dict[str, Any] = {}

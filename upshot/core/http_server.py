@@ -132,9 +132,7 @@ class IncomingBody:
     """The body of one request while it arrives, and the unread rest when the answer is ready."""
 
     def __init__(self, gate: RequestGate, receive: Any, send: Any, headers: Mapping[str, str]) -> None:
-        self._gate = gate
-        self._receive = receive
-        self._send = send
+        self._gate, self._receive, self._send = gate, receive, send
         self._now = asyncio.get_running_loop().time
         self._deadline = self._now() + gate.read_s
         self._complete = "transfer-encoding" not in headers and not int(headers.get("content-length") or 0)

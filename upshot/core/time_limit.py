@@ -243,8 +243,7 @@ class _Ringer(threading.Thread):
 
     def __init__(self, target: int, seconds: float) -> None:
         super().__init__(name="upshot-alarm", daemon=True)
-        self._target_thread = target
-        self._seconds = seconds
+        self._target_thread, self._seconds = target, seconds
         self._over = threading.Event()
         self._ringing = threading.Lock()
         self._rang = False

@@ -52,9 +52,7 @@ class Scheduler:
     """Owns the queue, the running sequences, their slots and pages."""
 
     def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, score_rows: int = 1 << 30) -> None:
-        self.pool = pool
-        self.max_running = max_running
-        self.chunk_tokens = chunk_tokens
+        self.pool, self.max_running, self.chunk_tokens = pool, max_running, chunk_tokens
         self.score_rows = score_rows
         """Given ids scored in one step: each needs a row of logits."""
         self._score_room = score_rows

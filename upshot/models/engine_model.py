@@ -25,9 +25,7 @@ class EngineModel(Model):
     """A live transformers model behind the model interface."""
 
     def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.name = name
+        self.engine, self.tokenizer, self.name = engine, tokenizer, name
         if renderer is None and getattr(tokenizer, "chat_template", None):
             renderer = Renderer(tokenizer)
         self.renderer = renderer

@@ -60,9 +60,7 @@ class FunctionMetric(Metric):
     """A plain function of a conversation as a metric."""
 
     def __init__(self, function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> None:
-        self.function = function
-        self.name = name
-        self.options = options
+        self.function, self.name, self.options = function, name, options
 
     async def score(self, conversation: Conversation) -> Score:
         """What the function says; None is missing."""

@@ -73,10 +73,7 @@ class TrainingRun:
     writer: Writer
 
     def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, ranks: Ranks = ALONE) -> None:
-        self.recipe = recipe
-        self.ranks = ranks
-        self.folder = folder
-        self.reporter = reporter
+        self.recipe, self.ranks, self.folder, self.reporter = recipe, ranks, folder, reporter
         self.phase, self.step = phases_of(recipe)[0], 0
         self.resumed: Checkpoint | None = None
         """What the run goes on from."""

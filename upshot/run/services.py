@@ -22,9 +22,7 @@ class RunServices:
     """Opens the helpers of a run and keeps their counts, over all ranks and resumes."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
-        self.recipe = recipe
-        self.folder = folder
-        self.ranks = ranks
+        self.recipe, self.folder, self.ranks = recipe, folder, ranks
         self.counters: dict[str, Any] = {}
         """The helpers' counters after the last finished step: those of a step half done are played again."""
         self._open: Services | None = None

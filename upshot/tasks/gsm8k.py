@@ -73,10 +73,7 @@ class Gsm8k(VerifiedTask):
         super().__init__(**rows)
         self.verifier_options = {"mode": mode}
         self.feedback = tuple(feedback)
-        self.tell = tell
-        self.hint = hint
-        self.flawed = flawed
-        self.heedless = heedless
+        self.tell, self.hint, self.flawed, self.heedless = tell, hint, flawed, heedless
         self.fault_cost = fault_cost
         self._verdict = Verdict(mode)
 

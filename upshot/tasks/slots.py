@@ -92,8 +92,7 @@ class SlotsTask(Task):
         """Share of training rows that start after a question was answered."""
         self.guessing = guessing
         """Share of ambiguous demonstrations in which the assistant guesses instead of asking."""
-        self.vague = vague
-        self.seed = seed
+        self.vague, self.seed = vague, seed
 
     @cached_property
     def _goals(self) -> dict[str, list[dict[str, str]]]:

@@ -44,9 +44,7 @@ class TableTask(Task):
         named = {"train": train_file, "validation": validation_file, "test": test_file}
         self._named = {split: source for split, source in named.items() if source}
         self._file = file or (None if self._named else self.hub)
-        self.held_out = held_out
-        self.limit = limit
-        self.split_seed = split_seed
+        self.held_out, self.limit, self.split_seed = held_out, limit, split_seed
 
     def sources(self) -> list[str]:
         """The files, folders and Hub names that the rows are read from."""

@@ -37,8 +37,7 @@ class ReplicatedModel(GuardedModel):
         self, spec: ModelSpec, open_one: Callable[[ModelSpec], GuardedModel], routing: Routing, **guards: Unpack[Guards]
     ) -> None:
         super().__init__(spec, **guards)
-        self.routing = routing
-        self._open_one = open_one
+        self.routing, self._open_one = routing, open_one
         self._members: dict[str, asyncio.Task[GuardedModel]] = {}
         """The model of each address, opened by the first call there; a task that failed is forgotten."""
         self._likeness: tuple[str, ...] | None = None

@@ -110,8 +110,7 @@ class Routing:
         """Calls in flight at each replica."""
         self.slack = max(2, concurrency // 8)
         self.replicas: dict[str, Replica] = {}
-        self._slots = slots
-        self._clock = clock
+        self._slots, self._clock = slots, clock
         self.change = asyncio.Event()
         """Set, and replaced, when a call may find a place where there was none."""
 

@@ -45,11 +45,9 @@ class ExtractedMetric(Metric):
             raise UserError(
                 f"extracting a {artefact}{place} needs a judge model; name one, or set extract: fence or extract: last"
             )
-        self.artefact = artefact
-        self.inner = inner
+        self.artefact, self.inner = artefact, inner
         self.intrinsic = inner.intrinsic
-        self._how = how
-        self._judge = judge
+        self._how, self._judge = how, judge
 
     async def score(self, conversation: Conversation) -> Score:
         """The inner metric's score of the artefact; missing when it could not be extracted."""

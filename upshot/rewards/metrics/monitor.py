@@ -38,8 +38,7 @@ class MonitorMetric(Metric):
         repairs: Whole = 2,
     ) -> None:
         """model: a `Model`, or the name of one among the recipe's `models`. repairs: how often it is asked again."""
-        self.task = task
-        self.manager = manager
+        self.task, self.manager = task, manager
         self.verifier = VerifierMetric(task, manager)
         self.monitor = Monitor(find_model("the monitor of reward.metrics", model, models or {}), max_tokens, repairs)
 

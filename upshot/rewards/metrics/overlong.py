@@ -21,8 +21,7 @@ class Overlong(Metric):
     def __init__(self, limit: Count, buffer: Count) -> None:
         if not 0 < buffer <= limit:
             raise UserError(f"metric 'overlong': buffer={buffer} should be between 1 and limit={limit}")
-        self.limit = limit
-        self.buffer = buffer
+        self.limit, self.buffer = limit, buffer
 
     async def score(self, conversation: Conversation) -> Score:
         """The punishment, between −1 and 0."""

@@ -15,8 +15,7 @@ class VerifierMetric(Metric):
     """What the environment decided at the end of its session, else the verdict on the task's claim."""
 
     def __init__(self, task: Task, manager: Manager | None = None) -> None:
-        self.task = task
-        self.manager = manager
+        self.task, self.manager = task, manager
 
     async def score(self, conversation: Conversation) -> Score:
         """The environment's own score when it gave one, else the reward manager's, else the task's."""

@@ -54,8 +54,7 @@ class AgentRunner:
 
     def __init__(self, config: AgentConfig, tokenizer: Any, function: AgentFunction | None = None) -> None:
         """function: what to call instead of `config.program`."""
-        self.config = config
-        self.tokenizer = tokenizer
+        self.config, self.tokenizer = config, tokenizer
         self.function = function or find_function(config.program)
         self.words = [] if self.function is not None else find_command(config.program)
         if function is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,8 +249,7 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
     A `prompt` that ends with the assistant is a whole conversation, too: so the verl recipe writes them.
     """
     dialogues = []
-    for number, record in enumerate(_examples(path, "data prepare --for sft", key), start=1):
-        where = f"{key} '{path}', row {number}"
+    for where, record in _examples(path, "data prepare --for sft", key):
         whole, prompt = record.get("messages"), record.get("prompt")
         if whole is None and "prompt" in record and "completion" in record:
             messages = (*messages_of(prompt, where=where), *messages_of(record["completion"], "assistant", where))
@@ -266,8 +265,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
     needed = (*PAIR, *(PAIR_SCORES if min_gap else ()))
     pairs = []
-    for number, record in enumerate(_examples(path, "data prepare --for dpo", key), start=1):
-        where = f"{key} '{path}', row {number}"
+    for where, record in _examples(path, "data prepare --for dpo", key):
         record = _split_pair(record)
         absent = [name for name in needed if record.get(name) is None]
         if absent:
@@ -291,8 +289,7 @@ class MarkedReply:
 def read_marked_replies(path: str, key: str = "train.data") -> list[MarkedReply]:
     """The rows of a parquet or JSONL file with `prompt`, `completion` and `label` (true or false, 1 or 0), as TRL's."""
     replies = []
-    for number, record in enumerate(_examples(path, "logs prepare", key), start=1):
-        where = f"{key} '{path}', row {number}"
+    for where, record in _examples(path, "logs prepare", key):
         for name in MARKED:
             if record.get(name) is None:
                 raise UserError(f"{where} has no '{name}'; it has {', '.join(record)}")
@@ -322,11 +319,12 @@ def _one_reply(value: Any, where: str) -> str:
     return messages[0].content
 
 
-def _examples(path: str, verb: str, key: str) -> list[dict[str, Any]]:
+def _examples(path: str, verb: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file, each with the words that name it in messages."""
     if not Path(path).is_file():
         how = how_to_prepare(path) or f"make it with `upshot {verb}`"
         raise UserError(f"{key}: there is no file '{path}'; {how}")
     records = read_table(Path(path))
     if not records:
         raise UserError(f"{key} '{path}' holds no rows")
-    return records
+    return ((f"{key} '{path}', row {number}", record) for number, record in enumerate(records, 1))

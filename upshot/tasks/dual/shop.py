@@ -121,9 +121,7 @@ class ShopTask(Task):
 
     def __init__(self, rows_per_split: Made = 2000, asking: Share = 0.15, seed: Whole = 0) -> None:
         """asking: the share of the demonstrations that ask the caller to do its part; the others do without."""
-        self.size = rows_per_split
-        self.asking = asking
-        self.seed = seed
+        self.size, self.asking, self.seed = rows_per_split, asking, seed
         self.state = SharedState(
             lambda row: row.meta["shop"],
             [look, refund, check_line, switch_on, hang_up],

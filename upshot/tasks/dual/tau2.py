@@ -45,8 +45,7 @@ class DomainTool(Tool):
         self.name = tool.name
         self._definition = tool.openai_schema
         self.parameters = dict.fromkeys(self._definition["function"]["parameters"].get("required", ()), "")
-        self.task = task
-        self.by = by
+        self.task, self.by = task, by
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -81,8 +80,7 @@ class Tau2Task(Task):
         self.registry = import_tau2("registry").registry
         if domain not in self.registry.get_domains():
             raise UserError(f"τ²-bench has no domain '{domain}'; {did_you_mean(domain, self.registry.get_domains())}")
-        self.domain = domain
-        self.describe = describe
+        self.domain, self.describe = domain, describe
         agent_tools, user_tools = self._pristine.tools, self._pristine.user_tools
         self._tools = ToolEnvironment(
             [DomainTool(t, self, "assistant") for t in agent_tools.get_tools().values()], role

@@ -43,9 +43,7 @@ class TextEnvironment(Participant):
     """Steps the environment of each conversation by what the policy says."""
 
     def __init__(self, make: Callable[[], Any], act: Callable[[str], Any], show: Callable[[Any], str]) -> None:
-        self.make = make
-        self.act = act
-        self.show = show
+        self.make, self.act, self.show = make, act, show
 
     async def start(self, conversation: Conversation) -> None:
         """Make it and say what it opens with."""

@@ -48,8 +48,7 @@ class McpSession:
     """One session with a server, open from `start` until it is closed or lost; never opened again."""
 
     def __init__(self, server: str, seconds: float) -> None:
-        self.server = server
-        self.seconds = seconds
+        self.server, self.seconds = server, seconds
         self._client: Any = None
         self._over = asyncio.Event()
         self._opening = asyncio.Lock()

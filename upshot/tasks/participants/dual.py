@@ -41,9 +41,7 @@ class StateTool(Tool):
         self.name = function.__name__
         self.description = (inspect.getdoc(function) or "").partition("\n")[0]
         self.parameters = {name: name for name in list(inspect.signature(function).parameters)[1:]}
-        self.function = function
-        self.state = state
-        self.ends = ends
+        self.function, self.state, self.ends = function, state, ends
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """The function's answer; its changes count from then on, or not at all where it raises."""

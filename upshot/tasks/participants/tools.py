@@ -97,8 +97,7 @@ class Search(Tool):
     parameters: Mapping[str, str] = {"query": "what to look for"}
 
     def __init__(self, corpus: Corpus, count: int = 3) -> None:
-        self.corpus = corpus
-        self.count = count
+        self.corpus, self.count = corpus, count
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """The passages, numbered."""
@@ -163,9 +162,7 @@ class ToolEnvironment(Participant):
         self, tools: Sequence[Tool], role: str = "tool", seconds: float | None = 30.0, by: str = "policy"
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}
-        self.role = role
-        self.seconds = seconds
-        self.by = by
+        self.role, self.seconds, self.by = role, seconds, by
 
     def definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of the tools."""

@@ -21,8 +21,7 @@ class ScriptedUser(User):
 
     def __init__(self, lines: list[str] | None = None, leave_when_answered: bool = True) -> None:
         """Make the user; `leave_when_answered` ends the chat once the assistant's last message holds the reference."""
-        self.lines = lines
-        self.leave_when_answered = leave_when_answered
+        self.lines, self.leave_when_answered = lines, leave_when_answered
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The next line, or its leaving when no line is left or the answer has been given."""

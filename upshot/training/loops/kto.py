@@ -38,8 +38,7 @@ class Kto(Objective):
     """The loss over a step's replies. A datum's `advantages` are 1 where its reply is good and -1 where it is bad."""
 
     def __init__(self, config: KTOConfig, divergence: float) -> None:
-        self.config = config
-        self.divergence = divergence
+        self.config, self.divergence = config, divergence
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the good and the bad replies of the step."""

@@ -68,8 +68,7 @@ class ProcessGroup(Ranks):
 
     def __init__(self, store: Any, rank: int, size: int, collectives: Any = None) -> None:
         self.rank, self.size = rank, size
-        self.store = store
-        self.collectives = collectives
+        self.store, self.collectives = store, collectives
         self._updates = 0
         self._updating = False
         self._wish: dict[str, Any] | None = None

@@ -60,8 +60,7 @@ class PackedAttention:
     """The attention of one batch: made once, called by every layer."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout = layout
-        self.device = device
+        self.layout, self.device = layout, device
         self.lines = [layout.places(line) for line in layout.lines()]
         """The keys of each segment, its own the last of them."""
         lengths = [segment.length for segment in layout.segments]

@@ -36,8 +36,7 @@ class PaddedForward(Forward):
     """The model's own forward over sequences padded on the right; in exact operations where they are asked for."""
 
     def __init__(self, module: Any, exact: ExactForward | None = None) -> None:
-        self.module = module
-        self.exact = exact
+        self.module, self.exact = module, exact
 
     def read(
         self, batch: TrainBatch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
