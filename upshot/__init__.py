@@ -47,7 +47,7 @@ _HOMES = {
     "Metric": "rewards.metric",
     "Model": "models.base",
     "Recipe": "config.recipe",
-    "Rollout": "rollout.rollout",
+    "Rollout": "rollout.reply",
     "Task": "tasks.base",
     "UserError": "core.errors",
     "Verifier": "tasks.verifiers.base",

@@ -3,10 +3,11 @@ errors."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 from difflib import get_close_matches
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class UserError(Exception):
@@ -18,6 +19,14 @@ class UserError(Exception):
 
 class BudgetExceeded(UserError):
     """A call, token or spend budget ran out; finished work is saved and the run can be resumed."""
+
+
+def import_optional(module: str, sentence: str) -> Any:
+    """A library that not everybody has; `UserError` with the sentence, which says how to get it, where it is absent."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{sentence}; {error}") from error
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from upshot.config.model_spec import ModelSpec
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.core.http_client import AttemptError, retry_after
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.guarded import GuardedModel, Guards
@@ -151,13 +151,8 @@ def failure_of(error: Exception, name: str) -> Exception:
 def import_litellm() -> Any:
     """litellm, quiet and with the price table it was installed with (it would fetch one at import)."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    try:
-        import litellm
-    except ImportError as error:
-        raise UserError(
-            "a 'provider/model' is called through litellm: pip install litellm "
-            "(an OpenAI-compatible URL needs no extra package)"
-        ) from error
+    way_out = "pip install litellm (an OpenAI-compatible URL needs no extra package)"
+    litellm = import_optional("litellm", f"a 'provider/model' is called through litellm: {way_out}")
     litellm.suppress_debug_info = True
     litellm.telemetry = False
     logging.getLogger("LiteLLM").setLevel(logging.WARNING)

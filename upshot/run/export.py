@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from upshot.config.recipe import Recipe
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.core.files import write_folder
 from upshot.run.checkpoints import Checkpoint
 from upshot.run.folder import VERSIONS, RunFolder
@@ -88,10 +88,7 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
 
 def push(out: Path, name: str) -> str:
     """Upload a folder to the Hugging Face hub, into a private repository; its address."""
-    try:
-        import huggingface_hub as hub
-    except ImportError as error:
-        raise UserError("--push needs huggingface_hub: pip install huggingface_hub") from error
+    hub = import_optional("huggingface_hub", "--push needs huggingface_hub: pip install huggingface_hub")
     if hub.get_token() is None:
         raise UserError(
             f"there is no token for the Hugging Face hub: run `hf auth login` or set HF_TOKEN; the folder is at '{out}'"

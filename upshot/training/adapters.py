@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import LoraConfig, PolicyConfig
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, did_you_mean, import_optional
 from upshot.core.files import write_folder
 from upshot.engine.llama.eight_bit import PROJECTIONS
 from upshot.models.local import adapter_config, describe_choice, load_whole, local_path
@@ -74,10 +74,7 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
     """The module wrapped with adapters where the recipe asks for them: those of a folder, or new ones."""
     if config.lora is None:
         return module
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError("model.lora needs peft: pip install -e '.[lora]'") from error
+    peft = import_optional("peft", "model.lora needs peft: pip install -e '.[lora]'")
     lora = config.lora
     if adapter:
         settings = peft.PeftConfig.from_pretrained(adapter)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.core.files import expand_home, read_text, read_user_jsonl
 
 Record = dict[str, Any]
@@ -160,12 +160,9 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 
 
 def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
+    hub = import_optional("datasets", f"'{name}' is a Hugging Face name: pip install -e '.[hub]', or give a file")
     try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UserError(f"'{name}' is a Hugging Face name: pip install -e '.[hub]', or give a file") from error
-    try:
-        loaded = load_dataset(*name.split("@"))
+        loaded = hub.load_dataset(*name.split("@"))
     except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: the user can fix all of these
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

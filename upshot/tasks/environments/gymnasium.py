@@ -17,7 +17,7 @@ from typing import Any
 from upshot.config.bounds import Made, Words
 from upshot.config.registry import import_thing
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, tasks
@@ -160,10 +160,9 @@ class GymnasiumTask(Task):
             return ArenaGame(self.env.removeprefix(ARENA), **self._arguments)
         if ":" in self.env:
             return import_thing(self.env, "environment", "task.env")(**self._arguments)
-        try:
-            import gymnasium
-        except ImportError as error:
-            raise UserError(f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium; {error}") from error
+        gymnasium = import_optional(
+            "gymnasium", f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium"
+        )
         try:
             return gymnasium.make(self.env, **self._arguments)
         except gymnasium.error.Error as error:

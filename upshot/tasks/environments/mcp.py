@@ -21,7 +21,7 @@ from typing import Any, Literal
 from upshot.config.bounds import Positive, Words
 from upshot.config.trust import check_trust
 from upshot.core.conversation import Conversation, Tools
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.tools import Tool, ToolEnvironment
 from upshot.tasks.tool_use import ToolUse
@@ -181,11 +181,7 @@ class McpEnvironment(ToolEnvironment):
 
     def list_tools(self) -> None:
         """Ask the server once what it has; in a thread, since whoever asks may be on an event loop."""
-        try:
-            import mcp
-        except ImportError as error:
-            raise UserError(f"task 'mcp' needs the library: pip install -e '.[mcp]'; {error}") from error
-        assert mcp
+        import_optional("mcp", "task 'mcp' needs the library: pip install -e '.[mcp]'")
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(asyncio.run(self._list())))
         thread.start()

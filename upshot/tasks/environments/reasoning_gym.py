@@ -17,7 +17,7 @@ from typing import Any
 
 from upshot.config.bounds import Made, NonNegative, Whole, Words
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, did_you_mean, import_optional
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
 from upshot.tasks.base import Task, tasks
@@ -40,14 +40,11 @@ def read_answer(reply: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _make_dataset(name: str, arguments: str, seed: int, size: int) -> Any:
+    gym = import_optional("reasoning_gym.factory", f"task '{NAME}' needs the library: pip install -e '.[{NAME}]'")
+    if name not in gym.DATASETS:
+        raise UserError(f"task.dataset '{name}' is not in reasoning-gym; {did_you_mean(name, gym.DATASETS)}")
     try:
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise UserError(f"task '{NAME}' needs the library: pip install -e '.[{NAME}]'; {error}") from error
-    if name not in DATASETS:
-        raise UserError(f"task.dataset '{name}' is not in reasoning-gym; {did_you_mean(name, DATASETS)}")
-    try:
-        return create_dataset(name, **json.loads(arguments), seed=seed, size=size)
+        return gym.create_dataset(name, **json.loads(arguments), seed=seed, size=size)
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(f"task.arguments {arguments} do not fit reasoning-gym's '{name}': {error}") from error
 

@@ -18,7 +18,7 @@ from typing import Any
 from upshot.config.bounds import Made, Share, Whole, Words
 from upshot.config.trust import check_trust
 from upshot.core.conversation import Message, Row
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, import_optional
 from upshot.core.score import Reason, Score
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.splits import split_in_three
@@ -60,10 +60,7 @@ class VerifiersTask(Task):
     @cached_property
     def _environment(self) -> Any:
         check_trust(self.env, "environment", "task.env")
-        try:
-            import verifiers.v1 as vf
-        except ImportError as error:
-            raise UserError(f"{MISSING}; {error}") from error
+        vf = import_optional("verifiers.v1", MISSING)
         try:
             kind = vf.env_config_type(self.env, self._config.get("id", ""))
             own = {"runtime": {"type": "subprocess"}} | ({"harness": {"id": self._harness}} if self._harness else {})
