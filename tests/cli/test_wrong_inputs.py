@@ -112,6 +112,7 @@ def test_the_hub_is_asked_once_for_a_model_that_nobody_has(
         raise ConnectionError("name or service not known")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", cannot_connect)
+    monkeypatch.setattr("huggingface_hub.utils._http._http_backoff_base", lambda *_, **__: asked.append("with retries"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     err = said(capsys, "serve", "nosuchmodel", "--port", "0")
     assert "model 'nosuchmodel': no such folder, and the hub cannot be reached (ConnectionError" in err

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
@@ -188,15 +189,17 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
+@cache
 def _ask_hub(name: str) -> None:
     """Ask the hub whether it has a model, once: transformers would repeat a failing request for minutes."""
     from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
 
-    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
     known = f"give a folder, a name of the Hugging Face hub, or '{SMOLLM2}'"
     try:
-        HfApi().model_info(name, timeout=HUB_S)
+        # A model of an earlier download may have either file, and needs no hub.
+        cached = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
+        if not constants.HF_HUB_OFFLINE and not any(isinstance(path, str) for path in cached):
+            HfApi().model_info(name, timeout=HUB_S)
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(f"model '{name}': there is no such folder, and the hub has no such model; {known}") from error
     except errors.HfHubHTTPError:
@@ -217,7 +220,10 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
 
     file = None
     try:
-        file = find_adapter_config_file(local_path(name), local_files_only=offline)
+        path = local_path(name)
+        if not offline and not Path(path).is_dir():
+            _ask_hub(path)
+        file = find_adapter_config_file(path, local_files_only=offline)
         return None if file is None else json.loads(Path(file).read_text())
     except OSError as error:  # also for what cannot be a hub's name: '-1', 'http://'
         raise UserError(f"model '{name}' is neither a folder nor a model of the Hugging Face hub: {error}") from error
