@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,14 @@ def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.Monk
     before = thread_count()
     with start_workers(Progress(quiet=True)) as workers:
         assert workers.here == (cores == 1)
-        assert workers.run("warm start", 0.3, thread_count, [()]) == [2], "alone"
-        assert workers.run("training", 0.6, thread_count, [(), ()]) == [1, 1], "side by side"
+        assert workers.run("warm start", 0.3, [thread_count]) == [2], "alone"
+        assert workers.run("training", 0.6, [thread_count, thread_count]) == [1, 1], "side by side"
     assert thread_count() == before
 
 
 def test_a_failure_of_one_job_is_raised() -> None:
     with pytest.raises(ValueError, match="could not convert"):
-        Workers(None, Progress(quiet=True)).run("training", 0.6, float, [("1",), ("one",)])
+        Workers(None, Progress(quiet=True)).run("training", 0.6, [partial(float, "1"), partial(float, "one")])
 
 
 def test_the_slower_run_says_how_far_a_stage_is(tmp_path: Path) -> None:

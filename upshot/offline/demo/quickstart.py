@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
 from upshot.offline.demo.stages import Demonstration, train_stage
-from upshot.offline.demo.workers import Progress, Workers, start_workers
+from upshot.offline.demo.workers import Progress, Steps, start_workers
 from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rollout.episode import first_reply, play_future
@@ -30,7 +31,7 @@ ROWS = 600
 """Held-out conversations per model."""
 ROUNDS = 4
 """User turns after which a held-out conversation is cut."""
-SHARES = {"warm start": 0.3, "training": 0.6, "evaluation": 0.1}
+SHARES = {"warm start": 0.3, "training": 0.7}
 """Of the time, on two cores."""
 STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
 Stage = tuple[str, str, dict[str, Any]]
@@ -80,29 +81,36 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     with start_workers(Progress(demo.quiet)) as workers:
         demo.tell(f"\n1. {STAGES[0]}: demonstrations that mostly guess what was left unsaid")
-        [start] = _train_all(workers, demo, [demo.recipe_of(recipe, STAGES[0], _folder(STAGES[0]), warm)])
-        recipes = []
+        quiet = demo.quiet or not workers.here
+        first = demo.recipe_of(recipe, STAGES[0], _folder(STAGES[0]), warm)
+        [start] = workers.run(
+            "warm start", SHARES["warm start"], [partial(train_stage, first, quiet)], _steps_of([first])
+        )
+        runs = []
         for number, (name, what, changes) in enumerate(stages, 2):
             demo.tell(f"{number}. {name}: {what}")
-            recipes.append(demo.recipe_of(recipe, name, _folder(name), changes, start))
-        paths = [start, *_train_all(workers, demo, recipes)]
-        demo.tell(f"evaluation on {ROWS} held-out openings each")
-        outcomes = workers.run("evaluation", SHARES["evaluation"], _evaluate, [(recipe, path, ROWS) for path in paths])
+            runs.append(demo.recipe_of(recipe, name, _folder(name), changes, start))
+        demo.tell(f"each is then evaluated on {ROWS} held-out openings")
+        # The longest training comes first, and the first core that is free evaluates the warm start.
+        jobs = [partial(_train_and_evaluate, recipe, run, quiet) for run in reversed(runs)]
+        jobs.append(partial(_evaluate, recipe, start))
+        outcomes = workers.run("training", SHARES["training"], jobs, _steps_of(runs))
     names = [STAGES[0], *(name for name, _, _ in stages)]
-    table = make_table(dict(zip(names, outcomes, strict=True)), title)
+    table = make_table(dict(zip(names, reversed(outcomes), strict=True)), title)
     table["note"] += f" Seed {recipe.seed};"
     table |= tell_finding(table["rows"]) | show_asking(demo.root, names[1:])
     return demo.finish(recipe, table, names[-1], hint)
 
 
-def _train_all(workers: Workers, demo: Demonstration, recipes: Sequence[Recipe]) -> list[Path]:
-    """The last checkpoints of recipes trained side by side."""
-    quiet = demo.quiet or not workers.here
-    steps = [
-        (Path(run.run_dir or ""), run.train.steps + (run.warm_start.steps if run.warm_start else 0)) for run in recipes
-    ]
-    name = "warm start" if len(recipes) == 1 else "training"
-    return workers.run(name, SHARES[name], train_stage, [(run, quiet) for run in recipes], steps)
+def _steps_of(runs: Sequence[Recipe]) -> Steps:
+    """The run folders, and how many lines their metrics will have."""
+    warm = [run.warm_start.steps if run.warm_start else 0 for run in runs]
+    return [(Path(run.run_dir or ""), run.train.steps + steps) for run, steps in zip(runs, warm, strict=True)]
+
+
+def _train_and_evaluate(recipe: Recipe, run: Recipe, quiet: bool) -> list[OpeningOutcome]:
+    """Train one stage to its end; whole conversations of what it became."""
+    return _evaluate(recipe, train_stage(run, quiet))
 
 
 def _folder(name: str) -> str:
@@ -147,7 +155,7 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
     return {"curve": curve} | ({"example": example} if example else {})
 
 
-def _evaluate(recipe: Recipe, checkpoint: Path, count: int) -> list[OpeningOutcome]:
+def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     """Whole conversations of one model on the test split, all at once."""
     from upshot.rewards.metrics.verifier import VerifierMetric
 
@@ -158,7 +166,7 @@ def _evaluate(recipe: Recipe, checkpoint: Path, count: int) -> list[OpeningOutco
     async def play_all() -> list[OpeningOutcome]:
         model, renderer = await start_policy(with_policy(recipe, checkpoint), task)
         policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
-        rows = task.rows("test")[:count]
+        rows = task.rows("test")[:ROWS]
         return list(await asyncio.gather(*(_play(row, policy, user, metric, recipe.seed) for row in rows)))
 
     return asyncio.run(play_all())

@@ -53,19 +53,20 @@ class Demonstration:
         return train_stage(self.recipe_of(recipe, name, folder, changes, start), self.quiet)
 
     def finish(self, recipe: Recipe, table: dict[str, Any], strong: str, last: str = "") -> int:
-        """Write the table and the report, and show them, with one row in bold."""
+        """Show the table, with one row in bold; write it and, when it can be read already, the report."""
         from upshot.run.report.report import write_report
 
         table["winner"] = strong
         table["note"] += f" {time.monotonic() - self.started:.0f} s in all."
         (self.root / "table.json").write_text(json.dumps(table, indent=2))
         (self.root / "recipe.yaml").write_text(dump_recipe(recipe))
-        page = write_report(self.root)
         if self.as_json:
-            print(json.dumps(table))
-            return 0
-        _print_table(table, strong)
-        print(f"\nreport  {page}{last}")
+            print(json.dumps(table), flush=True)
+        else:
+            _print_table(table, strong)
+        page = write_report(self.root)
+        if not self.as_json:
+            print(f"\nreport  {page}{last}")
         return 0
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from upshot.core.files import read_jsonl
+from upshot.core.process import die_with_parent
 from upshot.core.threads import cores
+from upshot.models.local import import_frameworks
 from upshot.run.console import duration
 from upshot.run.folder import METRICS
 
@@ -55,7 +57,7 @@ class Progress:
 
 
 class Workers:
-    """Runs jobs, each a function of a module with arguments that can be pickled."""
+    """Runs jobs without arguments that can be pickled: functions of a module, and partials of them."""
 
     def __init__(self, pool: Executor | None, progress: Progress) -> None:
         self._pool, self._progress = pool, progress
@@ -65,14 +67,12 @@ class Workers:
         """Whether jobs run in this process, one after another, because there is a single core."""
         return self._pool is None
 
-    def run(
-        self, name: str, share: float, job: Callable[..., Result], calls: Sequence[tuple[Any, ...]], steps: Steps = ()
-    ) -> list[Result]:
-        """The results of a job for each of several arguments; meanwhile show how far the runs in `steps` are."""
-        threads = 2 if len(calls) == 1 else 1
+    def run(self, name: str, share: float, jobs: Sequence[Callable[[], Result]], steps: Steps = ()) -> list[Result]:
+        """The results of the jobs, begun in this order; meanwhile show how far the runs in `steps` are."""
+        threads = 2 if len(jobs) == 1 else 1
         if self._pool is None:
-            return [_with_threads(threads, job, call) for call in calls]
-        futures = [self._pool.submit(_with_threads, threads, job, call) for call in calls]
+            return [_with_threads(threads, job) for job in jobs]
+        futures = [self._pool.submit(_with_threads, threads, job) for job in jobs]
         while wait(futures, timeout=0.5).not_done:
             _raise_failure(futures)
             self._progress.show(name, share, *how_far(futures, steps))
@@ -98,13 +98,13 @@ def how_far(futures: Sequence[Future[Any]], steps: Steps) -> tuple[float, str]:
 
 @contextmanager
 def start_workers(progress: Progress) -> Iterator[Workers]:
-    """Two workers that load PyTorch while they wait for a job; none where there is a single core."""
+    """Two workers that import PyTorch while they wait for a job; none where there is a single core."""
     if cores() < 2:
         yield Workers(None, progress)
         return
     spawn = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
-    with ProcessPoolExecutor(2, spawn, _load_torch) as pool:
-        pool.submit(_load_torch)
+    with ProcessPoolExecutor(2, spawn, _import_training) as pool:
+        pool.submit(_import_training)
         yield Workers(pool, progress)
 
 
@@ -114,19 +114,23 @@ def _raise_failure(futures: Sequence[Future[Any]]) -> None:
             future.result()
 
 
-def _load_torch() -> None:
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
+def _import_training() -> None:
+    """What a job will import: the worker that waits during the warm start does it meanwhile."""
+    die_with_parent()  # a killed demonstration leaves no training behind
+    import_frameworks()
+    from transformers import LlamaForCausalLM  # noqa: F401
+
+    import upshot.run.run  # noqa: F401
 
 
-def _with_threads(threads: int, job: Callable[..., Result], call: tuple[Any, ...]) -> Result:
+def _with_threads(threads: int, job: Callable[[], Result]) -> Result:
     import torch
 
     before, stated = torch.get_num_threads(), os.environ.get(THREADS)
     torch.set_num_threads(threads)
     os.environ[THREADS] = str(threads)  # what a run folder notes
     try:
-        return job(*call)
+        return job()
     finally:
         torch.set_num_threads(before)
         os.environ.pop(THREADS)
