@@ -17,6 +17,8 @@ from upshot.models import grammar
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.connect import connect, connect_all
 from upshot.models.engine_model import EngineModel
+from upshot.tasks.participants.ask import ModelAnswer, text_schema
+from upshot.tasks.participants.ask import ask as ask_object
 
 
 @pytest.fixture
@@ -101,6 +103,28 @@ def test_a_json_schema_is_followed(model: EngineModel) -> None:
     for [out] in ask(model, *requests, Request([9, 9], Sampling(max_tokens=30)))[:5]:
         said = json.loads(out.text)
         assert set(said) == {"ok", "mood"} and said["mood"] in ("good", "bad") and out.finish == "stop"
+
+
+@pytest.mark.skipif(not grammar.available(), reason="llguidance is not installed")
+def test_a_helper_of_random_weights_answers_in_whole_objects(model: EngineModel) -> None:
+    """It never ends a text by itself; the limits of a second attempt do."""
+    schema, sampling = text_schema("thought", "response"), Sampling(max_tokens=120, seed=3)
+
+    async def play() -> ModelAnswer:
+        return await ask_object(model, "hi", schema, lambda values: None, sampling, "user", repairs=3)
+
+    answer = asyncio.run(play())
+    assert set(answer.values) == {"thought", "response"} and "truncated" in answer.flaws
+
+
+def test_without_the_library_the_reason_says_what_to_install(
+    model: EngineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "available", lambda: False)
+    plain = EngineModel(model.engine, model.tokenizer, "tiny")
+    asked = ask_object(plain, "hi", text_schema("a"), lambda values: None, Sampling(max_tokens=5, seed=0), "user")
+    with pytest.raises(ModelCallError, match=r"strict JSON is only enforced with the library llguidance: pip install"):
+        asyncio.run(asked)
 
 
 def test_a_stop_string_of_many_bytes_ends_the_text(model: EngineModel) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.structured import ask_json, parse_json_object, schema_flaw
@@ -109,14 +110,15 @@ class Lines(Model):
 
     name = "lines"
 
-    def __init__(self, *lines: str, schema: bool = False) -> None:
+    def __init__(self, *lines: str, schema: bool = False, no_schema: str = "", lengths: bool = False) -> None:
         self.lines = list(lines)
         self.asked: list[Request] = []
-        self.abilities = Abilities(schema=schema)
+        self.abilities, self.no_schema = Abilities(schema=schema, lengths=lengths), no_schema
 
     async def generate(self, request: Request) -> list[Completion]:
         self.asked.append(request)
-        return [Completion(self.lines.pop(0), "stop")]
+        line = self.lines.pop(0)
+        return [Completion(line, "length" if line.endswith("…") else "stop")]
 
 
 def test_a_model_is_asked_again_with_the_error():
@@ -137,3 +139,18 @@ def test_an_endpoint_that_enforces_schemas_is_not_asked_in_words():
     asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA))
     assert [m.content for m in model.asked[0].prompt] == ["q"]
     assert model.asked[0].schema == SCHEMA
+
+
+def test_an_object_that_was_cut_off_is_made_to_fit_where_lengths_are_enforced():
+    for lengths in (True, False):
+        model = Lines('{"response": "a…', '{"response": "b…', '{"response": "c"}', schema=True, lengths=lengths)
+        sampling = Sampling(max_tokens=100)
+        assert asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA, sampling)) == {"response": "c"}
+        asked = [request.schema["properties"]["response"].get("maxLength") for request in model.asked]
+        assert asked == ([None, 50, 25] if lengths else [None, None, None])
+
+
+def test_a_missing_library_is_named_where_it_would_have_enforced_the_form():
+    model = Lines("a", "b", "c", no_schema="strict JSON is only enforced with the library x")
+    with pytest.raises(ModelCallError, match="only enforced with the library x"):
+        asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA))

@@ -90,6 +90,8 @@ class Abilities:
     """Returns sampled ids and log-probabilities."""
     schema: bool = False
     """Enforces a JSON schema."""
+    lengths: bool = False
+    """… and the lengths of texts in it, so that an object can be made to fit."""
     tools: bool = False
     seed: bool = False
     """Same request, same seed: same completion."""
@@ -102,6 +104,8 @@ class Model(Helper, ABC):
 
     name: str
     abilities: Abilities = Abilities()
+    no_schema: str = ""
+    """Why it enforces no JSON schema, where something can be done about that."""
     tokenizer: Any = None
     """Of a model in this process, once it is started; None elsewhere."""
 

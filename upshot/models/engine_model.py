@@ -13,7 +13,7 @@ from upshot.engine.engine import Engine, QueueFull
 from upshot.engine.sequence import Rules
 from upshot.engine.sequence import Sequence as Running
 from upshot.models import grammar as grammars
-from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
 
@@ -35,7 +35,7 @@ class EngineModel(Model):
         if self.renderer is not None:
             self.end_ids |= self.renderer.end_ids
         self._compiler: grammars.SchemaCompiler | None = None
-        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available(), scores=True)
+        self.abilities, self.no_schema = grammars.local_abilities(), grammars.missing_library()
         self.calls = 0
 
     async def generate(self, request: Request) -> list[Completion]:
@@ -155,7 +155,7 @@ class EngineModel(Model):
             return None
         if not grammars.available():
             what = "a tool_choice that demands a call" if rules else "a JSON schema"
-            raise UserError(f"{what} needs the library llguidance: pip install -e '.[schema]'")
+            raise UserError(f"{what} needs the library llguidance: {grammars.INSTALL}")
         if self._compiler is None:
             self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
         return self._compiler.lark(rules) if request.schema is None else self._compiler.grammar(request.schema)

@@ -15,7 +15,9 @@ import numpy as np
 
 from upshot.core.errors import UserError
 from upshot.engine.sequence import Grammar
+from upshot.models.base import Abilities
 
+INSTALL = "pip install -e '.[schema]'"
 WHITESPACE = r"\n? {0,8}"
 """All that may stand between two parts of a JSON text. Unlimited blanks are a place where weak models stay for ever."""
 
@@ -23,6 +25,16 @@ WHITESPACE = r"\n? {0,8}"
 def available() -> bool:
     """Whether the JSON schema library is installed."""
     return importlib.util.find_spec("llguidance") is not None
+
+
+def local_abilities() -> Abilities:
+    """What every model in this process can do; it enforces schemas where the library is installed."""
+    return Abilities(True, True, schema=available(), lengths=available(), seed=True, scores=True)
+
+
+def missing_library() -> str:
+    """Why a model in this process enforces no schema; empty where it does."""
+    return "" if available() else f"strict JSON is only enforced with the library llguidance: {INSTALL}"
 
 
 class JsonGrammar:

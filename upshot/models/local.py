@@ -21,7 +21,7 @@ from upshot.config.phases import phase_order
 from upshot.core.errors import UserError
 from upshot.core.files import expand_home
 from upshot.core.threads import settle_threads
-from upshot.models.base import Abilities, Model, Request
+from upshot.models.base import Model, Request
 from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.openai_format import ApiAnswer
@@ -272,7 +272,7 @@ class BorrowedModel(GuardedModel):
         super().__init__(spec, **guards)
         self.inner: Model | None = model
         self.name = model.name
-        self.abilities = model.abilities
+        self.abilities, self.no_schema = model.abilities, model.no_schema
 
     @property
     def tokenizer(self) -> Any:
@@ -297,7 +297,7 @@ class LocalModel(BorrowedModel):
     """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
 
     def __init__(self, spec: ModelSpec, swap_slot: Any = None, **guards: Unpack[Guards]) -> None:
-        from upshot.models.grammar import available
+        from upshot.models.grammar import local_abilities, missing_library
 
         guards["limits"] = EndpointLimits(1_000_000)
         GuardedModel.__init__(self, spec, **guards)
@@ -308,7 +308,7 @@ class LocalModel(BorrowedModel):
         self.borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None
         """Where another process has the weights: how to come by the model there."""
         self.inner = None
-        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available(), scores=True)
+        self.abilities, self.no_schema = local_abilities(), missing_library()
         self._weights = ""
 
     @property

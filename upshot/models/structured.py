@@ -156,6 +156,22 @@ def shape_of(schema: Mapping[str, Any]) -> str:
     return " ".join([word, *filter(None, bounds)])
 
 
+def fit_texts(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """The schema of an object with limits for its texts, so that the whole of it fits into `max_tokens`.
+
+    Texts share the tokens evenly, and a character counts as one: the object is made to end, not to be long.
+    """
+    texts = {key: value for key, value in schema["properties"].items() if value.get("type") == "string"}
+    most = max(1, max_tokens // (len(texts) + 1))
+    limited = {key: {**value, "maxLength": min(most, value.get("maxLength", most))} for key, value in texts.items()}
+    return {**schema, "properties": {**schema["properties"], **limited}}
+
+
+def explain_missing_schema(model: Model) -> str:
+    """What to add to the report of an unusable answer where a schema could have been enforced."""
+    return f"; {model.no_schema}" if model.no_schema else ""
+
+
 async def ask_json(
     model: Model,
     messages: Sequence[Message],
@@ -181,8 +197,12 @@ async def ask_json(
             return parse_json_object(completion.text, schema)
         except ValueError as error:
             flaw = f"{error} (cut at {sampling.max_tokens} tokens)" if completion.finish == "length" else str(error)
+        if completion.finish == "length" and model.abilities.lengths:
+            schema = fit_texts(schema, sampling.max_tokens // (attempt + 1))
         history += [
             Message("assistant", completion.text),
             Message("user", f"That cannot be used: {flaw}. {json_request(schema)}"),
         ]
-    raise ModelCallError("bad_json", f"'{model.name}' after {repairs + 1} answers: {flaw}")
+    raise ModelCallError(
+        "bad_json", f"'{model.name}' after {repairs + 1} answers: {flaw}{explain_missing_schema(model)}"
+    )

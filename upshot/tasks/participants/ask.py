@@ -13,7 +13,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request
-from upshot.models.structured import parse_json_object
+from upshot.models.structured import explain_missing_schema, fit_texts, parse_json_object
 from upshot.tasks.participants.templates import render
 
 
@@ -67,12 +67,14 @@ async def ask(
             return ModelAnswer(values, tuple(seen))
         assert flaw is not None
         seen.append(flaw.code)
+        if flaw.code == "truncated" and model.abilities.lengths:
+            schema = fit_texts(schema, sampling.max_tokens // (attempt + 1))
         bearable = bearable if flaw.fatal else values
         again = render("again", problem=flaw.hint, keys=", ".join(f'"{key}"' for key in schema["properties"]))
         messages = [Message("user", prompt), Message("assistant", completion.text), Message("user", again)]
     if bearable is not None:
         return ModelAnswer(bearable, tuple(seen))
-    raise ModelCallError(seen[-1], f"after {repairs + 1} attempts")
+    raise ModelCallError(seen[-1], f"after {repairs + 1} attempts{explain_missing_schema(model)}")
 
 
 def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any] | None, Flaw | None]:
