@@ -8,6 +8,7 @@ check that works are missing.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,10 +94,7 @@ class CodeVerifier(Verifier):
         """The checks of a row, as profiles are made of them."""
         tests, given = self.tests(reference, extra)[: self.max_tests], self.given(extra)
         language = language_of(reference, extra)
-
-        async def look(program: str, limits: Limits) -> list[TestResult]:
-            return await self.run(program, tests, given, language, limits)
-
+        look = functools.partial(self.run, tests=tests, given=given, language=language)
         known = self.solution(tests, extra) if language == "python" else None
         name = str(next((extra[key] for key in NAMES if extra.get(key) is not None), "without a name"))
         return RowChecks(name, tests, look, self.limits, known, given, language, type(self.sandbox).__name__)
@@ -132,7 +130,7 @@ class CodeVerifier(Verifier):
         return tests
 
     async def run(
-        self, program: str, tests: Sequence[Any], given: str, language: str, limits: Limits
+        self, program: str, limits: Limits, tests: Sequence[Any], language: str, given: str = ""
     ) -> list[TestResult]:
         """Results of assert-like tests."""
         return list(await self.sandbox.test_program(program, tests, limits, given, language))
@@ -212,7 +210,7 @@ class StdioVerifier(CodeVerifier):
         return {name for test in tests for name in ((READS, WRITES) if _is_stdio(test) else (test.function,))}
 
     async def run(
-        self, program: str, tests: Sequence[Any], given: str, language: str, limits: Limits
+        self, program: str, limits: Limits, tests: Sequence[Any], language: str, given: str = ""
     ) -> list[TestResult]:
         """Results of stdin/stdout tests, or of the calls of a function."""
         if all(map(_is_stdio, tests)):

@@ -54,7 +54,7 @@ class ModifyCodeVerifier(ContestVerifier):
         return Score(value, detail={**verdict.detail, **scores, "generated_tests": len(tests)})
 
     async def _passes(self, program: str, tests: Sequence[StdioTest], language: str) -> Score:
-        return share_passed(await self.run(program, tests, "", language, self.limits), "code")
+        return share_passed(await self.run(program, self.limits, tests, language), "code")
 
 
 def _texts(value: Any) -> list[str]:
