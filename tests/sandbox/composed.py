@@ -50,7 +50,7 @@ def serving_apart(source: str) -> Callable[[socket.socket], None]:
             with contextlib.suppress(BaseException):
                 os.dup2(end.fileno(), 3)  # and no other end of the wire, or nobody sees that the judge hangs up
                 os.closerange(4, 1024)
-                remote.serve({"program": source}, 3)
+                remote.serve({"program": source}, None, 3)  # type: ignore[arg-type]
             os._exit(0)
         end.close()
         os.waitpid(child, 0)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from upshot.sandbox import Busy, Limits, Sandbox, StdioTest
-from upshot.sandbox.asserts import run_result, verdict
+from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.local.sessions import LocalSession
 
@@ -85,7 +85,7 @@ def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
 
     wanted = [Counted(f"a{index}") for index in range(200)]
     lines = [{"file": [name, "YQ=="]}] * 200 + [{"file": ["a1", "YQ=="]}]
-    result = run_result.of_script(Remains(lines=lines), wanted)
+    result = verdict.of_script(Remains(lines=lines), wanted)
     assert result.files == {"a1": b"a"} and Counted.looks < 1000
 
 
@@ -105,7 +105,7 @@ _OUTPUTS = st.text(" \n\t\rab", max_size=8)
 def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
     lines = [line.rstrip() for line in expected.split("\n")]
     drawn = any(line[:1] in (" ", "\t") or re.search(r"\S[ \t]{2,}\S", line) for line in lines if line)
-    assert verdict.same_output(actual.encode(), expected) == (_by_lines(actual, drawn) == _by_lines(expected, drawn))
+    assert verdict.same_output(actual, expected) == (_by_lines(actual, drawn) == _by_lines(expected, drawn))
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) 
     ],
 )
 def test_numbers_and_blanks_are_compared_as_contests_do(printed: str, expected: str, same: bool) -> None:
-    assert verdict.same_output(printed.encode(), expected) is same
+    assert verdict.same_output(printed, expected) is same
 
 
 def test_millions_of_lines_are_not_split_to_be_told_from_one() -> None:
     tracemalloc.start()
-    assert not verdict.same_output(b"x\n" * 1_000_000, "x")
-    assert verdict.same_output(b"\n" * 1_000_000 + b"x", "x")
+    assert not verdict.same_output("x\n" * 1_000_000, "x")
+    assert verdict.same_output("\n" * 1_000_000 + "x", "x")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 10 << 20  # a list of a million lines would take more than 50 MB

@@ -51,7 +51,7 @@ def serving(source: str) -> Callable[[socket.socket], None]:
 
     def serve(end: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            remote.serve({"program": source}, end.detach())
+            remote.serve({"program": source}, None, end.detach())  # type: ignore[arg-type]
 
     return serve
 

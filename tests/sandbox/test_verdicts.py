@@ -18,7 +18,7 @@ from tests.patience import patience
 from tests.support import humaneval
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, StdioTest
-from upshot.sandbox.asserts.values import holds, matches, split
+from upshot.sandbox.asserts.values import Check, holds, split
 from upshot.sandbox.asserts.verdict import Remains, of_calls, parse_lines, same_output
 from upshot.sandbox.inside import plain
 from upshot.sandbox.local.pool import tier_of
@@ -44,17 +44,25 @@ def carried(value: Any) -> Any:
     return json.loads(json.dumps(plain.encode(value)))
 
 
+def compared(value: Any, expected: Any) -> bool | None:
+    """What the supervisor makes of a value that the program's process sends, where that is expected."""
+    data = json.loads(json.dumps(plain.sort(plain.encode(value))))
+    return holds(Check("f()", "eq", plain.sort(plain.encode(expected))), data)
+
+
 @given(VALUES)
 @settings(deadline=None, max_examples=200)
 def test_data_crosses_the_wall_unchanged(value: Any) -> None:
     assert plain.decode(carried(value), lambda *_: None) == value
-    assert matches(carried(value), value)
+    assert compared(value, value) is True
 
 
 @given(VALUES, VALUES)
 @settings(deadline=None, max_examples=300)
-def test_comparing_outside_is_pythons_equality(value: Any, other: Any) -> None:
-    assert matches(carried(value), other) == (value == other)
+def test_comparing_outside_is_pythons_equality_or_left_to_the_other_looks(value: Any, other: Any) -> None:
+    assert compared(value, other) in (value == other, None)
+    has_tags = "{" in json.dumps([carried(value), carried(other)])
+    assert has_tags or compared(value, other) is not None
 
 
 @pytest.mark.parametrize(
@@ -62,14 +70,15 @@ def test_comparing_outside_is_pythons_equality(value: Any, other: Any) -> None:
     [
         (True, 1),
         (1.0, 1),
-        (frozenset({1}), {1}),
+        ({"b": 1, "a": [2]}, {"a": [2], "b": 1}),
+        ({(2, 3), (1, 2)}, {(1, 2), (2, 3)}),
         (7**900, 7**900),
         (float("inf"), float("inf")),
         ("\ud800", "\ud800"),
     ],
 )
-def test_equal_values_of_other_types_match(value: Any, expected: Any) -> None:
-    assert matches(carried(value), expected)
+def test_equal_values_match(value: Any, expected: Any) -> None:
+    assert compared(value, expected) is True
 
 
 @pytest.mark.parametrize(
@@ -85,7 +94,15 @@ def test_equal_values_of_other_types_match(value: Any, expected: Any) -> None:
     ],
 )
 def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
-    assert not matches(carried(value), expected)
+    assert compared(value, expected) is not True
+
+
+@pytest.mark.parametrize(("value", "expected"), [(frozenset({1}), {1}), ({1.0, 2}, {1, 2.0}), (2.0**64, 2**64)])
+def test_values_that_may_be_equal_in_another_form_are_left_to_the_other_looks(
+    value: Any, expected: Any, box: Any
+) -> None:
+    assert value == expected and compared(value, expected) is not False
+    assert box(box.sandbox.test_program(f"def f(): return {value!r}", [f"assert f() == {expected!r}"]))[0].passed
 
 
 @pytest.mark.parametrize(
@@ -224,7 +241,7 @@ def test_a_fault_is_missing_not_zero() -> None:
 
 
 def test_output_is_compared_without_trailing_space() -> None:
-    assert same_output(b"1 \n2\n\n", "1\n2") and not same_output(b"1\n2", "12") and not same_output(b" 1", "1 2")
+    assert same_output("1 \n2\n\n", "1\n2") and not same_output("1\n2", "12") and not same_output(" 1", "1 2")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +261,7 @@ def test_output_is_compared_without_trailing_space() -> None:
 def test_whole_numbers_are_compared_exactly_and_decimal_fractions_to_a_millionth(
     printed: str, expected: str, same: bool
 ) -> None:
-    assert same_output(printed.encode(), expected) is same
+    assert same_output(printed, expected) is same
 
 
 @pytest.mark.parametrize(
@@ -367,7 +384,7 @@ def test_nested_results_are_compared_in_their_length() -> None:
         data = {"t": [{"s": [data, 1]}, 2]}
     checks = [split("assert f() == 3") or []]
     started = time.process_time()
-    assert of_calls(checks, Remains(lines=[{"v": [data], "t": 0}]))[0].value == 0  # type: ignore[union-attr]
+    assert of_calls(checks, Remains(lines=[{"v": [data], "t": 0}])) == [None]
     assert time.process_time() - started < 0.25  # CPU seconds; with whole texts in one another it was six
 
 

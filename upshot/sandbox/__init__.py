@@ -46,5 +46,6 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def version() -> str:
     """A name of what decides verdicts here: the text of this package, and the Python that runs programs."""
-    texts = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+    files = (path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".txt", ".yaml"))
+    texts = b"".join(path.read_bytes() for path in sorted(files))
     return hashlib.blake2b(texts + platform.python_version().encode(), digest_size=8).hexdigest()

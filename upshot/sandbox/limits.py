@@ -38,9 +38,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if (name in ("wall_seconds", "judge_seconds") and value is None) or (
-                name == "judge_seconds" and value == 0
-            ):
+            allowed = {"wall_seconds": (None,), "judge_seconds": (None, 0)}.get(name, ())
+            if value in allowed:
                 continue
             number = (int, float) if name.endswith("_seconds") else int
             if not isinstance(value, number) or isinstance(value, bool) or not 0 < value < float("inf"):

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import pause_clock
+from upshot.sandbox.asserts.verdict import same_output
 from upshot.sandbox.inside.cases import find_faults
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
@@ -93,11 +94,7 @@ class CodeRunner(abc.ABC):
         return await run_one_by_one(tests, run_test)
 
     async def test_stdio(
-        self,
-        program: str,
-        tests: Sequence[StdioTest],
-        limits: Limits | None = None,
-        language: str = "python",
+        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None, language: str = "python"
     ) -> list[TestResult]:
         """Run a program once per test on its input and compare the output; one result per test.
 
@@ -106,11 +103,17 @@ class CodeRunner(abc.ABC):
         done = self._test_stdio(program, tests, language, limits or self.limits)
         return await (done if canonical(language) == "python" else _or_invalid(tests, done))
 
-    @abc.abstractmethod
     async def _test_stdio(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        """The results of stdin/stdout tests, every default filled in."""
+        """The results of stdin/stdout tests, a run for each."""
+
+        async def run_test(test: StdioTest) -> TestResult:
+            roomy = replace(limits, output_kb=output_kb(test, limits))
+            result = await self.run(program, language, test.input, limits=roomy)
+            return result.as_test(passed=same_output(result.stdout, test.output))
+
+        return await run_one_by_one(tests, run_test)
 
     @pause_clock
     async def run(
@@ -144,6 +147,11 @@ class CodeRunner(abc.ABC):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def output_kb(test: StdioTest, limits: Limits) -> int:
+    """Room for the output of a test: what is expected must fit."""
+    return max(limits.output_kb, (2 * len(test.output) >> 10) + 1)
 
 
 async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -> list[TestResult]:

@@ -1,17 +1,19 @@
-"""From what a run left behind to the outcome of each test. Pure functions."""
+"""From what a run left behind to its result, and to the outcome of each of its tests. Pure functions."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 import re
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.sandbox.asserts.values import Check, holds
-from upshot.sandbox.outcome import Outcome, TestResult
+from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, TestResult
 
 
 @dataclass(frozen=True)
@@ -68,28 +70,9 @@ def ending(remains: Remains) -> tuple[Outcome, str] | None:
             return Outcome.TIMEOUT, "CPU limit reached"
         if remains.stdout_cut or remains.stderr_cut:
             return Outcome.OUTPUT_LIMIT, "output beyond the limit"
-        return Outcome.ERROR, f"ended by signal {_signal_name(number)}"
+        names = {known.value: known.name for known in signal.Signals}
+        return Outcome.ERROR, f"ended by signal {names.get(number, number)}"
     return None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
-
-
-def failure(described: Any, remains: Remains, seconds: float | None = None) -> TestResult:
-    """The result for an exception the child described as [type, traceback tail]."""
-    name, tail = (
-        (str(described[0]), str(described[1])) if isinstance(described, list) and len(described) == 2 else ("", "")
-    )
-    outcome = Outcome.ERROR
-    if name == "MemoryError":
-        outcome = Outcome.OUT_OF_MEMORY
-    elif remains.stdout_cut or remains.stderr_cut:
-        outcome = Outcome.OUTPUT_LIMIT
-    return TestResult(outcome, seconds, tail[-2000:])
 
 
 def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult | None]:
@@ -116,13 +99,11 @@ def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
     ended = ending(remains)
     missing = {"u": ended[1] if ended else "the program was not there to be asked"}
     lines = [*remains.lines[: len(plain)], *[missing] * (len(plain) - len(remains.lines))]
-    return [_of_judge(line, result) if result.passed else result for line, result in zip(lines, plain, strict=True)]
-
-
-def _of_judge(line: dict[str, Any], plain: TestResult) -> TestResult:
-    if line.get("p") is True:
-        return plain
-    return TestResult(Outcome.UNCONFIRMED, plain.seconds, str(line.get("u") or "unreadable result")[:500])
+    results = []
+    for line, result in zip(lines, plain, strict=True):
+        doubted = TestResult(Outcome.UNCONFIRMED, result.seconds, str(line.get("u") or "unreadable result")[:500])
+        results.append(doubted if result.passed and line.get("p") is not True else result)
+    return results
 
 
 def _line_up(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any] | None]:
@@ -133,47 +114,127 @@ def _line_up(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any] | N
 
 
 def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] | None) -> TestResult | None:
-    if remains.fault is not None:
-        return TestResult(Outcome.SANDBOX_FAULT, None, remains.fault)
-    if line is None:
+    if line is None or remains.fault is not None:
         outcome, detail = ending(remains) or (Outcome.ERROR, "the program ended before this test was done")
         return TestResult(outcome, None, detail)
     try:
-        return _judge_line(line, remains, checks)
+        return _read_line(line, remains, checks)
     except Exception as error:  # whatever a program sends is at worst its own failure
         return TestResult(Outcome.ERROR, None, f"unreadable result: {error!r}"[:300])
 
 
-def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult | None:
+def _read_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult | None:
     seconds = min(max(0.0, float(line["t"])), remains.wall) if "t" in line else None
-    if "load" in line or "e" in line:
-        return failure(line.get("load") or line.get("e"), remains, seconds)
+    if failure := line.get("load") or line.get("e"):
+        name, traceback = map(str, failure)
+        ended = Outcome.OUTPUT_LIMIT if remains.stdout_cut or remains.stderr_cut else Outcome.ERROR
+        return TestResult(Outcome.OUT_OF_MEMORY if name == "MemoryError" else ended, seconds, traceback[-2000:])
     if checks is None:
-        if line.get("p") is True:
-            return TestResult(Outcome.PASSED, seconds)
-        return TestResult(Outcome.WRONG, seconds, str(line["w"]))
+        passed = line.get("p") is True
+        return TestResult(Outcome.PASSED, seconds) if passed else TestResult(Outcome.WRONG, seconds, str(line["w"]))
     if "big" in line or "u" in line:
         return None
-    values = line["v"]
-    if len(values) != len(checks):
-        return TestResult(Outcome.ERROR, seconds, "unreadable result: not one value per call")
-    held = [holds(check, value) for check, value in zip(checks, values, strict=True)]
-    if False in held:
-        index = held.index(False)
-        value = values[index][:200] if isinstance(values[index], list | str) else values[index]
-        shown = f"{checks[index].call[:300]} returned {json.dumps(value)[:200]}"
-        return None if None in held else TestResult(Outcome.WRONG, seconds, shown)
-    return None if None in held else TestResult(Outcome.PASSED, seconds)
+    held = [holds(check, value) for check, value in zip(checks, line["v"], strict=True)]
+    if None in held:
+        return None
+    if False not in held:
+        return TestResult(Outcome.PASSED, seconds)
+    index = held.index(False)
+    shown = f"{checks[index].call[:300]} returned {json.dumps(line['v'][index])[:200]}"
+    return TestResult(Outcome.WRONG, seconds, shown)
 
 
-def same_output(actual: bytes, expected: str) -> bool:
+def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
+    """The result of a Python program run as a script, with the files to fetch where it left them."""
+    ended = ending(remains)
+    exit_code = os.WEXITSTATUS(remains.status) if os.WIFEXITED(remains.status) else -os.WTERMSIG(remains.status)
+    errors = [line["e"][0] for line in remains.lines if isinstance(line.get("e"), list) and line["e"]]
+    outcome, detail = ended or (Outcome.PASSED if exit_code == 0 else Outcome.ERROR, "")
+    if ended is None and remains.stdout_cut | remains.stderr_cut:
+        outcome, detail = Outcome.OUTPUT_LIMIT, "output beyond the limit was cut"
+    elif ended is None and exit_code and "MemoryError" in errors:
+        outcome, detail = Outcome.OUT_OF_MEMORY, "MemoryError"
+    return RunResult(
+        outcome=outcome,
+        exit_code=None if ended and ended[0] in (Outcome.SANDBOX_FAULT, Outcome.TIMEOUT) else exit_code,
+        stdout=remains.stdout.decode(errors="replace"),
+        stderr=remains.stderr.decode(errors="replace"),
+        stdout_cut=remains.stdout_cut,
+        stderr_cut=remains.stderr_cut,
+        wall_seconds=remains.wall,
+        cpu_seconds=remains.cpu,
+        max_rss_kb=remains.max_rss_kb,
+        detail=detail,
+        files=_files(remains.lines, fetch),
+    )
+
+
+def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, bytes]:
+    """The files among the lines; the program can write lines too, so nothing unasked for and nothing unreadable."""
+    found, names = {}, set(wanted)
+    for line in lines:
+        pair = line.get("file")
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            continue
+        try:
+            if pair[0] in names:
+                found[pair[0]] = base64.b64decode(pair[1], validate=True)
+        except ValueError:
+            continue
+    return found
+
+
+def of_native_stdio(remains: Remains, expected: Sequence[str]) -> list[TestResult]:
+    """One result per stdin/stdout test of a program that ran on all inputs, its outputs one behind the other."""
+    whole, begin, found = of_native(remains), 0, []
+    for wanted, ran in zip(expected, (line["run"] for line in remains.lines if "run" in line), strict=False):
+        end = begin + ran["size"]
+        one = replace(
+            _of_inner(remains, ran), stdout=remains.stdout[begin:end], stdout_cut=ran["cut"], stderr_cut=False
+        )
+        ran_alone = of_script(one)
+        begin, result = end, ran_alone.as_test(passed=same_output(ran_alone.stdout, wanted))
+        found.append(replace(result, detail=result.detail or ran["said"]))
+    rest = whole.as_test(passed=False)
+    if found and found[-1].outcome is Outcome.TIMEOUT:
+        rest = TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time")
+    elif rest.outcome in (Outcome.PASSED, Outcome.WRONG):
+        rest = TestResult(Outcome.ERROR, None, "the program ended before this test was done")
+    return found + [rest] * (len(expected) - len(found))
+
+
+def _of_inner(remains: Remains, ran: dict[str, Any]) -> Remains:
+    """What is left of the program itself, of which the driver says how it ended."""
+    status = ran["status"] << 8 if ran["status"] >= 0 else -ran["status"]
+    return replace(remains, status=status, why=ran["why"], wall=ran["t"])
+
+
+def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
+    """The result of a compiled or interpreted program, from the driver's report; the driver is out of its reach."""
+    base = of_script(remains, fetch)
+    compiled = next((line["compile"] for line in remains.lines if "compile" in line), None)
+    ran = next((line["run"] for line in remains.lines if "run" in line), None)
+    compile_result = None
+    if compiled is not None:
+        ok = compiled["status"] == 0 and not compiled["why"]
+        compile_result = CompileResult(ok, compiled["t"], compiled["status"], compiled["output"], bool(compiled["why"]))
+        if not ok:
+            return replace(
+                base, outcome=Outcome.ERROR, exit_code=None, detail="it does not compile", compiled=compile_result
+            )
+    if ran is None or ending(remains):
+        return replace(base, compiled=compile_result)
+    return replace(of_script(_of_inner(remains, ran), fetch), compiled=compile_result)
+
+
+def same_output(actual: str, expected: str) -> bool:
     """Whether a program printed what it should, as contests compare it: word by word, line by line.
 
     Blanks between words and blank lines do not count. Where a decimal fraction is expected the answer may be off by a
     millionth; a whole number must be printed as one. Where the expected output draws with blanks (a line begins with
     one, or has two in a row), they are part of the answer.
     """
-    mine, wanted = _without_blank_ends(actual.decode(errors="replace")), _without_blank_ends(expected)
+    mine, wanted = _without_blank_ends(actual), _without_blank_ends(expected)
     if mine.count("\n") > 2 * wanted.count("\n") + 1000:
         return False  # before anything is split: a program may print millions of lines
     if _DRAWN.search(wanted):

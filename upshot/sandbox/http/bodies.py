@@ -10,16 +10,7 @@ import base64
 from dataclasses import fields, replace
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from upshot.core.errors import UserError, did_you_mean
 from upshot.sandbox.limits import Limits
@@ -39,14 +30,6 @@ CEILINGS = {
 _LIMIT_NAMES = {field.name for field in fields(Limits)}
 
 
-def _check_seconds(value: Any, info: ValidationInfo) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{info.field_name} is {value!r}; it must be a number of seconds above 0")
-    if not value <= MAX_SECONDS:
-        raise ValueError(f"{info.field_name} is {value}; this server allows at most {MAX_SECONDS:g} s")
-    return float(value)
-
-
 def _decode_file(content: Any) -> bytes:
     try:
         return base64.b64decode(content or "", validate=True)
@@ -54,7 +37,7 @@ def _decode_file(content: Any) -> bytes:
         raise ValueError(f"field 'files' holds something that is not base64: {error}") from error
 
 
-Seconds = Annotated[float, PlainValidator(_check_seconds)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 FileContent = Annotated[bytes, PlainValidator(_decode_file)]
 
 
@@ -162,22 +145,14 @@ def read_body(kind: type[Body], data: Any) -> Body:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise UserError(_explain(error)) from None
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
     if first["type"] == "value_error":
-        return first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return "the request must be a JSON object"
-    where = first["loc"][-1]
-    name = next(part for part in reversed(first["loc"]) if isinstance(part, str))
+        raise UserError(first["msg"].removeprefix("Value error, "))
+    if not name:
+        raise UserError("the request must be a JSON object")
     if first["type"] == "missing":
-        return f"field '{name}' is missing"
-    if first["type"] == "string_type" and where == name:
-        return f"field '{name}' is {type(first['input']).__name__}; it must be a string"
-    if where != name:
-        return f"field '{name}' must be a list of {'strings' if first['type'] == 'string_type' else 'objects'}"
-    kinds = {"list_type": "a list of strings or objects", "dict_type": "an object", "model_type": "an object"}
-    return f"field '{name}' must be {kinds.get(first['type'], first['msg'])}"
+        raise UserError(f"field '{name}' is missing")
+    is_object = first["type"] in ("dict_type", "model_type")
+    wanted = "an object" if is_object else first["msg"].removeprefix("Input should be ")
+    raise UserError(f"field '{name}' is {repr(first['input'])[:60]}; it must be {wanted}")

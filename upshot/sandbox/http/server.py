@@ -7,6 +7,7 @@ an item of `/batch` is read, and refused, exactly as the same request sent alone
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import socket
@@ -18,7 +19,7 @@ from upshot.core.errors import UserError
 from upshot.core.http_listener import listen, serve_app
 from upshot.core.http_server import BodyRefused, CalmEnd, ClientGone, RequestGate, demand_key, while_connected
 from upshot.sandbox.connection import KEY_VARIABLE
-from upshot.sandbox.http.service import SandboxFault, Service
+from upshot.sandbox.http.service import Service, describe_failure
 from upshot.sandbox.local.pool import Sandbox
 from upshot.sandbox.local.slots import Busy
 
@@ -50,13 +51,15 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, Service(sandbox))
-    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refuse)
+    app.add_middleware(
+        RequestGate,
+        key=api_key,
+        max_bytes=max_bytes,
+        read_s=READ_SECONDS,
+        refuse=lambda status, reason: _json({"error": reason}, status),
+    )
     app.add_middleware(CalmEnd)
     return app
-
-
-def _refuse(status: int, reason: str) -> Response:
-    return _json({"error": reason}, status)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -80,7 +83,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         name = request.path_params["name"]
         if request.method == "DELETE":
             return _json(await service.close_session(name))
-        return await _answer(sandbox, request, lambda data: service.turn(name, data))
+        return await _answer(sandbox, lambda data: service.turn(name, data), request)
 
     verbs: dict[str, Verb] = {
         "/test_program": service.test_program,
@@ -92,20 +95,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         "/sessions": service.open_session,
     }
 
-    def endpoint(verb: Verb) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await _answer(sandbox, request, verb)
-
-        return answer
-
     for path, verb in verbs.items():
-        app.add_route(path, endpoint(verb), methods=["POST"])
+        app.add_route(path, functools.partial(_answer, sandbox, verb), methods=["POST"])
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/metrics", metrics, methods=["GET"])
     app.add_route("/sessions/{name}", session, methods=["POST", "DELETE"])
 
 
-async def _answer(sandbox: Sandbox, request: Request, verb: Verb) -> Response:
+async def _answer(sandbox: Sandbox, verb: Verb, request: Request) -> Response:
     """Run a verb and turn what goes wrong into a status and one clear line."""
     from starlette.responses import Response
 
@@ -115,17 +112,13 @@ async def _answer(sandbox: Sandbox, request: Request, verb: Verb) -> Response:
     except Busy as busy:
         sandbox.metrics.rejected += 1
         return _json({"error": str(busy)}, 429, {"Retry-After": str(int(busy.retry_after + 0.999))})
-    except SandboxFault as fault:
-        return _json({"error": f"sandbox_fault: {fault}"}, 503, {"Retry-After": "1"})
     except ClientGone:
         return _json({"error": "the client has hung up"}, 499)
     except BodyRefused:
         raise
-    except UserError as error:
-        return _json({"error": str(error)}, 400)
     except Exception as error:
-        log.exception("a request failed")
-        return _json({"error": f"internal error: {type(error).__name__}"}, 500)
+        status, reason = describe_failure(error)
+        return _json({"error": reason}, status, {"Retry-After": "1"} if status == 503 else None)
 
 
 async def _read_json(request: Request) -> Any:

@@ -18,15 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.sandbox.http.bodies import (
-    BatchBody,
-    LimitedBody,
-    ProgramBody,
-    StdioCase,
-    SubmitBody,
-    TestBody,
-    read_body,
-)
+from upshot.sandbox.http.bodies import BatchBody, LimitedBody, ProgramBody, StdioCase, SubmitBody, TestBody, read_body
 from upshot.sandbox.local.pool import Sandbox
 from upshot.sandbox.local.sessions import SessionOver
 from upshot.sandbox.local.slots import Busy
@@ -35,12 +27,21 @@ from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import Session
 
 log = logging.getLogger("upshot.sandbox")
-
 Verb = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
 class SandboxFault(Exception):
     """The sandbox could not run a program; the answer is missing, not zero."""
+
+
+def describe_failure(error: Exception) -> tuple[int, str]:
+    """The status and the line that answer a request which failed."""
+    if isinstance(error, SandboxFault):
+        return 503, f"sandbox_fault: {error}"
+    if isinstance(error, UserError):
+        return 400, str(error)
+    log.error("a request failed", exc_info=error)
+    return 500, f"internal error: {type(error).__name__}"
 
 
 class Service:
@@ -147,13 +148,8 @@ class Service:
                 return await verb(item)
             except Busy as busy:
                 await asyncio.sleep(min(busy.retry_after, 1.0))
-            except UserError as error:
-                return {"error": str(error)}
-            except SandboxFault as fault:
-                return {"error": f"sandbox_fault: {fault}"}
             except Exception as error:  # one item's trouble is not the others'
-                log.exception("an item of a batch failed")
-                return {"error": f"internal error: {type(error).__name__}"}
+                return {"error": describe_failure(error)[1]}
 
     async def open_session(self, data: Any) -> dict[str, Any]:
         """A stateful Python session; {session_id}."""
@@ -201,16 +197,11 @@ def answer_tests(results: list[TestResult], allow_missing: bool) -> dict[str, An
         raise SandboxFault(fault.detail)
     return {
         "results": [None if result.value is None else int(result.value) for result in results],
-        "runtimes": [_seconds_taken(result) for result in results],
+        # Of a test that passed, else -1; the program itself may have measured them.
+        "runtimes": [s if r.passed and (s := r.seconds) is not None and math.isfinite(s) else -1 for r in results],
         "outcomes": [result.outcome.value for result in results],
         "details": [result.detail for result in results],
     }
-
-
-def _seconds_taken(result: TestResult) -> float:
-    """Of a test that passed, else -1; the program itself may have measured them."""
-    seconds = result.seconds if result.passed else None
-    return seconds if seconds is not None and math.isfinite(seconds) else -1
 
 
 def answer_run(result: RunResult) -> dict[str, Any]:

@@ -27,7 +27,10 @@ PROGRAM = "_upshot_program"
 OWN_FIXTURES = frozenset(("tmp_path", "capsys", "monkeypatch", "request", "recwarn", "caplog", "subtests"))
 """Arguments that pytest itself gives."""
 PYTEST_FILE = "test_program.py"
-PYTEST_ARGUMENTS = ("-s", "--noconftest", "-c", os.devnull, "--rootdir", ".", "--import-mode=importlib")
+PYTEST_ARGUMENTS = (
+    "-s", "--noconftest", "-c", os.devnull, "--rootdir", ".", "--confcutdir", ".", "--import-mode=importlib",
+)  # fmt: skip
+"""It must not look into the folders above, which a run without namespaces may not read."""
 PYTEST_WITHOUT = ("cacheprovider", "terminal", "faulthandler", "logging", "junitxml", "pastebin", "doctest")
 """Its own files and reports are of no use here."""
 LONGEST = 32_768
@@ -109,14 +112,11 @@ def find_faults(tests: tuple[str, ...]) -> dict[int, str]:
     """By index, the tests that say nothing about any program, and why; long tests are not examined."""
     unread = ast.Module([ast.Assert(ast.Constant(True))], [])
     trees = [parse(test) if len(test) <= LONGEST else unread for test in tests]
-    checkers = {name for tree in trees if not isinstance(tree, str) for name in _list_checkers(tree)}
+    top = [node for tree in trees if isinstance(tree, ast.Module) for node in tree.body]
+    defined = [node for node in top if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    checkers = {node.name for node in defined if any(map(_is_check, walk(node)))}
     found = ((index, _find_fault(tree, checkers)) for index, tree in enumerate(trees))
     return {index: why for index, why in found if why}
-
-
-def _list_checkers(tree: ast.Module) -> list[str]:
-    defined = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    return [node.name for node in defined if any(_is_check(part) for part in walk(node))]
 
 
 def _find_fault(tree: ast.Module | str, checkers: set[str]) -> str:
@@ -138,7 +138,7 @@ def _is_check(node: ast.AST) -> bool:
     if isinstance(node, ast.Assert):
         return True
     if isinstance(node, ast.Call):
-        return _is_checking_call(node)
+        return is_check_name(last_name(node.func))
     if isinstance(node, ast.ExceptHandler):
         return isinstance(node.type, ast.expr) and last_name(node.type) not in ("Exception", "BaseException")
     return isinstance(node, ast.If) and any(isinstance(part, ast.Raise) for part in node.body + node.orelse)
@@ -147,10 +147,6 @@ def _is_check(node: ast.AST) -> bool:
 def is_check_name(name: str) -> bool:
     """Whether calling something of this name is a check."""
     return name.startswith(("assert", "fail")) or name == "raises"
-
-
-def _is_checking_call(node: ast.Call) -> bool:
-    return is_check_name(last_name(node.func))
 
 
 def last_name(node: ast.expr) -> str:
@@ -165,7 +161,7 @@ class _Counting(ast.NodeTransformer):
         if _is_long(node):
             return node
         super().generic_visit(node)
-        if isinstance(node, ast.Call) and _is_checking_call(node):
+        if isinstance(node, ast.Call) and _is_check(node):
             node.func = ast.Call(ast.Name(COUNTER, ast.Load()), [node.func], [])
         elif isinstance(node, ast.ExceptHandler) and _is_check(node):
             node.body.insert(0, _make_count())
@@ -199,7 +195,9 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
         _run_pytest({name: namespace[name] for name in _list_bound(tree) if name in namespace})
         return
     for function in functions:
-        _call(namespace[function.name])
+        given = namespace[function.name]()
+        if type(given).__name__ == "coroutine":
+            importlib.import_module("asyncio").run(given)
     for name in classes:
         kind = namespace.get(name)
         if isinstance(kind, type) and "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
@@ -269,14 +267,6 @@ def _list_uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunction
     return [node for node in tree.body if is_test(node) and node.name not in used]
 
 
-def _call(function: Any) -> None:
-    found = function()
-    if type(found).__name__ == "coroutine":
-        import asyncio
-
-        asyncio.run(found)
-
-
 def _run_case(kind: Any) -> None:
     import unittest  # here, because every fork would pay for it at the top
 
@@ -289,14 +279,13 @@ def _run_case(kind: Any) -> None:
         raise AssertionError([*(text for _, text in result.failures), *skipped, "an expected failure succeeded"][0])
 
 
-class _Collected:
+class _Reports:
     """Hands pytest a module that is loaded already, and notes what came of each of its tests."""
 
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
-        self.collected = self.passed = 0
-        self.failure: BaseException | None = None
-        self.text = ""
+        self.passed = 0
+        self.failures: list[str] = []
 
     def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
         import pytest
@@ -305,31 +294,24 @@ class _Collected:
         made.obj = self.module
         return made
 
-    def pytest_collection_finish(self, session: Any) -> None:
-        self.collected = len(session.items)
-
-    def pytest_exception_interact(self, call: Any, report: Any) -> None:
-        self.failure = self.failure or (call.excinfo.value if call.excinfo is not None else None)
-
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call":
-            self.passed += report.passed
         if not report.passed:
-            self.text = self.text or str(report.longrepr)
+            self.failures.append(str(report.longrepr))
+        self.passed += report.passed and getattr(report, "when", "") == "call"
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def _run_pytest(names: dict[str, Any]) -> None:
-    """Run the tests among the names of a module; raises the first failure, or AssertionError where one is skipped."""
+    """Run the tests among the names of a module; raises AssertionError where one fails or is skipped."""
     import pytest  # takes a third of a second
 
     module = types.ModuleType(PYTEST_FILE.removesuffix(".py"))
     module.__dict__.update(names)
     with open(PYTEST_FILE, "w"):
-        collected = _Collected(module)
+        reports = _Reports(module)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     left_out = [word for name in PYTEST_WITHOUT for word in ("-p", f"no:{name}")]
-    pytest.main([*PYTEST_ARGUMENTS, *left_out, PYTEST_FILE], plugins=[collected])
-    if collected.failure is not None:
-        raise collected.failure
-    if not collected.collected or collected.passed != collected.collected:
-        raise AssertionError(collected.text[-500:] or "pytest ran none of its tests")
+    pytest.main([*PYTEST_ARGUMENTS, *left_out, PYTEST_FILE], plugins=[reports])
+    if reports.failures or not reports.passed:
+        raise AssertionError([*reports.failures, "pytest ran none of its tests"][0][-500:])

@@ -8,44 +8,38 @@ interpreter's own end would run what the program has left in it, outside the pro
 
 from __future__ import annotations
 
+import marshal
 import os
+from collections.abc import Callable
 from typing import Any
 
 from upshot.sandbox.inside import judge, native, program, remote, session
+
+PARTS: dict[str, Callable[..., int | None]] = {
+    "calls": program.answer_calls,
+    "tests": program.try_tests,
+    "script": program.run_script,
+    "native": native.run,
+    "serve": remote.serve,
+    "judge": judge.judge,
+    "session": session.serve,
+}
+"""By the mode of a role: (payload, results, socket of its partner) to an exit code."""
 
 
 def main(role: dict[str, Any], descriptors: list[int]) -> None:
     """Play the role on 0 stdin, 1 stdout, 2 stderr, 3 input, 4 results, 5 the other party; never returns."""
     code = 0
     try:
-        for name, value in role.get("environment", {}).items():
-            os.environ[name] = value
+        os.environ.update(role["environment"])
         os.write(descriptors[4], program.STARTED)
-        payload = program.read_payload(descriptors[3])
+        with open(descriptors[3], "rb", buffering=0) as file:
+            payload = marshal.loads(file.readall())  # our supervisor's own, from the same interpreter
         program.reseed(payload.get("program", "random"), payload.get("seed"))
-        code = _play(role["mode"], payload, descriptors)
+        code = PARTS[role["mode"]](payload, program.Results(descriptors[4]), *descriptors[5:]) or 0
         program.flush()
     except BaseException as error:
         code = 1
         os.write(2, program.describe(error)[1].encode(errors="replace"))
     finally:
         os._exit(code)
-
-
-def _play(mode: str, payload: dict[str, Any], descriptors: list[int]) -> int:
-    results = program.Results(descriptors[4])
-    if mode == "calls":
-        program.answer_calls(payload, results)
-    elif mode == "tests":
-        program.try_tests(payload, results)
-    elif mode == "script":
-        return program.run_script(payload, results)
-    elif mode == "native":
-        return native.run(payload, results)
-    elif mode == "serve":
-        remote.serve(payload, descriptors[5])
-    elif mode == "judge":
-        judge.judge(payload, results, descriptors[5])
-    elif mode == "session":
-        session.serve(descriptors[5])
-    return 0

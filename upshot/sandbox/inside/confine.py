@@ -47,11 +47,8 @@ class Confinement:
         self._last: list[kernel.Step] = []
         if walls.landlock:
             self._last.append(restrict_files(walls.landlock, readable, writable))
-        self.filter: seccomp.Filter | None = None
-        if walls.seccomp:
-            # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
-            self.filter = seccomp.Filter(alone=not walls.namespaces)
-            self._last.append(self.filter.step)
+        if walls.seccomp and walls.namespaces:
+            self._last.append(seccomp.install())
         self._plans: dict[str, list[kernel.Step]] = {}
 
     def plan(self, limits: dict[str, Any]) -> list[kernel.Step]:
@@ -61,17 +58,18 @@ class Confinement:
             if len(self._plans) > 64:
                 self._plans.clear()
             last = self._last
-            if limits.get("native") and self.filter is not None:
-                last = [*last[:-1], seccomp.Filter(alone=False, native=True).step]
+            if limits.get("native") and self.walls.seccomp:
+                last = [*last[:-1], seccomp.install(native=True)]
             self._plans[key] = _plan(self.walls, limits) + last
         return self._plans[key]
 
     def apply(self, plan: list[kernel.Step]) -> None:
         """Put every layer on this process; raises OSError where one is refused, and then nothing may run."""
-        if self.filter is not None and self.filter.own_pid_at:
-            self.filter.name_own_pid()
         for step in plan:
             kernel.perform(step)
+        if self.walls.seccomp and not self.walls.namespaces:
+            # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
+            kernel.perform(seccomp.install(os.getpid()))
 
 
 def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
@@ -85,7 +83,7 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
         steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
         if native or limits.get("proc"):
             steps.append(namespaces.private_proc())
-    steps.append(kernel.step("chdir", walls.scratch.encode()))
+    steps.append(kernel.step("chdir", walls.scratch))
     steps += _limit(limits, native, own_user=walls.namespaces == "user" or walls.uid is not None)
     if drop is not None:
         steps.append(kernel.step("setgroups", 0, None))
@@ -116,7 +114,8 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     )
-    return [kernel.rlimit(what, value) for what, value in bounds if value != RLIM_INFINITY]
+    pair = ctypes.c_uint64 * 2
+    return [kernel.step("setrlimit", what, pair(most, most)) for what, most in bounds if most != RLIM_INFINITY]
 
 
 class _Ruleset(ctypes.Structure):

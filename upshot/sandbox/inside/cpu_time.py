@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -49,16 +50,13 @@ def _of_the_dead(proc: int, pid: int) -> float:
 
 def _children(proc: int, pid: int) -> list[int]:
     """The children of every thread of a process; none where the kernel does not tell."""
-    try:
+    threads: list[str] = []
+    with contextlib.suppress(OSError):
         directory = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    except OSError:
-        return []
-    try:
-        threads = os.listdir(directory)
-    except OSError:
-        return []
-    finally:
-        os.close(directory)
+        try:
+            threads = os.listdir(directory)
+        finally:
+            os.close(directory)
     return [int(word) for thread in threads for word in _read(proc, f"{pid}/task/{thread}/children").split()]
 
 
@@ -72,9 +70,5 @@ def _read(proc: int, path: str) -> bytes:
 
 def count_oom_kills(proc: int) -> int:
     """How many processes the kernel has killed because memory ran out, on the whole machine."""
-    try:
-        descriptor = os.open("vmstat", os.O_RDONLY, dir_fd=proc)
-    except OSError:
-        return 0
-    with open(descriptor, "rb") as file:
-        return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
+    lines = _read(proc, "vmstat").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -30,54 +32,48 @@ PR_SET_CHILD_SUBREAPER = 36
 Step = tuple[Callable[..., int], tuple[Any, ...], str]
 """A prepared C call: function, arguments, and what to call it in an error."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_held = ctypes.PyDLL(None, use_errno=True)
-_held.syscall.restype = ctypes.c_long
+_libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _NR = numbers()
 
 
-def _check(value: int, what: str) -> int:
+def step(name: str, *arguments: object) -> Step:
+    """A C call prepared now and made later: (function, arguments, what to call it in an error)."""
+    texts = [value.encode() if isinstance(value, str) else value for value in arguments]
+    boxed = tuple(ctypes.c_long(value) if isinstance(value, int) else value for value in texts)
+    shown = ", ".join(str(value) for value in arguments if isinstance(value, int | str | bytes))
+    return getattr(_libc, name), boxed, f"{name}({shown})"
+
+
+def syscall_step(name: str, *arguments: object) -> Step:
+    """A system call prepared now and made later."""
+    function, boxed, _ = step("syscall", _NR[name], *arguments)
+    return function, boxed, name
+
+
+def perform(step: Step) -> int:
+    """Make a prepared call; raises OSError that names it."""
+    function, arguments, name = step
+    value = function(*arguments)
     if value < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
-    return value
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return int(value)
+
+
+def call(name: str, *arguments: object) -> int:
+    """Make a C call; raises OSError."""
+    return perform(step(name, *arguments))
 
 
 def syscall(name: str, *arguments: object) -> int:
     """Make one system call by name; raises OSError."""
-    boxed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return _check(_libc.syscall(ctypes.c_long(_NR[name]), *boxed), name)
+    return perform(syscall_step(name, *arguments))
 
 
-def prctl(option: int, *arguments: object) -> int:
+def prctl(option: int, argument: object = 0) -> int:
     """prctl(2); raises OSError."""
-    boxed = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
-    boxed += [ctypes.c_ulong(0)] * (4 - len(boxed))
-    return _check(_libc.prctl(ctypes.c_int(option), *boxed), f"prctl({option})")
-
-
-def unshare(flags: int) -> None:
-    """Leave the namespaces named by the flags for fresh ones."""
-    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
-
-
-def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2); raises OSError that names the target."""
-    encoded = data.encode() if data is not None else None
-    kind_encoded = kind.encode() if kind is not None else None
-    status = _libc.mount(source.encode(), target.encode(), kind_encoded, ctypes.c_ulong(flags), encoded)
-    _check(status, f"mount {kind or 'bind'} on {target}")
-
-
-def unmount(target: str) -> None:
-    """umount2(2), also of what is still in use."""
-    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
-
-
-def pivot_root(new: str, old: str) -> None:
-    """Make `new` the root directory and hang the old one under `old`."""
-    syscall("pivot_root", new.encode(), old.encode())
+    return call("prctl", option, argument, 0, 0, 0)
 
 
 class _MountAttr(ctypes.Structure):
@@ -88,7 +84,7 @@ def set_mount_flags(path: str, flags: int) -> None:
     """Add flags (MS_RDONLY, MS_NOSUID and MS_NODEV have the same values here) to a mount and all mounts under it."""
     attr = _MountAttr(set=flags)
     at_fdcwd, at_recursive = -100, 0x8000
-    syscall("mount_setattr", at_fdcwd, path.encode(), at_recursive, ctypes.byref(attr), ctypes.sizeof(attr))
+    syscall("mount_setattr", at_fdcwd, path, at_recursive, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
 class _CapHeader(ctypes.Structure):
@@ -97,31 +93,6 @@ class _CapHeader(ctypes.Structure):
 
 class _CapData(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
-
-
-def step(name: str, *arguments: object) -> Step:
-    """A C call prepared now and made later: (function, arguments, what to call it in an error)."""
-    boxed = tuple(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
-    shown = ", ".join(str(value) for value in arguments if isinstance(value, (int, bytes)))
-    return getattr(_held, name), boxed, f"{name}({shown})"
-
-
-def syscall_step(name: str, *arguments: object) -> Step:
-    """A system call prepared now and made later."""
-    call, boxed, _ = step("syscall", _NR[name], *arguments)
-    return call, boxed, name
-
-
-def perform(step: Step) -> None:
-    """Make a prepared call; raises OSError that names it."""
-    call, arguments, name = step
-    if call(*arguments) < 0:
-        raise OSError(ctypes.get_errno(), name)
-
-
-def rlimit(what: int, value: int) -> Step:
-    """The prepared setting of one resource limit."""
-    return step("setrlimit", what, (ctypes.c_uint64 * 2)(value, value))
 
 
 def no_capabilities() -> Step:
@@ -140,21 +111,13 @@ def fork_into(flags: int) -> int:
     thread_id = _thread_id_address()
     tail = (thread_id, 0) if _NR["read"] == 0 else (0, thread_id)
     tid_flags = (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) if thread_id else 0
-    words = [ctypes.c_long(word) for word in (_NR["clone"], flags | tid_flags | SIGCHLD, 0, 0, *tail)]
-    return _check(int(_held.syscall(*words)), f"clone({flags:#x})")
+    return syscall("clone", flags | tid_flags | SIGCHLD, 0, 0, *tail)
 
 
-_thread_id_cache: int | None = None
-
-
+@functools.cache
 def _thread_id_address() -> int:
     """Where the C library keeps the main thread's id, 0 where the kernel does not tell."""
-    global _thread_id_cache
-    if _thread_id_cache is None:
-        address = ctypes.c_void_p(0)
-        try:
-            prctl(PR_GET_TID_ADDRESS, ctypes.byref(address))
-        except OSError:
-            address = ctypes.c_void_p(0)
-        _thread_id_cache = address.value or 0
-    return _thread_id_cache
+    address = ctypes.c_void_p(0)
+    with contextlib.suppress(OSError):
+        prctl(PR_GET_TID_ADDRESS, ctypes.byref(address))
+    return address.value or 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from upshot.sandbox.inside import kernel
@@ -20,18 +19,6 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
 PASSWD = "root:x:0:0:root:/:/bin/false\nsandbox:x:{user}:{user}:sandbox:/tmp:/bin/sh\n"
-
-
-@dataclass(frozen=True)
-class Root:
-    """What the file system inside shows, and where it is put together."""
-
-    workbench: str
-    """An existing empty directory to mount the new root on while it is built."""
-    extra: tuple[str, ...] = ()
-    """Directories shown read-only beside the system's and Python's: language toolchains."""
-    user: int = INNER_ID
-    """User and group id the programs run under, for /etc/passwd."""
 
 
 def python_paths() -> list[str]:
@@ -53,28 +40,30 @@ def visible_paths(extra: tuple[str, ...] = ()) -> list[str]:
 def _without_nested(paths: list[str]) -> list[str]:
     kept: list[str] = []
     for path in sorted(set(paths), key=len):
-        if not os.path.exists(path) or any(path == k or path.startswith(k.rstrip("/") + "/") for k in kept):
-            continue
-        kept.append(path)
+        if os.path.exists(path) and not any(path.startswith(f"{outer.rstrip('/')}/") for outer in kept):
+            kept.append(path)
     return kept
 
 
-def enter(kind: str, root: Root, uid: int | None = None) -> None:
+def enter(kind: str, workbench: str, uid: int | None = None, extra: tuple[str, ...] = ()) -> None:
     """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'.
 
-    With a user namespace real root first becomes `uid`: else root inside would own root's files outside.
+    workbench: an existing empty directory to mount the new root on while it is built. extra: directories shown
+    read-only beside the system's and Python's. With a user namespace real root first becomes `uid`: else root inside
+    would own root's files outside.
     """
+    user = INNER_ID if uid is None or kind == "user" else uid  # whom programs run as, for /etc/passwd
     if kind == "user":
         if uid is not None:
             become(uid)
         uid, gid = os.geteuid(), os.getegid()
-        kernel.unshare(kernel.CLONE_NEWUSER | ZYGOTE_FLAGS)
+        kernel.call("unshare", kernel.CLONE_NEWUSER | ZYGOTE_FLAGS)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{INNER_ID} {uid} 1")
         _write("/proc/self/gid_map", f"{INNER_ID} {gid} 1")
     else:
-        kernel.unshare(ZYGOTE_FLAGS)
-    _build_root(root)
+        kernel.call("unshare", ZYGOTE_FLAGS)
+    _build_root(workbench, extra, user)
 
 
 def become(uid: int) -> None:
@@ -90,16 +79,15 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _build_root(root: Root) -> None:
-    base = root.workbench
-    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID, "size=4m,nr_inodes=4096,mode=755")
+def _build_root(base: str, extra: tuple[str, ...], user: int) -> None:
+    kernel.call("mount", "none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE, None)
+    kernel.call("mount", "tmpfs", base, "tmpfs", kernel.MS_NOSUID, "size=4m,nr_inodes=4096,mode=755")
     for name in ("box", "box/tmp", "dev", "etc", "proc", ".old"):
         os.mkdir(f"{base}/{name}", 0o755)
     # The run's /tmp is mounted below a directory of its own, so that one Landlock rule on that directory, made once,
     # covers every run's fresh file system.
     os.symlink(SCRATCH, f"{base}/tmp")
-    for path in visible_paths(root.extra):
+    for path in visible_paths(extra):
         if path.startswith("/tmp/"):
             _bind(os.path.realpath(path), f"{base}{KEPT}/{quote(path, safe='')}")
         elif os.path.islink(path) and not os.path.isabs(os.readlink(path)):
@@ -111,15 +99,16 @@ def _build_root(root: Root) -> None:
             _bind(os.path.realpath(path), base + path)
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MS_RDONLY | kernel.MS_NOSUID)  # it can still be written to
-    _write(f"{base}/etc/passwd", PASSWD.format(user=root.user))
+    _write(f"{base}/etc/passwd", PASSWD.format(user=user))
     os.symlink("/tmp", f"{base}/dev/shm")
     for link, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         os.symlink(target, f"{base}/dev/{link}")
-    kernel.pivot_root(base, f"{base}/.old")
+    kernel.syscall("pivot_root", base, f"{base}/.old")
     os.chdir("/")
-    kernel.unmount("/.old")
+    kernel.call("umount2", "/.old", kernel.MNT_DETACH)  # though it is still in use
     os.rmdir("/.old")
-    kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID
+    kernel.call("mount", "none", "/", None, flags, None)
 
 
 def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV) -> None:
@@ -128,7 +117,7 @@ def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NO
     else:
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         _write(target, "")
-    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.call("mount", source, target, None, kernel.MS_BIND | kernel.MS_REC, None)
     kernel.set_mount_flags(target, flags)
 
 
@@ -136,7 +125,7 @@ def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.
     """The prepared mounts of a run's own /tmp, in memory and of bounded size, empty but for what is kept there."""
     options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    steps = [kernel.step("mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", flags, options.encode())]
+    steps = [kernel.step("mount", "tmpfs", SCRATCH, "tmpfs", flags, options)]
     made: set[str] = set()
     for name in sorted(os.listdir(KEPT)) if os.path.isdir(KEPT) else ():
         place = SCRATCH
@@ -144,15 +133,14 @@ def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.
             place = f"{place}/{part}"
             if place not in made:
                 made.add(place)
-                steps.append(kernel.step("mkdir", place.encode(), 0o755))
-                steps.append(kernel.step("chmod", place.encode(), 0o755))  # whatever the umask
-        source = f"{KEPT}/{name}".encode()
+                steps.append(kernel.step("mkdir", place, 0o755))
+                steps.append(kernel.step("chmod", place, 0o755))  # whatever the umask
         # A bind of a read-only bind is read-only, too.
-        steps.append(kernel.step("mount", source, place.encode(), None, kernel.MS_BIND | kernel.MS_REC, None))
+        steps.append(kernel.step("mount", f"{KEPT}/{name}", place, None, kernel.MS_BIND | kernel.MS_REC, None))
     return steps
 
 
 def private_proc() -> kernel.Step:
     """The prepared mount of /proc showing a run's own processes only."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    return kernel.step("mount", b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")
+    return kernel.step("mount", "proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")

@@ -4,13 +4,14 @@ A list is a JSON list, None, truth values, numbers and texts are themselves. Eve
 its tag, and a list of its parts. An object of a subclass of data is the data that it is made of: its own `==` is not
 asked. An iterator is its items. What is not data is `foreign`, and whoever encodes or decodes says what stands for it.
 
-`decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own text: it
-imports nothing of this package.
+`decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own text, to
+answer calls with (`answer_calls`): it imports nothing of this package.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from time import perf_counter
 from typing import Any
 
 MAX_DEPTH = 200
@@ -100,16 +102,13 @@ def encode(value: Any, foreign: Callable[[Any], Any] = name_object, depth: int =
     base = next((base for base in BASES if issubclass(kind, base)), None)
     if base is not None:
         return {SUBCLASS: inner([BASES[base](value)])}
-    if kind.__module__ in ("builtins", "itertools") and _is_iterator(kind):
+    iterates = hasattr(kind, "__next__") or issubclass(kind, KeysView | ValuesView | ItemsView)
+    if kind.__module__ in ("builtins", "itertools") and iterates:
         items = [*itertools.islice(value, MOST_ITEMS + 1)]
         if len(items) > MOST_ITEMS:
             raise Unreadable(f"an iterator of more than {MOST_ITEMS} items")
         return {ITERATOR: inner(items)}
     return foreign(value)
-
-
-def _is_iterator(kind: type) -> bool:
-    return hasattr(kind, "__next__") or issubclass(kind, KeysView | ValuesView | ItemsView)
 
 
 def _split_numpy(value: Any) -> list[Any] | None:
@@ -121,6 +120,47 @@ def _split_numpy(value: Any) -> list[Any] | None:
     if isinstance(value, np.generic) or not value.shape:
         return [value.dtype.str, value.item()]
     return [value.dtype.str, list(value.shape), np.ndarray.tolist(np.ndarray.ravel(value))]
+
+
+def sort(data: Any) -> Any:
+    """The same JSON form with sets and dictionaries in one order, so that equal ones look equal."""
+    if isinstance(data, list):
+        return [sort(part) for part in data]
+    if not isinstance(data, dict):
+        return data
+    ((tag, body),) = data.items()
+    return {tag: sorted(sort(body), key=json.dumps) if tag in ("s", "f", "d") else sort(body)}
+
+
+def answer_calls(
+    load: Callable[[], dict[str, Any]],
+    tests: list[tuple[str, list[str]]],
+    put: Callable[[dict[str, Any]], None],
+    describe: Callable[[BaseException], list[str]],
+) -> None:
+    """Load the program, evaluate the calls of each test behind its imports, put a line for each test.
+
+    The expected values are not here.
+    """
+    started = perf_counter()
+    try:
+        namespace = load()
+    except BaseException as error:
+        put({"load": describe(error), "t": perf_counter() - started})
+        return
+    for imports, calls in tests:
+        started = perf_counter()
+        try:
+            if imports:
+                exec(imports, namespace)
+            values = [eval(call, namespace) for call in calls]
+        except BaseException as error:
+            put({"e": describe(error), "t": perf_counter() - started})
+            continue
+        try:
+            put({"v": [sort(encode(value)) for value in values], "t": perf_counter() - started})
+        except BaseException as error:  # no failure of the call: a value that cannot be carried
+            put({"u": describe(error)[0], "t": perf_counter() - started})
 
 
 def decode(data: Any, foreign: Callable[[str, list[Any]], Any], depth: int = 0) -> Any:

@@ -33,7 +33,7 @@ def attempt(step: Callable[[], None]) -> str | None:
 
 
 def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
-    namespaces.enter(kind, namespaces.Root(workbench), uid)
+    namespaces.enter(kind, workbench, uid)
     pid = kernel.fork_into(namespaces.RUN_FLAGS)
     if pid == 0:
         try:
@@ -46,16 +46,10 @@ def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
         raise OSError("a private /tmp could not be mounted")
 
 
-def _seccomp() -> None:
+def _confine(prepare: Callable[[], kernel.Step]) -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.perform(seccomp.Filter(alone=False).step)
+    kernel.perform(prepare())
     os.getpid()
-
-
-def _landlock() -> None:
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    root = os.open("/", os.O_PATH)
-    kernel.perform(confine.restrict_files(confine.landlock_version(), [root], [root]))
 
 
 def _read_as(uid: int) -> None:
@@ -78,9 +72,11 @@ def probe(uid: int | None) -> dict[str, Any]:
             if as_root and uid is None
             else attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
         }
-    found["landlock"] = attempt(_landlock) if confine.landlock_version() else "the kernel has no Landlock"
-    found["landlock_abi"] = confine.landlock_version()
-    found["seccomp"] = attempt(_seccomp)
+    found["landlock_abi"] = version = confine.landlock_version()
+    root = [os.open("/", os.O_PATH)]
+    restricts = attempt(lambda: _confine(lambda: confine.restrict_files(version, root, root)))
+    found["landlock"] = restricts if version else "the kernel has no Landlock"
+    found["seccomp"] = attempt(lambda: _confine(seccomp.install))
     found["uid"] = found["uid_reads"] = cannot_drop
     if uid is not None and as_root:
         found["uid"] = attempt(lambda: namespaces.become(uid))

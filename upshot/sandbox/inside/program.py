@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import linecache
-import marshal
 import os
 import sys
 import threading
@@ -27,14 +26,8 @@ OUR_FRAMES = 100
 """That many calls deeper than a program of its own may one go here: some are ours."""
 STARTED = b"\n"
 """A child's first word among its results: its walls are up, and what comes now is the program's own doing."""
-_make_encoder: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
 _write, _monotonic = os.write, time.perf_counter
-_encoder = _make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore
-
-
-def _dumps(value: Any) -> str:
-    """json.dumps without what it builds anew for every call."""
-    return "".join(_encoder(value, 0))
+_dumps = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 class Results:
@@ -52,14 +45,6 @@ class Results:
         self.left -= len(text)
         while text:
             text = text[_write(self.descriptor, text) :]
-
-
-def read_payload(descriptor: int) -> dict[str, Any]:
-    """The run's input, from its memory file."""
-    size = os.fstat(descriptor).st_size
-    data = os.pread(descriptor, size, 0)
-    os.close(descriptor)
-    return marshal.loads(data)  # our supervisor's own, from the same interpreter
 
 
 def write_files(files: dict[str, bytes]) -> None:
@@ -112,34 +97,21 @@ def load(source: str, name: str) -> dict[str, Any]:
 def flush() -> None:
     """Push buffered output out; a program may have closed, replaced or filled the stream."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(BaseException):
             stream.flush()
-        except BaseException:
-            continue
+
+
+def load_to_ask(source: str) -> dict[str, Any]:
+    """Run the program's top level as a module; it is called `__main__` when its functions are."""
+    namespace = load(source, "program")
+    namespace[cases.PROGRAM] = sys.modules["program"]
+    namespace["__name__"] = evidence.MAIN
+    return namespace
 
 
 def answer_calls(payload: dict[str, Any], results: Results) -> None:
-    """Load the program, evaluate each call, write the values; the expected ones are not here."""
-    started = _monotonic()
-    try:
-        namespace = load(payload["program"], "program")
-        namespace["__name__"] = evidence.MAIN  # as in the plain look, when its functions are called
-    except BaseException as error:
-        results.put({"load": describe(error), "t": _monotonic() - started})
-        return
-    for imports, calls in zip(payload["imports"], payload["calls"], strict=True):
-        started = _monotonic()
-        try:
-            if imports:
-                exec(imports, namespace)
-            values = [eval(call, namespace) for call in calls]
-        except BaseException as error:
-            results.put({"e": describe(error), "t": _monotonic() - started})
-            continue
-        try:
-            results.put({"v": [plain.encode(value) for value in values], "t": _monotonic() - started})
-        except BaseException as error:  # no failure of the call: a value that cannot be carried
-            results.put({"u": describe(error)[0], "t": _monotonic() - started})
+    """Load the program, evaluate each call, write the values."""
+    plain.answer_calls(lambda: load_to_ask(payload["program"]), payload["calls"], results.put, describe)
 
 
 def try_tests(payload: dict[str, Any], results: Results) -> None:
@@ -148,16 +120,14 @@ def try_tests(payload: dict[str, Any], results: Results) -> None:
     cases.prepare(payload["tests"])
     started = _monotonic()
     try:
-        namespace = load(payload["program"], "program")
+        namespace = load_to_ask(payload["program"])
     except BaseException as error:
         results.put({"load": describe(error), "t": _monotonic() - started})
         return
-    namespace[cases.PROGRAM] = sys.modules[evidence.MAIN] = sys.modules["program"]
-    namespace["__name__"] = evidence.MAIN
+    sys.modules[evidence.MAIN] = sys.modules["program"]
     for tree in trees:
         started = _monotonic()
-        found = _try_test(tree, namespace)
-        results.put({**found, "t": _monotonic() - started})
+        results.put({**_try_test(tree, namespace), "t": _monotonic() - started})
 
 
 def _try_test(tree: ast.Module | str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -182,11 +152,13 @@ def run_script(payload: dict[str, Any], results: Results) -> int:
         load(payload["program"], "__main__")
         threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as error:
-        code = _exit_code(error)
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        if code and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
     except BaseException as error:
-        code = 1
-        _print_error(error)
-        results.put({"e": [describe(error)[0]]})
+        code, (name, text) = 1, describe(error)
+        print_error(text)
+        results.put({"e": [name]})
     atexit._run_exitfuncs()
     flush()
     fetch_files(payload.get("fetch", []), results)
@@ -203,17 +175,8 @@ def fetch_files(names: list[str], results: Results) -> None:
             results.put({"file": [name, base64.b64encode(file.read(1 << 22)).decode()]})
 
 
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def _print_error(error: BaseException) -> None:
-    text = describe(error)[1]
+def print_error(text: str) -> None:
+    """Write to standard error; a program may have closed or replaced the stream."""
     try:
         sys.stderr.write(text)
     except BaseException:

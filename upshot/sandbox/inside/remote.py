@@ -18,10 +18,9 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import sys
 from typing import Any
 
-from upshot.sandbox.inside import cases, plain, program
+from upshot.sandbox.inside import plain, program
 
 MAX_MESSAGE = 16 << 20
 
@@ -48,14 +47,13 @@ class Wire:
         return message
 
     def _read_exactly(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = self.socket.recv(min(size, 1 << 20))
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(min(size - len(data), 1 << 20))
             if not part:
                 raise EOFError("the other process has ended")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+            data += part
+        return data
 
 
 class JudgedProgram:
@@ -107,13 +105,11 @@ class JudgedProgram:
         return {plain.OBJECT: [len(self.exports) - 1]}
 
 
-def serve(payload: dict[str, Any], descriptor: int) -> None:
+def serve(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
     """Load the program, then answer the judge until it hangs up."""
     wire, failure, namespace = Wire(descriptor), None, {}
     try:
-        namespace = program.load(payload["program"], "program")
-        namespace[cases.PROGRAM] = sys.modules["program"]
-        namespace["__name__"] = "__main__"  # as in the plain look, when its functions are called
+        namespace = program.load_to_ask(payload["program"])
     except BaseException as error:
         failure = program.describe(error)
     judged = JudgedProgram(namespace)

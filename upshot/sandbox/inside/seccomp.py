@@ -7,7 +7,6 @@ and that happens for every run.
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 
 from upshot.sandbox.inside import kernel
@@ -25,8 +24,6 @@ AF_UNIX = 1
 SO_SNDBUF, F_SETPIPE_SZ = 7, 1031
 O_ACCMODE, O_TRUNC = 3, 0x200
 RLIMIT_CPU = 0
-OWN_PID = 0x7FFFABCD
-"""Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
@@ -44,17 +41,17 @@ UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "uti
 Instruction = tuple[int, int, int, int]
 
 
-def build(alone: bool, machine: str = MACHINE, native: bool = False) -> bytes:
+def build(own_pid: int | None = None, machine: str = MACHINE, native: bool = False) -> bytes:
     """The filter's instructions, ready for the kernel. `native`: for tool chains, whose runs hold nothing to tell.
 
-    `alone` stands in for PID and mount namespaces: no new processes (nothing would end them with the run), signals and
-    the like only to the run's own process, and files keep their rights and times.
+    `own_pid` stands in for PID and mount namespaces: no new processes (nothing would end them with the run), signals
+    and the like only to this one, the run's own, and files keep their rights and times.
     """
     table = numbers(machine)
     blocks = {"clone3": [_ret(RET_ERRNO | ENOSYS)]}
     blocks |= {name: [_ret(RET_ALLOW)] for name in ALLOWED}
     blocks |= {name: [_ret(RET_KILL)] for name in FATAL}
-    blocks |= _guard(alone) | _hide_page_cache(native)
+    blocks |= _guard(own_pid) | _hide_page_cache(native)
     by_number = {table[name]: code for name, code in blocks.items() if name in table}
     default = [_ret(RET_ERRNO | EPERM)]
     # Above the table: calls newer than this file. ENOSYS lets the C library fall back.
@@ -65,37 +62,27 @@ def build(alone: bool, machine: str = MACHINE, native: bool = False) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in head + tree)
 
 
-class Filter:
-    """A filter built once in the zygote; `step` installs it in a child, for good, after no_new_privs."""
-
-    def __init__(self, alone: bool, native: bool = False) -> None:
-        program = build(alone, native=native)
-        self._buffer = ctypes.create_string_buffer(program, len(program))
-        described = ctypes.pointer(_Program(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_void_p)))
-        self.step = kernel.step("prctl", kernel.PR_SET_SECCOMP, 2, described, 0, 0)
-        marker = struct.pack("I", OWN_PID)
-        words = range(0, len(program), 8)
-        self.own_pid_at = [at + 4 for at in words if program[at + 4 : at + 8] == marker]
-
-    def name_own_pid(self) -> None:
-        """Write this process's id where the filter wants it."""
-        own = struct.pack("I", os.getpid())
-        for at in self.own_pid_at:
-            ctypes.memmove(ctypes.addressof(self._buffer) + at, own, 4)
-
-
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+def install(own_pid: int | None = None, native: bool = False) -> kernel.Step:
+    """The prepared installation of a filter in this process, for good, after no_new_privs."""
+    program = build(own_pid, native=native)
+    buffer = ctypes.cast(ctypes.create_string_buffer(program, len(program)), ctypes.c_void_p)
+    described = ctypes.pointer(_Program(len(program) // 8, buffer))
+    return kernel.step("prctl", kernel.PR_SET_SECCOMP, 2, described, 0, 0)
 
 
 def _ret(value: int) -> Instruction:
     return (RET, 0, 0, value)
 
 
-def _guard(alone: bool) -> dict[str, list[Instruction]]:
+def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
     """Blocks for the calls whose arguments decide; what is left out here is refused."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)
+    alone = own_pid is not None
     blocks: dict[str, list[Instruction]] = {}
     clone = [arg0, (JSET, 0, 1, NAMESPACE_FLAGS), _ret(RET_KILL)]
     if alone:
@@ -109,7 +96,7 @@ def _guard(alone: bool) -> dict[str, list[Instruction]]:
     # Bytes on their way lie in the kernel's memory, which no rlimit counts: sockets and pipes stay as small as they are
     # made. A kernel gives a smaller buffer than asked for without a word, too.
     blocks["setsockopt"] = [(LOAD, 0, 0, OFFSET_ARG2), (JEQ, 0, 1, SO_SNDBUF), _ret(RET_ERRNO), allow]
-    blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_pretend_locks(), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
+    blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_accept_idly(*LOCKS), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
     blocks["flock"] = [_ret(RET_ERRNO)]
     blocks["setpgid"] = _no_joining(others=not alone)
     # At the end of its CPU time the kernel sends SIGKILL, as the host would. A program that sets that limit could pass
@@ -117,16 +104,19 @@ def _guard(alone: bool) -> dict[str, list[Instruction]]:
     blocks["setrlimit"] = [arg0, (JEQ, 0, 1, RLIMIT_CPU), deny, allow]
     reads = _without(OFFSET_ARG2, OFFSET_ARG2 + 4)
     blocks["prlimit64"] = [(LOAD, 0, 0, OFFSET_ARG1), (JEQ, 1, 0, RLIMIT_CPU), allow, *reads]
-    signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow] if alone else [allow]
+    signal_block = [allow] if own_pid is None else [arg0, (JEQ, 1, 0, own_pid), deny, allow]
     blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
-    if alone:
+    if own_pid is not None:
         # Without a PID namespace these reach other processes of the same user.
-        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]
+        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, own_pid), deny, allow]
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
         blocks |= {name: [deny] for name in UNWATCHED}
         blocks |= {"open": _no_emptying(OFFSET_ARG1), "openat": _no_emptying(OFFSET_ARG2)}
         known = _one_of(OFFSET_ARG1, FCNTL_COMMANDS)
-        blocks |= {"fcntl": [known[0], *_pretend_locks(), *known[1:]], "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
+        blocks |= {
+            "fcntl": [known[0], *_accept_idly(*LOCKS), *known[1:]],
+            "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS),
+        }
     return blocks
 
 
@@ -140,16 +130,12 @@ def _hide_page_cache(native: bool) -> dict[str, list[Instruction]]:
     blocks = {"fadvise64": none, "readahead": none, "mincore": [_ret(RET_ERRNO | EPERM)]}
     blocks |= {name: _without(OFFSET_ARG5) for name in ("preadv2", "pwritev2", "splice")}
     blocks["get_mempolicy"] = _without(OFFSET_ARG4)
-    blocks["madvise"] = [(LOAD, 0, 0, OFFSET_ARG2), *_advice(MADV_COLD), *_advice(MADV_COLD + 1), allow]
+    blocks["madvise"] = [(LOAD, 0, 0, OFFSET_ARG2), *_accept_idly(MADV_COLD, MADV_COLD + 1), allow]
     # A page that had to be read is a major fault, which the usage of a process or of its children counts.
     blocks["wait4"] = [allow] if native else _without(OFFSET_ARG3, OFFSET_ARG3 + 4)
     blocks["waitid"] = [allow] if native else _without(OFFSET_ARG4, OFFSET_ARG4 + 4)
     blocks["getrusage"] = [allow] if native else [_ret(RET_ERRNO | EPERM)]
     return blocks
-
-
-def _advice(value: int) -> list[Instruction]:
-    return [(JEQ, 0, 1, value), _ret(RET_ERRNO)]
 
 
 def _without(*words: int) -> list[Instruction]:
@@ -158,10 +144,13 @@ def _without(*words: int) -> list[Instruction]:
     return [*checks, _ret(RET_ALLOW)]
 
 
-def _pretend_locks() -> list[Instruction]:
-    """Locks and leases of files are granted and not made: all runs see the same libraries, and a lock on one of their
-    files would be seen by every other run. Its own files nobody else has."""
-    return [part for command in LOCKS for part in ((JEQ, 0, 1, command), _ret(RET_ERRNO))]
+def _accept_idly(*values: int) -> list[Instruction]:
+    """Report success for these values of the argument, and do nothing.
+
+    So are locks and leases of files: all runs see the same libraries, and a lock on one of their files would be seen by
+    every other run. Its own files nobody else has.
+    """
+    return [part for value in values for part in ((JEQ, 0, 1, value), _ret(RET_ERRNO))]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import signal
-import sys
 from typing import Any
 
 from upshot.sandbox.inside import program
@@ -20,8 +19,9 @@ def _interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
 
-def serve(descriptor: int) -> None:
-    """Run the turns that arrive until the supervisor hangs up."""
+def serve(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
+    """Run the turns that arrive until the supervisor hangs up; a turn is all that an interrupt may end."""
+    global _in_turn
     signal.signal(signal.SIGINT, _interrupt)
     wire = Wire(descriptor)
     namespace = program.fresh_namespace("", "__main__")
@@ -31,21 +31,15 @@ def serve(descriptor: int) -> None:
             message = wire.receive()
         except EOFError:
             return  # the supervisor has hung up
-        failure = _interruptible(str(message["code"]), namespace)
+        try:
+            _in_turn = True
+            failure = _turn(str(message["code"]), namespace)
+        except KeyboardInterrupt as error:
+            failure = program.describe(error)
+        finally:
+            _in_turn = False
         program.flush()
         wire.send({"error": failure})
-
-
-def _interruptible(code: str, namespace: dict[str, Any]) -> list[str] | None:
-    """Run one turn, the only thing an interrupt may end."""
-    global _in_turn
-    try:
-        _in_turn = True
-        return _turn(code, namespace)
-    except KeyboardInterrupt as error:
-        return program.describe(error)
-    finally:
-        _in_turn = False
 
 
 def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:
@@ -61,9 +55,6 @@ def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:
                 print(repr(value))
     except BaseException as error:
         failure = program.describe(error)
-        try:
-            sys.stderr.write(failure[1])
-        except BaseException:
-            return failure
+        program.print_error(failure[1])
         return failure
     return None

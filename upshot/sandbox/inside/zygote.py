@@ -24,7 +24,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -45,18 +44,18 @@ class ZygoteProcess:
     """One slot's process: takes a request from the control socket, forks, watches, answers."""
 
     def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
-        _reserve_low_descriptors()
+        while os.open(os.devnull, os.O_RDWR) < MAX_FDS - 1:
+            pass  # 0 to 15 stay taken, so that a run's files never arrive on a number that another must move to
         self.control = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, MAX_FDS))
         self.walls = confine.Walls(**spec["walls"])
         extra, uid = tuple(spec["extra_paths"]), self.walls.uid
-        user = namespaces.INNER_ID if uid is None or self.walls.namespaces == "user" else uid
-        root = namespaces.Root(spec["workbench"], extra, user)
-        paths = ["/"] if self.walls.namespaces else _outside_paths(extra)
+        system = [path for path in namespaces.SYSTEM_FILES if os.path.exists(path)]
+        paths = ["/"] if self.walls.namespaces else [*namespaces.visible_paths(extra), *system]
         self.proc = cpu_time.open_proc()
         self.cores = len(os.sched_getaffinity(0))
         self.oom_kills = cpu_time.count_oom_kills(self.proc)
         if self.walls.namespaces:
-            namespaces.enter(self.walls.namespaces, root, uid)
+            namespaces.enter(self.walls.namespaces, spec["workbench"], uid, extra)
         # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
         outside = [self.walls.scratch, *(f"/dev/{name}" for name in namespaces.DEVICES)]
         readable = [os.open(path, os.O_PATH) for path in paths]
@@ -95,7 +94,7 @@ class ZygoteProcess:
             # start in, and what goes wrong here is a fault, which no program may bring about.
             for role in reversed(request["roles"]):
                 for one in watched:
-                    one.await_walls()
+                    one.word = os.read(one.link, 512)
                 watched.insert(0, self._start(role, plan, fds))
         except OSError as error:
             for one in watched:
@@ -109,8 +108,7 @@ class ZygoteProcess:
         if request.get("announce"):
             self._send({"pids": [one.pid for one in watched]})
         reports = self._wait(watched, request, started)
-        wall = time.monotonic() - started
-        return {"children": reports, "wall": wall}
+        return {"children": reports, "wall": time.monotonic() - started}
 
     def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> WatchedChild:
         ours, theirs = os.pipe()
@@ -125,7 +123,10 @@ class ZygoteProcess:
     def _become_child(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int], link: int) -> None:
         """In the child: take the descriptors, put up the walls, say so, run. Never returns."""
         try:
-            _volunteer(self.proc)
+            # Where memory runs out the kernel must end the run, not the zygote. Where there is no such file, in some
+            # containers, the memory limit of the process still holds.
+            with contextlib.suppress(OSError):
+                os.write(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self.proc), b"1000")
             self.confinement.apply(plan)
             os.write(link, b"R")  # fails if the zygote died before the death signal was set
             descriptors = _settle(fds)
@@ -191,15 +192,14 @@ class WatchedChild:
         self.usage: resource.struct_rusage | None = None
         self.word = b""
 
-    def await_walls(self) -> None:
-        """Wait until the child's walls are up, or have failed."""
-        self.word = os.read(self.link, 512)
-
     def check(self, cpu_limit: float, deadline: float, most_extra: float) -> float:
         """End the child if a clock has run out; else return the seconds until the next check."""
         now = time.monotonic()
         try:
-            self.cpu = max(self.cpu, self._measure_cpu())
+            # A run that has only just begun has no children to look for.
+            alone, self.looks = self.looks == 0 or not self.zygote.walls.namespaces, self.looks + 1
+            spent = cpu_time.of_process(self.pid) if alone else cpu_time.of_family(self.zygote.proc, self.pid)
+            self.cpu = max(self.cpu, spent)
         except OSError:
             return 0.001
         if now >= deadline:  # what a busy machine kept from the run is not the run's to pay for
@@ -216,13 +216,6 @@ class WatchedChild:
         # Several threads or processes use up what is left faster than the clock on the wall goes.
         soon = min(left, max(left / self.zygote.cores, cpu_limit / LOOKS))
         return min(soon, deadline - now, soon if self.nice else RENICE_AFTER)
-
-    def _measure_cpu(self) -> float:
-        """CPU seconds so far; a run that has only just begun has no children to look for."""
-        self.looks += 1
-        if self.looks == 1 or not self.zygote.walls.namespaces:
-            return cpu_time.of_process(self.pid)
-        return cpu_time.of_family(self.zygote.proc, self.pid)
 
     def kill(self, why: str) -> None:
         """End the child and, inside a PID namespace, everything it started."""
@@ -243,47 +236,22 @@ class WatchedChild:
         word = self.word or os.read(self.link, 512)  # never waits: the child's end is closed by now
         os.close(self.link)
         os.close(self.pidfd)
+        fault = word.decode(errors="replace") or "died before its walls were up"
         return {
             "status": self.status,
             "why": self.why,
             "cpu": cpu,
             "max_rss_kb": self.usage.ru_maxrss,
-            "started": word == b"R",
-            "fault": "killed from outside" if outside else None if word == b"R" else _tell_fault(word),
+            "fault": "killed from outside" if outside else None if word == b"R" else fault,
         }
 
 
-def _tell_fault(word: bytes) -> str:
-    return word.decode(errors="replace") or "died before its walls were up"
-
-
-def _volunteer(proc: int) -> None:
-    """Where memory runs out the kernel must end the run, not the zygote."""
-    try:
-        descriptor = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
-        os.write(descriptor, b"1000")
-    except OSError:
-        return  # no such file in this container: the memory limit of the process still holds
-    os.close(descriptor)
-
-
-def _outside_paths(extra: tuple[str, ...]) -> list[str]:
-    system = [path for path in namespaces.SYSTEM_FILES if os.path.exists(path)]
-    return [*namespaces.visible_paths(extra), *system]
-
-
 def _empty(directory: str) -> None:
-    """Remove what a run without a private /tmp left in its scratch directory."""
-    if not os.listdir(directory):
-        return
-    try:
-        for entry in os.scandir(directory):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
-    except (OSError, RecursionError):
-        # Directories without rights, or nested deeper than Python recurses: the system's own tools manage those.
+    """Remove what a run without a private /tmp left in its scratch directory.
+
+    By the system's own tools: a program may leave directories without rights, or deeper than Python recurses.
+    """
+    if os.listdir(directory):
         for command in (["chmod", "-R", "u+rwx", directory], ["find", directory, "-mindepth", "1", "-delete"]):
             os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)
     if os.listdir(directory):
@@ -294,39 +262,15 @@ _base_bytes = 0
 """Address space of the template, which every run inherits and is not charged for."""
 
 
-def _measure_address_space() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def _has_hung_up(link: socket.socket) -> bool:
-    poller = select.poll()
-    poller.register(link, 0)
-    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poller.poll(0))
-
-
 def _settle(fds: list[int]) -> list[int]:
     """Put the run's memory files on descriptors 0, 1, 2, 3 … and close all others."""
     for index, descriptor in enumerate(fds):
         os.dup2(descriptor, index, inheritable=index < 3)
     kernel.perform(_CLOSE_FROM[len(fds)])
-    return _NUMBERS[: len(fds)]
+    return list(range(len(fds)))
 
 
 _CLOSE_FROM = [kernel.syscall_step("close_range", first, 0xFFFFFFFF, 0) for first in range(8)]
-_NUMBERS = list(range(8))
-
-
-def _reserve_low_descriptors() -> None:
-    """Keep 0 to 15 taken, so that a run's files never arrive on a number another must move to."""
-    while os.open(os.devnull, os.O_RDWR) < MAX_FDS - 1:
-        pass
-
-
-def _warm(modules: list[str]) -> None:
-    for name in modules:
-        with contextlib.suppress(ImportError):
-            __import__(name)
 
 
 def template(control: socket.socket, spec: dict[str, Any]) -> None:
@@ -334,13 +278,18 @@ def template(control: socket.socket, spec: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     # Runs of a zygote that was killed come to us and vanish, instead of waiting for the machine's first process.
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    if _has_hung_up(control):
+    poller = select.poll()
+    poller.register(control, 0)
+    if poller.poll(0):  # the supervisor has hung up already
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    _warm(spec["modules"])
+    for name in spec["modules"]:
+        with contextlib.suppress(ImportError):
+            __import__(name)
     _forget_ourselves()
     global _base_bytes
-    _base_bytes = _measure_address_space()
+    with open("/proc/self/statm") as file:
+        _base_bytes = int(file.read().split()[0]) * resource.getpagesize()
     control.send(b'{"ready": true}')
     while True:
         data, fds, _, _ = socket.recv_fds(control, HEADER_BYTES, MAX_FDS)

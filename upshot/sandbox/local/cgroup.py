@@ -68,7 +68,7 @@ class SlotGroup:
         for path in set(paths.values()):
             path.mkdir(exist_ok=True)
         self.version2 = (paths["memory"] / "memory.max").exists()
-        self._events = str(paths["memory"] / ("memory.events" if self.version2 else "memory.oom_control"))
+        self._events = paths["memory"] / ("memory.events" if self.version2 else "memory.oom_control")
 
     def adopt(self, pid: int) -> None:
         """Move a zygote in."""
@@ -78,25 +78,17 @@ class SlotGroup:
     def limit_to(self, limits: Limits) -> None:
         """Bound what a run with these limits may use (its private disk is memory, too); what comes now is its own."""
         self.seen_kills = self.oom_kills()
-        megabytes = limits.memory_mb + limits.disk_mb + SLACK_MB
-        self.limit(megabytes << 20, limits.processes + SLACK_PROCESSES)
-
-    def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set the bounds, where they differ from the last run's."""
-        if (memory_bytes, processes) == self.bounds:
+        bounds = (limits.memory_mb + limits.disk_mb + SLACK_MB) << 20, limits.processes + SLACK_PROCESSES
+        if bounds == self.bounds:
             return
         name = "memory.max" if self.version2 else "memory.limit_in_bytes"
-        (self.paths["memory"] / name).write_text(str(memory_bytes))
-        (self.paths["pids"] / "pids.max").write_text(str(processes))
-        self.bounds = (memory_bytes, processes)
+        (self.paths["memory"] / name).write_text(str(bounds[0]))
+        (self.paths["pids"] / "pids.max").write_text(str(bounds[1]))
+        self.bounds = bounds
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed here because memory ran out."""
-        descriptor = os.open(self._events, os.O_RDONLY)  # asked for every run: nothing but the system calls
-        try:
-            count = os.read(descriptor, 4096).partition(b"\noom_kill ")[2].split(maxsplit=1)
-        finally:
-            os.close(descriptor)
+        count = self._events.read_bytes().partition(b"\noom_kill ")[2].split(maxsplit=1)
         return int(count[0]) if count else 0
 
     def new_oom_kills(self) -> bool:
@@ -118,24 +110,28 @@ def _homes(mount: Path) -> dict[str, Path]:
         for controller in controllers.split(","):
             own[controller] = path.lstrip("/")
     if "memory" in own and "pids" in own:
-        return {name: _v1_home(mount / name, own[name]) for name in ("memory", "pids")}
+        homes = {}
+        for name in ("memory", "pids"):
+            limit = mount / name / own[name] / "memory.limit_in_bytes"
+            unlimited = limit.exists() and int(limit.read_text()) > UNLIMITED
+            homes[name] = mount / name if unlimited else limit.parent
+        return homes
     return dict.fromkeys(("memory", "pids"), _v2_home(mount, mount / own.get("", "")))
 
 
 def _v2_home(mount: Path, own: Path) -> Path:
     """Our own group if it may have children with controllers, else the top group if nothing above us has a limit."""
     homes = [own] if _limited(own, mount) or own == mount else [own, mount]
+    refusal = OSError("no control group can be made")
     for home in homes:
         control = home / "cgroup.subtree_control"
         try:
             if not {"memory", "pids"} <= set(control.read_text().split()):
                 control.write_text("+memory +pids")
-        except OSError:
-            if home == homes[-1]:
-                raise
-            continue
-        return home
-    raise OSError("no control group can be made")
+            return home
+        except OSError as error:
+            refusal = error
+    raise refusal
 
 
 def _limited(group: Path, mount: Path) -> bool:
@@ -145,13 +141,6 @@ def _limited(group: Path, mount: Path) -> bool:
             return True
         group = group.parent
     return False
-
-
-def _v1_home(root: Path, own: str) -> Path:
-    limit = root / own / "memory.limit_in_bytes"
-    if limit.exists() and int(limit.read_text()) > UNLIMITED:
-        return root
-    return root / own
 
 
 def list_abandoned(parent: Path) -> list[Path]:

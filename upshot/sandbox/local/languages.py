@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 from upshot.core.errors import UserError
 
@@ -18,40 +21,18 @@ class Language:
     name: str
     tool: str
     source: str
+    run: tuple[str, ...]
     compile: tuple[str, ...] = ()
-    run: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
 
 
-_ALL = (
-    Language("bash", "bash", "main.sh", run=("{tool}", "main.sh")),
-    Language("nodejs", "node", "main.js", run=("{tool}", "--max-old-space-size=256", "main.js")),
-    Language("c", "gcc", "main.c", ("{tool}", "-O2", "-o", "main", "main.c", "-lm"), ("./main",)),
-    Language("cpp", "g++", "main.cpp", ("{tool}", "-O2", "-std=c++17", "-o", "main", "main.cpp"), ("./main",)),
-    Language(
-        "java",
-        "javac",
-        "Main.java",
-        ("{tool}", "-J-Xmx256m", "-J-XX:+UseSerialGC", "Main.java"),
-        ("java", "-Xmx256m", "-Xss16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "Main"),
-    ),
-    Language(
-        "go", "go", "main.go", ("{tool}", "build", "-o", "main", "main.go"), ("./main",), (("GOCACHE", "/tmp/.go"),)
-    ),
-    Language("rust", "rustc", "main.rs", ("{tool}", "-O", "-o", "main", "main.rs"), ("./main",)),
-)
-LANGUAGES: dict[str, Language] = {language.name: language for language in _ALL}
-ALIASES = {
-    **dict.fromkeys(("javascript", "node", "node.js", "js"), "nodejs"),
-    **dict.fromkeys(
-        ("c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20", "cpp11", "cpp14", "cpp17", "cpp20"), "cpp"
-    ),
-    **dict.fromkeys(("sh", "shell"), "bash"),
-    **dict.fromkeys(("py", "python3", "py3", "pypy", "pypy3"), "python"),
-    "golang": "go",
-    "rs": "rust",
+LANGUAGES: dict[str, Language] = {
+    name: Language(name, **entry)
+    for name, entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
-"""Other words for a language: those of data sets, contests and fences."""
+ALIASES = {alias: language.name for language in LANGUAGES.values() for alias in language.aliases}
+ALIASES |= dict.fromkeys(("py", "python3", "py3", "pypy", "pypy3"), "python")
 
 
 def canonical(name: str) -> str:

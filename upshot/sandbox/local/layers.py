@@ -54,10 +54,8 @@ class Layers:
         """For /health and the log: each layer, and the reason where it is missing."""
         active = self.active(cgroup)
         details = {"namespaces": self.namespaces, "landlock": f"abi {self.landlock}"}
-        words: dict[str, Any] = {}
-        for name, there in active.items():
-            words[name] = details.get(name, "active") if there else f"missing: {self.reasons.get(name, 'unknown')}"
-        return words
+        missing = {name: f"missing: {self.reasons.get(name, 'unknown')}" for name, there in active.items() if not there}
+        return dict.fromkeys(active, "active") | details | missing
 
 
 def command(module: str, *arguments: str) -> list[str]:

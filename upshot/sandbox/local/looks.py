@@ -30,9 +30,8 @@ async def decide(
     tested = {"program": program, "seed": random.getrandbits(32)}
     checks = [check for check in map(split, tests) if check is not None]
     if len(checks) == len(tests):
-        calls = [[check.call for check in test] for test in checks]
-        payload = {**tested, "calls": calls, "imports": [test[0].imports for test in checks]}
-        values = verdict.of_calls(checks, await execute(RunRequest("calls", payload, limits)))
+        calls = [(test[0].imports, [check.call for check in test]) for test in checks]
+        values = verdict.of_calls(checks, await execute(RunRequest("calls", {**tested, "calls": calls}, limits)))
         if None not in values:
             return [result for result in values if result is not None]
     remains = await execute(RunRequest("tests", {**tested, "tests": [*tests]}, limits))

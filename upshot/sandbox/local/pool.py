@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import pause_clock
-from upshot.sandbox.asserts import run_result
+from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers, looks
@@ -27,7 +27,7 @@ from upshot.sandbox.local.sessions import LocalSession
 from upshot.sandbox.local.slots import Busy, SandboxMetrics, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import COMPILE_SECONDS, CodeRunner, ProgramJob, Session, run_one_by_one
+from upshot.sandbox.runner import COMPILE_SECONDS, CodeRunner, ProgramJob, Session, output_kb
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
@@ -136,8 +136,7 @@ class Sandbox(CodeRunner):
 
     async def _ready(self) -> SandboxSlots:
         """The slots, opened now if they are not: a runner from a recipe may be used before anybody enters it."""
-        if self._slots is None:
-            await self.start()
+        await self.start()
         return self._open()
 
     def _open(self) -> SandboxSlots:
@@ -155,27 +154,17 @@ class Sandbox(CodeRunner):
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
         if languages.canonical(language) == "python":
-            done = await self._test_script(program, tests, limits)
+            done = await super()._test_stdio(program, tests, language, limits)
         else:
             done = await self._test_native(program, tests, language, limits)
         self.metrics.count_tests(done)
         return done
 
-    async def _test_script(self, program: str, tests: Sequence[StdioTest], limits: Limits) -> list[TestResult]:
-        tier = tier_of(program)
-
-        async def run_test(test: StdioTest) -> TestResult:
-            stdin, roomy = test.input.encode(errors=ANY_TEXT), replace(limits, output_kb=_output_kb(test, limits))
-            remains = await self._execute(tier, RunRequest("script", {"program": program}, roomy, stdin))
-            return run_result.of_stdio(remains, test.output)
-
-        return await run_one_by_one(tests, run_test)
-
     async def _test_native(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
         """Compiled once, run on all inputs in one run of ours."""
-        most = [_output_kb(test, limits) for test in tests]
+        most = [output_kb(test, limits) for test in tests]
         payload = await self._native(language, limits, COMPILE_SECONDS) | {
             "program": program,
             "inputs": [test.input.encode(errors=ANY_TEXT) for test in tests],
@@ -184,20 +173,20 @@ class Sandbox(CodeRunner):
         budget = len(tests) * limits.wall + COMPILE_SECONDS + 5
         roomy = replace(limits, output_kb=max(sum(most), limits.output_kb), result_kb=limits.result_kb + 4 * len(tests))
         remains = await self._execute("native", RunRequest("native", payload, roomy, native_wall=budget))
-        return run_result.of_native_stdio(remains, [test.output for test in tests])
+        return verdict.of_native_stdio(remains, [test.output for test in tests])
 
     async def _run(self, job: ProgramJob) -> RunResult:
         limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
         payload: dict[str, Any] = {"program": job.code, "files": dict(job.files), "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
             remains = await self._execute(tier_of(job.code), RunRequest("script", payload, limits, stdin))
-            result = run_result.of_script(remains, job.fetch)
+            result = verdict.of_script(remains, job.fetch)
         else:
             payload |= await self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
             remains = await self._execute("native", RunRequest("native", payload, limits, stdin, native_wall=budget))
-            result = run_result.of_native(remains, job.fetch)
-        self.metrics.count_run(result)
+            result = verdict.of_native(remains, job.fetch)
+        self.metrics.runs[result.outcome] += 1
         return result
 
     async def _native(self, name: str, limits: Limits, compile_seconds: float) -> dict[str, Any]:
@@ -266,11 +255,6 @@ class Sandbox(CodeRunner):
             held = time.monotonic() - started
             self.metrics.busy_seconds += held
             slots.release(slot, held)
-
-
-def _output_kb(test: StdioTest, limits: Limits) -> int:
-    """Room for the output of a test: what is expected must fit."""
-    return max(limits.output_kb, (2 * len(test.output) >> 10) + 1)
 
 
 def _make_workdir() -> Path:

@@ -75,7 +75,12 @@ class RunRequest:
             self._open_files()
             if group is not None:
                 group.limit_to(self.limits)
-            zygote.send({"roles": self._roles(), "limits": self.request_limits}, list(self.files.values()))
+            sent = list(self.files)
+            roles = [
+                {"mode": mode, "fds": [*map(sent.index, names)], "environment": environment}
+                for mode, names, environment in self.parts
+            ]
+            zygote.send({"roles": roles, "limits": self.request_limits}, list(self.files.values()))
             # Our copies of the wire between program and judge: while they are open, neither sees the other end.
             self._close("program's wire", "judge's wire")
             try:
@@ -111,14 +116,6 @@ class RunRequest:
             files["tests"] = sealed_input(marshal.dumps(self.judge))
             files["nothing"] = os.open(os.devnull, os.O_RDWR)
             files["own results"] = bounded_output(OWN_RESULTS_BYTES)
-
-    def _roles(self) -> list[dict[str, Any]]:
-        """What each child plays, and which of the files sent it gets."""
-        sent = {name: index for index, name in enumerate(self.files)}
-        return [
-            {"mode": mode, "fds": [sent[name] for name in names], "environment": environment}
-            for mode, names, environment in self.parts
-        ]
 
     def _close(self, *names: str) -> None:
         for name in names:

@@ -1,8 +1,9 @@
 """Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
-The verdict is still taken outside where possible. For split asserts the script prints the values, tagged with a number
-that only this run knows, and they are compared here. Other asserts are appended to the program and end by printing that
-number: a failure counts, a pass is unconfirmed, because there is no judge. The local sandbox and our server have one.
+The verdict is still taken outside where possible. Where all tests can be split the script prints the values, tagged
+with a number that only this run knows, and they are compared here. Other tests are appended to the program and end by
+printing that number: a failure counts, a pass is unconfirmed, because there is no judge. The local sandbox and our
+server have one.
 
 What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
 """
@@ -29,36 +30,22 @@ from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
-from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
+from upshot.sandbox.outcome import Outcome, RunResult, TestResult
 from upshot.sandbox.runner import NO_JUDGE, CodeRunner, ProgramJob, run_one_by_one
 
 _VALUES = """
 def _upshot_main():
-    import json, sys, time, traceback
-    space = {{"__name__": "upshot_plain"}}
+    import json, sys, traceback
+    space, program, say = {{"__name__": "upshot_plain"}}, {{"__name__": "program"}}, sys.stdout.write
     exec({plain!r}, space)
-    say = sys.stdout.write
-    program = {{"__name__": "program"}}
-    try:
+    def load():
         exec(compile({program!r}, "program.py", "exec"), program)
-    except BaseException as error:
-        line = {{"load": [type(error).__name__, traceback.format_exc()[-2000:]], "t": 0}}
+        return program
+    def put(line):
         say("\\n{nonce}" + json.dumps(line) + "\\n")
-        return
-    for imports, calls in {calls!r}:
-        start = time.perf_counter()
-        try:
-            exec(imports, program)
-            values = [eval(call, program) for call in calls]
-        except BaseException as error:
-            line = {{"e": [type(error).__name__, traceback.format_exc()[-2000:]]}}
-        else:
-            try:
-                line = {{"v": [space["encode"](value) for value in values]}}
-            except BaseException as error:
-                line = {{"u": type(error).__name__}}
-        line["t"] = time.perf_counter() - start
-        say("\\n{nonce}" + json.dumps(line) + "\\n")
+    def describe(error):
+        return [type(error).__name__, traceback.format_exc()[-2000:]]
+    space["answer_calls"](load, {calls!r}, put, describe)
     sys.stdout.flush()
 _upshot_main()
 """
@@ -68,9 +55,10 @@ class ScriptRunner(CodeRunner):
     """A runner whose subclasses supply `_run`."""
 
     async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
-        checks = {index: check for index, test in enumerate(tests) if (check := split(test)) is not None}
-        values = await self._compare_values(program, list(checks.values()), limits) if checks else []
-        found = {index: result for index, result in zip(checks, values, strict=True) if result is not None}
+        checks = [check for check in map(split, tests) if check is not None]
+        values = await self._compare_values(program, checks, limits) if len(checks) == len(tests) else [None]
+        if None not in values:
+            return [result for result in values if result is not None]
 
         async def run_test(test: str) -> TestResult:
             nonce = secrets.token_hex(16)  # a program that ends before its test has not passed it
@@ -78,9 +66,7 @@ class ScriptRunner(CodeRunner):
             plain = result.as_test(passed=f"\n{nonce}" in result.stdout)
             return replace(plain, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if plain.passed else plain
 
-        rest = [test for index, test in enumerate(tests) if index not in found]
-        plain = iter(await run_one_by_one(rest, run_test))
-        return [found.get(index) or next(plain) for index in range(len(tests))]
+        return await run_one_by_one(tests, run_test)
 
     async def _compare_values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult | None]:
         nonce = secrets.token_hex(16)
@@ -100,15 +86,6 @@ class ScriptRunner(CodeRunner):
             lines=lines,
         )
         return verdict.of_calls(checks, remains)
-
-    async def _test_stdio(
-        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
-    ) -> list[TestResult]:
-        async def run_test(test: StdioTest) -> TestResult:
-            result = await self.run(program, language, test.input, limits=limits)
-            return result.as_test(passed=verdict.same_output(result.stdout.encode(), test.output))
-
-        return await run_one_by_one(tests, run_test)
 
 
 class BareRunner(ScriptRunner):

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from upshot.core.time_limit import pause_clock
-from upshot.sandbox.asserts.verdict import Remains, ending
+from upshot.sandbox.asserts.verdict import Remains, of_script
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.run import bounded_output, read_output, sealed_input
@@ -39,6 +39,8 @@ SOFT_STOP_SECONDS = 1.0
 """How long an interrupted turn has to come back before its session is ended."""
 LIFETIME_SECONDS = 24 * 3600.0
 LIFETIME_CPU_SECONDS = 3600.0
+FAILED = 1 << 8
+"""The wait status of a process that ended with exit code 1, as a turn that raised would."""
 Forget = Callable[["LocalSession"], None]
 
 
@@ -61,7 +63,8 @@ class LocalSession(Session):
         self.forget = forget
         """Called when the session has ended."""
         self.wire, theirs = socket.socketpair()
-        self.wire.setblocking(False)
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        """What turns go over, on our end of the wire."""
         output = limits.output_kb << 10
         self.files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
         self.files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
@@ -105,15 +108,10 @@ class LocalSession(Session):
         self.pid = await self.zygote.begin(request, self.files)
         self.handles = [cpu_time.open_proc(), os.pidfd_open(self.pid)]
         os.close(self.files.pop())
-        self._ended = asyncio.create_task(self._wait_for_end())
+        self._ended = asyncio.create_task(self.zygote.finish(LIFETIME_SECONDS + 60))
+        self.streams = await asyncio.open_connection(sock=self.wire)
         if (await self._receive()).get("ready") is not True:
             raise ZygoteGone("the session did not start")
-
-    async def _wait_for_end(self) -> dict[str, Any]:
-        try:
-            return await self.zygote.finish(LIFETIME_SECONDS + 60)
-        except ZygoteGone as error:
-            return {"fault": str(error)}
 
     @pause_clock
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
@@ -141,7 +139,10 @@ class LocalSession(Session):
                 os.lseek(descriptor, 0, os.SEEK_SET)
             clock = self._cpu()
             reply, timed_out = await self._exchange(code, limits, abandoned)
-            return self._result(reply, timed_out, time.monotonic() - started, self._cpu() - clock)
+            error, spent = reply.get("error"), {"wall": time.monotonic() - started, "cpu": self._cpu() - clock}
+            result = self._result(status=FAILED if error else 0, lines=[{"e": error}], **spent)
+            late = "interrupted: out of time; the session's state is kept"
+            return replace(result, outcome=Outcome.TIMEOUT, detail=late) if timed_out else result
         except (SessionOver, OSError) as error:
             return await self._final_result(error, time.monotonic() - started)
         finally:
@@ -186,75 +187,49 @@ class LocalSession(Session):
         return False
 
     async def _ask(self, code: str) -> dict[str, Any]:
+        assert self.streams is not None
         data = json.dumps({"code": code}).encode()
-        await asyncio.get_running_loop().sock_sendall(self.wire, struct.pack("<I", len(data)) + data)
+        self.streams[1].write(struct.pack("<I", len(data)) + data)
+        await self.streams[1].drain()
         return await self._receive()
 
     async def _receive(self) -> dict[str, Any]:
-        (size,) = struct.unpack("<I", await self._exactly(4))
-        if size > MAX_REPLY:
-            raise SessionOver("it broke the protocol")
+        assert self.streams is not None
         try:
-            message = json.loads(await self._exactly(size))
+            (size,) = struct.unpack("<I", await self.streams[0].readexactly(4))
+            message = json.loads(await self.streams[0].readexactly(size)) if size <= MAX_REPLY else None
+        except asyncio.IncompleteReadError as error:
+            raise SessionOver("its process ended") from error
         except (ValueError, RecursionError) as error:
             raise SessionOver("it broke the protocol") from error
         if not isinstance(message, dict):
             raise SessionOver("it broke the protocol")
         return message
 
-    async def _exactly(self, size: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        data = b""
-        while len(data) < size:
-            part = await loop.sock_recv(self.wire, size - len(data))
-            if not part:
-                raise SessionOver("its process ended")
-            data += part
-        return data
-
-    def _result(self, reply: dict[str, Any], timed_out: bool, wall: float, cpu: float, detail: str = "") -> RunResult:
-        stdout, stdout_cut = read_output(self.files[1])
-        stderr, stderr_cut = read_output(self.files[2])
-        error = reply.get("error")
-        outcome = Outcome.ERROR if error else Outcome.PASSED
-        if timed_out:
-            outcome, detail = Outcome.TIMEOUT, "interrupted: out of time; the session's state is kept"
-        elif stdout_cut or stderr_cut:
-            outcome = Outcome.OUTPUT_LIMIT
-        elif error and isinstance(error, list) and error[0] == "MemoryError":
-            outcome = Outcome.OUT_OF_MEMORY
-        return RunResult(
-            outcome=outcome,
-            exit_code=None,
-            stdout=stdout.decode(errors="replace"),
-            stderr=stderr.decode(errors="replace"),
-            stdout_cut=stdout_cut,
-            stderr_cut=stderr_cut,
-            wall_seconds=wall,
-            cpu_seconds=cpu,
-            detail=detail,
-        )
+    def _result(self, **ended: Any) -> RunResult:
+        """What the turn printed, and how it ended."""
+        (stdout, stdout_cut), (stderr, stderr_cut) = map(read_output, self.files[1:3])
+        printed = Remains(stdout=stdout, stdout_cut=stdout_cut, stderr=stderr, stderr_cut=stderr_cut)
+        return replace(of_script(replace(printed, **ended)), exit_code=None)
 
     async def _final_result(self, error: Exception, wall: float) -> RunResult:
         """The result of the turn the session did not survive."""
         self.zygote.end_run()
-        report: dict[str, Any] = {}
+        child: dict[str, Any] = {}
         if self._ended is not None and (await asyncio.wait([self._ended], timeout=5))[0]:
-            report = self._ended.result()
-        child = (report.get("children") or [{}])[0]
+            with contextlib.suppress(ZygoteGone, LookupError):
+                child = self._ended.result()["children"][0]
         oom = self.zygote.group is not None and self.zygote.group.oom_kills() > 0
         clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
         why = "cpu" if isinstance(error, TurnTooLong) else clock
-        outcome, detail = ending(Remains(status=child.get("status", 0), why=why, wall=wall, oom=oom)) or (
-            Outcome.ERROR,
-            str(error),
-        )
+        result = self._result(status=child.get("status", 0), why=why, wall=wall, oom=oom, cpu=child.get("cpu", 0.0))
         if self.over is not None:  # closed by somebody else meanwhile
-            outcome, detail = Outcome.ERROR, self.over
-        self.over = detail if why is None else str(error)
-        result = self._result({}, False, wall, child.get("cpu", 0.0))
+            result = replace(result, outcome=Outcome.ERROR, detail=self.over)
+        elif result.outcome is Outcome.OUTPUT_LIMIT or not result.detail:  # no clock, signal or memory limit ended it
+            result = replace(result, outcome=Outcome.ERROR, detail=str(error))
+        self.over = result.detail if why is None else str(error)
         await self.aclose()
-        return replace(result, outcome=outcome, detail=f"{detail}; the session has ended")
+        return replace(result, detail=f"{result.detail}; the session has ended")
 
     async def _evict_when_idle(self) -> None:
         while self.over is None:
@@ -280,7 +255,7 @@ class LocalSession(Session):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._eviction = None
-        self.wire.close()
+        (self.streams[1] if self.streams else self.wire).close()
         self.zygote.close()
         for descriptor in [*self.files, *self.handles]:
             os.close(descriptor)

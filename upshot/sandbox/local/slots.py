@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from upshot.sandbox.local.cgroup import Cgroups
 from upshot.sandbox.local.languages import extra_paths
 from upshot.sandbox.local.layers import Layers
 from upshot.sandbox.local.zygotes import TIERS, Template, Zygote, ZygoteGone
-from upshot.sandbox.outcome import Outcome, RunResult, TestResult
+from upshot.sandbox.outcome import Outcome, TestResult
 
 RETIRE_AFTER = 20_000
 """Runs after which a zygote is replaced, so that nothing can pile up in one."""
@@ -50,11 +51,6 @@ class Slot:
         group = zygote.group if zygote is not None else self.pool.cgroups.slot(f"{self.index}-{tier}")
         self.zygotes[tier] = await self.pool.templates[tier].spawn(self.pool.spec(self.index, tier), group)
         return self.zygotes[tier]
-
-    def close(self) -> None:
-        """End the slot's zygotes."""
-        for zygote in self.zygotes.values():
-            zygote.close()
 
 
 class SandboxSlots:
@@ -121,34 +117,31 @@ class SandboxSlots:
         self.closed = True
         for _ in range(self.waiting):
             self._gate.release()
-        for slot in self.all:
-            slot.close()
+        for zygote in [zygote for slot in self.all for zygote in slot.zygotes.values()]:
+            zygote.close()
         for template in self.templates.values():
             template.close()
         self.cgroups.close()
 
 
+@dataclass
 class SandboxMetrics:
     """What the sandbox has done since it started."""
 
-    def __init__(self) -> None:
-        self.started = time.time()
-        self.tests: Counter[Outcome] = Counter()
-        self.runs: Counter[Outcome] = Counter()
-        self.programs = 0
-        self.faults = 0
-        self.rejected = 0
-        self.busy_seconds = 0.0
+    started: float = field(default_factory=time.time)
+    tests: Counter[Outcome] = field(default_factory=Counter)
+    runs: Counter[Outcome] = field(default_factory=Counter)
+    """Of scripts, those of stdin/stdout tests included."""
+    programs: int = 0
+    """Programs that were tested."""
+    faults: int = 0
+    rejected: int = 0
+    busy_seconds: float = 0.0
 
     def count_tests(self, results: Iterable[TestResult]) -> None:
         """Count one program's test results."""
         self.programs += 1
         self.tests.update(result.outcome for result in results)
-
-    def count_run(self, result: RunResult) -> None:
-        """Count one plain run."""
-        self.programs += 1
-        self.runs[result.outcome] += 1
 
     def page(self, running: int, waiting: int, slots: int) -> str:
         """In Prometheus' text format."""

@@ -27,23 +27,19 @@ import socket
 import subprocess
 from typing import Any
 
-from upshot.sandbox.inside.syscall_table import words
 from upshot.sandbox.local.cgroup import SlotGroup
 from upshot.sandbox.local.layers import QUIET_ENVIRONMENT, command
 
 START_SECONDS = 60.0
 REPLY_BYTES = 65536
 
-_PLAIN = sorted(
-    words(
-        """
-        abc array bisect builtins calendar cmath collections collections.abc contextlib copy dataclasses
-        datetime decimal enum fractions functools heapq io itertools json linecache math numbers operator os
-        queue random re statistics string struct sys textwrap threading time traceback types typing warnings
-        weakref encodings.idna encodings.latin_1
-        """
-    )
-)
+_PLAIN = [
+    "abc", "array", "bisect", "builtins", "calendar", "cmath", "collections", "collections.abc", "contextlib", "copy",
+    "dataclasses", "datetime", "decimal", "encodings.idna", "encodings.latin_1", "enum", "fractions", "functools",
+    "heapq", "io", "itertools", "json", "linecache", "math", "numbers", "operator", "os", "queue", "random", "re",
+    "statistics", "string", "struct", "sys", "textwrap", "threading", "time", "traceback", "types", "typing",
+    "warnings", "weakref",
+]  # fmt: skip
 TIERS: dict[str, list[str]] = {
     "plain": _PLAIN,
     "numpy": [*_PLAIN, "numpy"],
@@ -166,11 +162,10 @@ class Zygote:
         self._waiting = True
         try:
             return await _reply(self.control, patience)
-        except (OSError, ZygoteGone, TimeoutError) as error:
+        except BaseException as error:
             self._hang_up()
-            raise ZygoteGone(f"zygote {self.pid} is gone: {error or type(error).__name__}") from error
-        except asyncio.CancelledError:
-            self._hang_up()
+            if isinstance(error, OSError | ZygoteGone):
+                raise ZygoteGone(f"zygote {self.pid} is gone: {error or type(error).__name__}") from error
             raise
         finally:
             self._waiting = False
