@@ -16,7 +16,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score, describe_missing
+from upshot.core.score import Reason, Score, describe_missing
 from upshot.core.time_limit import limit_call
 from upshot.offline.arguments import SCRIPT, read_mapping, read_model, read_rows
 from upshot.offline.job import Job, Journal, open_log
@@ -80,7 +80,8 @@ async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int,
                 raise
             except Exception as error:
                 score = Score.failed(error, "user")
-                line, failure = score.to_dict(), str(score.reason)
+                # A user that says nothing is a result; only calls that fail for other reasons end the job.
+                line, failure = score.to_dict(), None if score.reason is Reason.BAD_ANSWER else str(score.reason)
             lines[number] = {"transcript": number, **line}
             job.write(lines[number], failure=failure)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.core.conversation import Conversation, Message
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.offline.logs.goals import check_facts, goal_text
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.rows import fit_dialogues, prefixes, split_logs
@@ -96,13 +96,18 @@ def test_without_outcomes_or_scores_the_verdict_says_why() -> None:
     assert "0 held-out replies with a score" in found["text"] and "; 3 have no score: too_long)" in found["text"]
 
 
-def test_the_simulation_starts_from_the_logged_system_prompt_as_training_does() -> None:
+SAID = (Message("user", "hi"), Message("assistant", "hello"), Message("user", "bye"), Message("assistant", "bye"))
+
+
+def play(total: Score, count: int = 1) -> tuple[list[Conversation], list[str | None]]:
+    """What is played of some logged replies, and what the job hears of failures, where all have this score."""
     played: list[Conversation] = []
+    failures: list[str | None] = []
 
     class Scorer:
         async def score_all(self, conversations: list[Conversation]) -> list[Any]:
             played.extend(conversations)
-            return [SimpleNamespace(reward=SimpleNamespace(total=Score(1.0)))]
+            return [SimpleNamespace(reward=SimpleNamespace(total=total))]
 
     class EachAtOnce:
         args = SimpleNamespace(seed=0)
@@ -112,16 +117,26 @@ def test_the_simulation_starts_from_the_logged_system_prompt_as_training_does() 
                 await one(piece)
 
         def write(self, line: Any, failure: str | None) -> None:
-            assert failure is None
+            failures.append(failure)
 
-    said = (Message("user", "hi"), Message("assistant", "hello"), Message("user", "bye"), Message("assistant", "bye"))
-    talk = LoggedConversation(said, system="be kind", outcome=1.0, place="here")
     job: Any = EachAtOnce()
     scorer: Any = Scorer()
-    asyncio.run(simulate(job, scorer, [(talk, 1)], lambda _: "goal", {}))
-    (conversation,) = played
+    talks = [LoggedConversation(SAID, system="be kind", outcome=1.0, place=str(at)) for at in range(count)]
+    asyncio.run(simulate(job, scorer, [(talk, 1) for talk in talks], lambda _: "goal", {}))
+    return played, failures
+
+
+def test_the_simulation_starts_from_the_logged_system_prompt_as_training_does() -> None:
+    (conversation,), _ = play(Score(1.0))
     assert [m.content for m in conversation.messages] == ["be kind", "hi", "hello"]
     assert [m.role for m in conversation.row.messages] == ["system", "user"]
+
+
+def test_a_simulation_that_cannot_answer_is_a_result_and_an_endpoint_that_is_down_is_not() -> None:
+    assert play(Score.missing(Reason.BAD_ANSWER, "nothing"), 3)[1] == [None] * 3
+    assert play(Score.missing(Reason.CONNECTION, "refused"), 2)[1] == ["connection"] * 2
+    mostly_silent = [*lines(RIGHT, COIN), *[{"outcome": 1.0, "missing": "bad_answer"}] * 81]
+    assert measure(mostly_silent, [], 0.5)["verdict"] == "do not use"
 
 
 def test_replies_that_all_ended_alike_give_no_number() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.api.reward import Scorer
 from upshot.core.conversation import Conversation, Row, Turn, derive_seed
+from upshot.core.score import Reason
 from upshot.offline.job import Job
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.rows import whole
@@ -27,6 +28,9 @@ FEWEST = 50
 """Replies below which nothing is concluded: an interval of a handful says little."""
 BINS = 5
 RESAMPLES = 1000
+
+POOR = (Reason.BAD_ANSWER, Reason.NOTHING_SAID, Reason.TOO_LONG)
+"""Why a simulation that works as well as it can gives no score."""
 
 Line = Mapping[str, Any]
 
@@ -64,7 +68,9 @@ async def simulate(
         line |= {"depth": "last reply" if last else "first reply" if first else "middle reply"}
         line |= {"score": total.value} if total.value is not None else {"missing": str(total.reason)}
         lines[talk.place] = line
-        job.write(dict(line), failure=None if total.value is not None else str(total.reason))
+        # A simulation that cannot speak or judge is a result; only calls that fail for other reasons end the job.
+        failed = total.value is None and total.reason not in POOR
+        job.write(dict(line), failure=str(total.reason) if failed else None)
 
     todo = [piece for piece in replies if piece[0].place not in lines]
     await job.run(todo, one, len(replies) - len(todo), "replies")
@@ -133,7 +139,7 @@ def calibrate(lines: Sequence[Line], good_from: float) -> list[dict[str, float]]
 def judge(validity: Mapping[str, Any]) -> str:
     """What the simulation may be used for; the thresholds are argued for in docs/tutorials/logs.md."""
     own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
-    if own is None or own["n"] < FEWEST or own["low"] <= 0.5:
+    if own is None or own["n"] < max(FEWEST, sum(validity["missing"].values())) or own["low"] <= 0.5:
         return "do not use"
     level = abs(validity["simulated"] - validity["real"]) <= LEVEL_GAP
     if own["low"] >= GOOD_ENOUGH and own["value"] > length["value"] and level:
