@@ -10,6 +10,7 @@ import pytest
 
 from upshot.core.files import write_jsonl
 from upshot.core.threads import thread_count
+from upshot.offline.demo import quickstart
 from upshot.offline.demo.workers import Progress, Workers, how_far, start_workers
 
 
@@ -28,6 +29,25 @@ def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.Monk
         assert workers.run("warm start", 0.3, [thread_count]) == [2], "alone"
         assert workers.run("training", 0.6, [thread_count, thread_count]) == [1, 1], "side by side"
     assert thread_count() == before
+
+
+def test_every_row_of_the_table_is_of_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evaluated(Exception):
+        """Ends the demonstration before its table is made."""
+
+    def stop(outcomes: dict[str, str], title: str) -> None:
+        raise Evaluated(outcomes)
+
+    monkeypatch.setattr("upshot.offline.demo.workers.cores", lambda: 1)
+    monkeypatch.setattr(quickstart, "train_stage", lambda run, quiet: Path(run.run_dir))
+    monkeypatch.setattr(quickstart, "_evaluate", lambda recipe, checkpoint: checkpoint.name)
+    monkeypatch.setattr(quickstart, "make_table", stop)
+    with pytest.raises(Evaluated) as ended:
+        quickstart.quickstart([f"run_dir={tmp_path}"], quiet=True)
+    [outcomes] = ended.value.args
+    assert outcomes == {name: name.replace(" ", "-") for name in quickstart.STAGES} and [*outcomes] == [
+        *quickstart.STAGES
+    ]
 
 
 def test_a_failure_of_one_job_is_raised() -> None:
