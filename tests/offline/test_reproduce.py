@@ -146,6 +146,13 @@ def test_a_stage_runs_once_and_a_broken_training_is_resumed(tmp_path: Path) -> N
         run_stage(tmp_path / "stages.json", other, command)
 
 
+def test_a_stage_that_was_interrupted_ends_the_command_as_an_interrupt(tmp_path: Path) -> None:
+    (stage, *_) = Paper("gsm8k-multiturn", out=tmp_path, small=True).stages
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(tmp_path / "stages.json", stage, lambda words: 130)
+    assert not (tmp_path / "stages.json").exists()
+
+
 def test_a_stage_on_verl_is_trained_there() -> None:
     stages = {stage.name: stage for stage in Paper("collabllm/table-1", verl=["ppo"]).stages}
     assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command

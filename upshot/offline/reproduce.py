@@ -274,6 +274,8 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
     else:
         code = command(stage.command)
         free_memory()
+    if code == 130:  # Ctrl-C, which has been reported
+        raise KeyboardInterrupt
     if code:
         raise UserError(f"the stage '{stage.name}' ended with status {code}; the same command continues from there")
     write_json(record, {**done, stage.name: words})
