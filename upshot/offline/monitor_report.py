@@ -17,18 +17,8 @@ from upshot.tasks.verifiers.base import Claim, binary_metrics
 
 COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
 COUNTS = ("tp", "tn", "fp", "fn")
-RATES: tuple[str, ...] = (
-    "accuracy",
-    "precision",
-    "recall",
-    "tnr",
-    "gmean2",
-    "f1",
-    "rmse",
-    "mean_prediction",
-    "mean_truth",
-    "correlation",
-)
+BINARY = ("accuracy", "precision", "recall", "tnr", "gmean2", "f1")
+RATES = (*BINARY, "rmse", "mean_prediction", "mean_truth", "correlation")
 MEASURES = {"accuracy": "accuracy", "gmean2": "g-mean²"}
 TITLES = {"no_thought": "no thought", "no_verdict": "no verdict", "no_prediction": "no prediction"}
 TITLES |= {"mean_prediction": "predicted", "mean_truth": "verdict", "gmean2": "g-mean²"}

@@ -8,18 +8,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.offline.evaluate import Evaluation
 from upshot.offline.evaluate_recipe import RecipeEvaluation
 from upshot.offline.job import Job, Journal
 from upshot.offline.table import SCALES, TOKENS, Line, make_cells, make_columns, markdown, print_table, table_to_dict
 from upshot.rewards.build import metric_labels
-from upshot.rollout.services import Spec
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,30 +24,8 @@ def run(args: argparse.Namespace) -> int:
     return tabulate(args, RecipeEvaluation(args) if args.recipe else Evaluation(args))
 
 
-class Tabulated(Protocol):
-    """What plays the conversations of a table, model by model."""
-
-    name: str
-    speakers: dict[str, str]
-    """Who a row of the table is."""
-    metrics: dict[str, Any]
-    rows: list[Row]
-    task: Any
-    """Whose `caveat` stands below the table."""
-    table_group: str | None
-    settings: dict[str, Any]
-    """What must stay the same when an evaluation is resumed; models and rows may be added."""
-    lines: list[Line]
-    """The conversations of the table so far."""
-
-    @property
-    def models(self) -> Mapping[str, Spec | None]:
-        """Spec by row of the table; None: the recipe's own model as it is before any training."""
-        ...
-
-    async def play(self, job: Job) -> dict[str, float]:
-        """Bring all conversations that are not played yet to their end; the counters of models and user."""
-        ...
+Tabulated = Evaluation | RecipeEvaluation
+"""What plays the conversations of a table, model by model."""
 
 
 def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
