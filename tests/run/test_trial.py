@@ -22,7 +22,7 @@ def test_a_metric_that_fails_is_named_with_file_and_line(
     (tmp_path / "odd_metric.py").write_text("def odd(conversation):\n    return 1 / 0\n")
     assert main(["train", "quickstart", *SMALL, "reward.metrics=[verifier, odd_metric:odd]", "--dry-run"]) == 2
     told = capsys.readouterr().err
-    assert "metric 'odd_metric:odd' fails on a trial row" in told and "(odd_metric.py, line 2)" in told
+    assert "metric 'odd' fails on a trial row" in told and "(odd_metric.py, line 2)" in told
 
 
 def test_a_good_recipe_passes_its_trial_and_what_cannot_be_tried_is_said() -> None:

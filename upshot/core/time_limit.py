@@ -171,9 +171,8 @@ def _ours(owner: object) -> bool:
 
 
 def _too_long(owner: object, seconds: float) -> CallTimeout:
-    return CallTimeout(
-        f"{getattr(owner, '__name__', type(owner).__name__)} took more than {seconds:g} s (call_seconds)"
-    )
+    name = getattr(owner, "__name__", type(owner).__name__)
+    return CallTimeout(f"{name} took more than {seconds:g} s (call_seconds)")
 
 
 class TimeUp(BaseException):

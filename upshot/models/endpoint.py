@@ -107,9 +107,7 @@ class EndpointModel(GuardedModel):
         owners = {str(entry.get("id")): str(entry.get("owned_by", "")) for entry in entries}
         if not self.served:
             if len(owners) != 1:
-                raise UserError(
-                    f"{self.spec.url} serves {sorted(owners) or 'no list of models'}: name one with 'model'"
-                )
+                raise UserError(f"{self.spec.url} serves {sorted(owners) or 'no list of models'}: name one in 'model'")
             self.served = next(iter(owners))
         if owners and self.served not in owners:
             warn_unlisted(str(self.spec.url), self.served, tuple(sorted(owners)))
@@ -146,9 +144,8 @@ class EndpointModel(GuardedModel):
             raise ModelCallError("closed", f"model '{self.name}' is not started")
         request = replace(request, sampling=self.spec.sampling(request.sampling))
         asked = chat_body(request, 1, request.sampling.seed, False, False) | {"stream": True}
-        return await read_stream(
-            self._client.events("/chat/completions", self._complete_body(asked), self.headers), hear
-        )
+        events = self._client.events("/chat/completions", self._complete_body(asked), self.headers)
+        return await read_stream(events, hear)
 
     async def _score(self, request: Request) -> ApiAnswer:
         """Ask once for the log-probabilities of given ids."""

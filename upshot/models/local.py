@@ -321,9 +321,8 @@ class LocalModel(BorrowedModel):
         await super().start()
         if self.inner is None:
             path = Path(local_path(self.spec.model))
-            self._weights = str(
-                max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
-            )
+            newest = max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
+            self._weights = str(newest)
             self.inner = self._load_engine() if self.borrow is None else await self.borrow(self.spec)
 
     def _load_engine(self) -> Model:

@@ -156,9 +156,7 @@ def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer
         raise BadResponse(f"{type(error).__name__}: {error}") from error
     numbers = all(isinstance(value, int | float) for value in values[-given:])
     if len(values) != len(ids) or values[0] is not None or not numbers:  # a prompt's first id has none
-        raise MissingScores(
-            f"{len(values)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each"
-        )
+        raise MissingScores(f"{len(values)} log-probabilities came back for the prompt's {len(ids)} ids, not one each")
     cost = tokens * price_in / 1e6
     logprobs = tuple(float(value) for value in values[-given:])
     scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]

@@ -216,9 +216,7 @@ def step_line(metrics: Mapping[str, float]) -> str:
     time = f"{step:.3g} s" + (f" ({', '.join(parts)})" if parts else "") if step is not None else ""
     missing = sum(value for name, value in metrics.items() if name.startswith("missing/"))
     dollars = metrics.get("time/dollars", 0.0)
-    rates = [
-        f"{_short(metrics[f'time/{n}_per_s'])} {n}" for n in ("sampled", "learned") if f"time/{n}_per_s" in metrics
-    ]
+    rates = [f"{_short(metrics[key])} {n}" for n in ("sampled", "learned") if (key := f"time/{n}_per_s") in metrics]
     mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
     sentences = (
         time,

@@ -92,7 +92,7 @@ class Trainer:
         method = method_of(self.config.method)
         if not method.samples and method.needs_reference(self.config):
             raise UserError(
-                f"Trainer has no method '{self.config.method}', which learns from pairs in a file; upshot.train does"
+                f"Trainer has no method '{self.config.method}', which reads pairs from a file; upshot.train has"
             )
         self.renderer = Renderer(tokenizer)
         self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
@@ -183,9 +183,8 @@ class Trainer:
             lesson: Lesson = method.prepare(self.learner, groups)
             return lesson
         credited = [reply for group in groups for reply in group if reply.credit is not None]
-        set_by_user = [
-            r for r in credited if r.advantages and not any(r.advantages is known for known in self._estimated)
-        ]
+        ours = {id(advantages) for advantages in self._estimated}
+        set_by_user = [reply for reply in credited if reply.advantages and id(reply.advantages) not in ours]
         if set_by_user and len(set_by_user) < len(credited):
             raise UserError(
                 "some replies have advantages of your own and others none: give them to all that have credit"

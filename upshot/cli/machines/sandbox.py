@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seconds", type=float, default=6.0, help="CPU seconds for programs that set no limit (default 6)")
     add("--memory-mb", type=int, default=512, help="memory for programs that set no limit (default 512)")
     add("--max-request-mb", type=int, default=16, help="largest request (default 16)")
-    add(
-        "--session-idle-seconds", type=float, default=600.0, help="end a Python session after this much idle time (600)"
-    )
+    add("--session-idle-seconds", type=float, default=600.0, help="end a Python session idle for this long (600)")
     add("--api-key-file", help="file with the API key (or set UPSHOT_SANDBOX_KEY)")
 
 

@@ -146,9 +146,7 @@ class UsageMeter:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         for name, saved in state.items():
-            counters: dict[str, Any] = {
-                key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()
-            }
+            counters: dict[str, Any] = {k: Counter(v) if isinstance(v, dict) else v for k, v in saved.items()}
             vars(self.role(name)).update(counters)  # calls in flight keep counting in it
         self._restored = Counter()
         self._restored = self.troubles()

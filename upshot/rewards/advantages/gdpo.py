@@ -18,9 +18,8 @@ def gdpo(step: Step, step_norm: Literal["all", "sums", "none"] = "all") -> Advan
     tokens that earn the main part only (the answer) keep their group-normalised value. none: nothing is.
     """
     compared = [comparable(group) for group in step]
-    return over_the_step(
-        compared, [added(group, normalised) for group in compared], {"all": 1, "sums": 2}.get(step_norm)
-    )
+    from_parts = {"all": 1, "sums": 2}.get(step_norm)
+    return over_the_step(compared, [added(group, normalised) for group in compared], from_parts)
 
 
 def over_the_step(

@@ -42,16 +42,14 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
         if context.task.environment() is None:
             yield Finding(str(error))
         else:  # which may give the score itself, and was not there
-            yield Finding(
-                f"the metrics were not tried on a row: the environment of '{context.task.name}' was not asked", False
-            )
+            yield Finding(f"the metrics were not tried: the environment of '{context.task.name}' was not asked", False)
         return
     for name, score in scores.items():
         if score.reason in OWN_FAULTS:
             yield Finding(f"{name} fails on a trial row: {score.why or score.reason}")
         elif score.is_missing:
             yield Finding(
-                f"{name} gave no score on a trial row ({score.reason}: {score.why or 'no more is known'})", False
+                f"{name} gave no score on a trial row ({score.reason}: {score.why or 'no more known'})", False
             )
 
 

@@ -134,9 +134,7 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
                 return messages, False
     question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
     if question is None:
-        raise UserError(
-            f"a row with the columns {', '.join(record)} has no prompt; expected prompt, messages or question"
-        )
+        raise UserError(f"a row with the columns {', '.join(record)} has no prompt, messages or question")
     return (Message("user", question),), True
 
 

@@ -49,9 +49,8 @@ class RemoteEnvironment(Participant):
         retries: int = 2,
     ) -> None:
         self.protocol = protocol
-        self.client = HttpClient(
-            url, timeout_s=seconds, connections=connections, retry=RetryPolicy(retries, backoff_s=0.4)
-        )
+        retry = RetryPolicy(retries, backoff_s=0.4)
+        self.client = HttpClient(url, timeout_s=seconds, connections=connections, retry=retry)
 
     async def _post(
         self, path: str, body: Mapping[str, Any], session_id: str = "", retry: bool = False

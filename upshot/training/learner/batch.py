@@ -116,9 +116,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         return on_device(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64), device)
 
     def column(name: str) -> Tensor:
-        parts = [
-            np.array(getattr(d, name), dtype=np.float32)[sequence] for d, sequence in zip(data, trained, strict=True)
-        ]
+        parts = [np.array(getattr(d, name), dtype=np.float32)[at] for d, at in zip(data, trained, strict=True)]
         return on_device(np.concatenate(parts), device)
 
     shares = [datum.share for datum in data]

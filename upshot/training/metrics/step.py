@@ -22,10 +22,8 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     scored = [r for r in replies if not r.reward.total.is_missing]
     put_mean(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
     put_mean(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
-    spread = [
-        statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
-    ]
-    put_mean(out, "reward/group_std", spread)
+    totals = [present(r.reward.total for r in group) for group in groups]
+    put_mean(out, "reward/group_std", [statistics.pstdev(values) for values in totals if len(values) > 1])
     measured = [group for group in groups if any(r.credit is not None and r.credit.trains for r in group)]
     put_mean(out, "reward/flat_groups", [float(is_flat(group)) for group in measured])
     names = {name for r in replies if r.credit is not None for name in r.credit.parts}

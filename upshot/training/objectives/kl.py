@@ -37,11 +37,9 @@ def charge_replies(
 
 def charge_credit(credit: Credit, costs: Sequence[float]) -> Credit:
     """The credit after its main parts paid for the tokens from the first one they are credited with to the end."""
-    starts = {
-        name: min((s.start for s in credit.spans if name in s.parts), default=len(costs)) for name in credit.parts
-    }
-    owed = {MAIN: math.fsum(costs[starts[MAIN] :])} if MAIN in starts else {}
     after, end = 0.0, len(costs)
+    starts = {name: min((s.start for s in credit.spans if name in s.parts), default=end) for name in credit.parts}
+    owed = {MAIN: math.fsum(costs[starts[MAIN] :])} if MAIN in starts else {}
     for turn in sorted(filter(is_turn, starts), key=lambda name: starts[name], reverse=True):
         after, end = math.fsum(costs[starts[turn] : end]) + credit.gamma * after, starts[turn]
         owed[turn] = after

@@ -69,9 +69,8 @@ class Classmates(Futures):
             metric = build_metric(options.metric, {}, "futures.metric", **known.by_name())
         self.panel = Panel(classmates, task, metric, options.samples, options.likelihood_share)
         self.baselines = Baselines(self.panel, known.seed)
-        self.others = OtherQuestions(
-            task, known.seed, options.similar_by if options.reward == "similar-question" else ""
-        )
+        similar_by = options.similar_by if options.reward == "similar-question" else ""
+        self.others = OtherQuestions(task, known.seed, similar_by)
 
     async def start(self) -> None:
         """Find the classmates' tokenizers."""

@@ -57,9 +57,7 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
     specs: dict[str, ModelSpec] = {}
     classmates: list[ClassmateConfig] = []
     where = f"classmate map '{path}'"
-    entries = {
-        str(name): check_value(f"{where}: {name}", entry_data, MapEntry) for name, entry_data in _load(path).items()
-    }
+    entries = {str(name): check_value(f"{where}: {name}", data, MapEntry) for name, data in _load(path).items()}
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].model_index, item[0])):
         if entry.status.lower() not in UP:
             raise UserError(f"{where}: '{name}' is {entry.status!r}; start it, or take it out")

@@ -240,10 +240,8 @@ def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -
 
 def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
     """The engine of the policy."""
-    model, merge = recipe.model, plan.setting.merge
-    return EngineSettings(
-        exact=model.exact, kv_bytes=plan.kv_bytes, merge=merge, weights=model.engine.weights, kv=model.engine.kv
-    )
+    weights, kv, merge = recipe.model.engine.weights, recipe.model.engine.kv, plan.setting.merge
+    return EngineSettings(exact=recipe.model.exact, kv_bytes=plan.kv_bytes, merge=merge, weights=weights, kv=kv)
 
 
 def configure_learner(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:
