@@ -158,6 +158,12 @@ def test_a_stage_on_verl_is_trained_there() -> None:
     assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command
 
 
+def test_the_plan_of_a_stage_on_verl_is_the_command_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "gsm8k-multiturn", "--verl", "trained", "--dry-run"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--engine verl" in line]
+    assert line.split()[:3] == ["upshot", "train", "gsm8k-multiturn"]
+
+
 def test_the_whole_chain_in_small_prints_the_table_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,6 @@ forward and backward of six while learning, at rates that such a device reaches 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -48,13 +47,17 @@ class StageCost(NamedTuple):
         return StageCost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
-def describe_costs(commands: Mapping[str, Sequence[str]], model: str, examples: int, assume: Mapping[str, int]) -> str:
-    """A line for each stage, and their sum.
+def describe_costs(
+    commands: Mapping[str, Sequence[str]], shown: Sequence[str], model: str, examples: int, assume: Mapping[str, int]
+) -> str:
+    """Two lines for each stage, and their sum.
 
-    `model`: what is trained. `examples`, `assume`: rows of a training, goals of an evaluation, that are not made yet.
+    `shown`: what each stage would run now. `model`: what is trained.
+    `examples`, `assume`: rows of a training, goals of an evaluation, that are not made yet.
     """
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
-    lines = [f"{name:<14}{_line(costs[name])}\n{'':<14}upshot {shlex.join(words)}" for name, words in commands.items()]
+    stages = zip(costs.items(), shown, strict=True)
+    lines = [f"{name:<14}{_line(cost)}\n{'':<14}upshot {command}" for (name, cost), command in stages]
     return "\n".join([*lines, f"{'all stages':<14}{_line(sum_of(list(costs.values())))}"])
 
 

@@ -246,7 +246,8 @@ def run(args: argparse.Namespace, command: Command) -> int:
     paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
     if args.dry_run:
         commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
-        print(describe_costs(commands, paper.fill("$model"), examples, paper.file.get("assume", {})))
+        shown = [shlex.join(stage.command) for stage in paper.stages]
+        print(describe_costs(commands, shown, paper.fill("$model"), examples, paper.file.get("assume", {})))
         print(f"data that are not prepared yet are taken to hold {examples} examples")
         print_differences(paper)
         return 0
