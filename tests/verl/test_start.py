@@ -9,6 +9,8 @@ import pytest
 from upshot.config.load import load_recipe
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import Recipe
+from upshot.models.local import local_path
+from upshot.verl.checks.node import NodeRequirements, check_node
 from upshot.verl.prepare import make_start, needs_start, start_recipe
 
 TINY = (
@@ -53,3 +55,20 @@ def test_the_warm_start_is_local_modes_own(tmp_path: Path) -> None:
 )
 def test_a_model_is_made_where_none_is_named_or_it_is_to_be_warmed(overrides: tuple[str, ...], needed: bool) -> None:
     assert needs_start(recipe(*overrides)) is needed
+
+
+def test_an_adapter_is_merged_once_into_the_model_that_verl_begins_with(tmp_path: Path) -> None:
+    """As in the paper's chain: ppo starts from the run folder of an SFT with LoRA."""
+    said: list[str] = []
+    base = make_start(recipe(), tmp_path / "base", said.append).model.path
+    start = make_start(recipe(f"model.path={base}", "model.lora={r: 2}"), tmp_path / "first", said.append)
+    assert (Path(start.model.path) / "config.json").is_file(), "a warm start with LoRA is an adapter as well"
+    run = tmp_path / "first" / WARM_START
+    next_one = recipe(f"model.path={run}", "warm_start=null", "model.lora={r: 2}")
+    merged = make_start(next_one, tmp_path / "second", said.append)
+    weights = Path(merged.model.path) / "model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert make_start(next_one, tmp_path / "second", said.append) == merged
+    assert weights.stat().st_mtime_ns == made and sum("merging the adapter" in line for line in said) == 2
+    problems = check_node(NodeRequirements(local_path(str(run)), ""))
+    assert not [problem for problem in problems if "model folder" in problem]

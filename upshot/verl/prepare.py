@@ -15,10 +15,14 @@ from upshot.core.conversation import Conversation, Row
 from upshot.models.local import load_tokenizer, local_path
 from upshot.rollout.play import has_opening
 from upshot.rollout.prompt_length import filter_rows
+from upshot.run.export import merge_adapter, write_new_folder
 from upshot.run.folder import RunFolder
+from upshot.tasks.datasets.splits import fingerprint
 from upshot.verl.plan import ClusterPlace
 from upshot.verl.rows import write_rows
 from upshot.verl.worker import RolloutWorker
+
+WEIGHTS = "adapter_model.safetensors"
 
 
 def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
@@ -62,7 +66,7 @@ def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print,
     A resumed run has it, whatever of the recipe has changed since.
     """
     if not needs_start(recipe):
-        return recipe
+        return _merge_start(recipe, folder, say)
     first = start_recipe(recipe, folder)
     place = RunFolder(Path(first.run_dir))
     made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe == first) else None
@@ -73,8 +77,24 @@ def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print,
         say(f"making the model that verl begins with, in {place.path}")
         made = train(first).latest()
     assert made is not None
-    model = recipe.model.model_copy(update={"path": str(made.path.resolve())})
+    return _merge_start(_with_model(recipe, made.path), folder, say)
+
+
+def _with_model(recipe: Recipe, path: Path) -> Recipe:
+    model = recipe.model.model_copy(update={"path": str(path.resolve())})
     return recipe.model_copy(update={"warm_start": None, "model": model})
+
+
+def _merge_start(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Recipe:
+    """The recipe with a whole model to begin with: verl loads no adapter, such as that of an earlier LoRA run."""
+    start = Path(local_path(recipe.model.path))
+    if not (start / "adapter_config.json").is_file():
+        return recipe
+    merged = folder / "merged-start" / fingerprint(f"{start.resolve()} {(start / WEIGHTS).stat().st_mtime_ns}")
+    if not merged.is_dir():
+        say(f"merging the adapter {start} into its base model, in {merged}")
+        write_new_folder(merged, lambda to: merge_adapter(start, to))
+    return _with_model(recipe, merged)
 
 
 def start_recipe(recipe: Recipe, folder: Path) -> Recipe:

@@ -59,7 +59,7 @@ def _model(wanted: NodeRequirements) -> Iterator[str]:
     if not path.is_dir():
         yield f"the model folder {path} is not there; put it on storage that all nodes share, or at this path on each"
         return
-    if not (path / "config.json").is_file():
+    if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):  # an adapter is merged
         yield f"the model folder {path} has no config.json"
     if not any((path / name).is_file() for name in TOKENIZERS):
         yield f"the model folder {path} has no tokenizer ({', '.join(TOKENIZERS)})"
