@@ -70,8 +70,7 @@ class WorkerBudget:
     """Counts what a worker's models spend together with what the others do."""
 
     def __init__(self, worker: str, client: BudgetClient, budget: Budget) -> None:
-        self.worker = worker
-        self.budget = budget
+        self.worker, self.budget = worker, budget
         self._client = client
         self._own = dict.fromkeys(SPENT, 0.0)
         self._others = dict.fromkeys(SPENT, 0.0)

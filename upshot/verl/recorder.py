@@ -140,8 +140,7 @@ class RunEcho:
     """Reads the lines of metrics.jsonl as they come, each once, and tells a reporter of them."""
 
     def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
-        self.phase = phase
-        self.reporter = reporter
+        self.phase, self.reporter = phase, reporter
         self._alarms = Alarms(folder.recipe.credit.by)
         self._log = LogTail(folder.path / METRICS)
         self._read(silent=True)

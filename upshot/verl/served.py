@@ -85,8 +85,7 @@ class ServedModel(Model):
     abilities = Abilities(ids_in=True, ids_out=True)
 
     def __init__(self, renderer: Renderer, name: str = "policy") -> None:
-        self.name = name
-        self.renderer = renderer
+        self.name, self.renderer = name, renderer
         self.tokenizer = renderer.tokenizer
         self.calls = 0
 

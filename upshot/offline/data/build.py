@@ -207,9 +207,7 @@ class Builder:
     """Gives a conversation its next line: the opening, or a turn with all its candidates."""
 
     def __init__(self, services: Services, args: argparse.Namespace, max_messages: int) -> None:
-        self.services = services
-        self.args = args
-        self.max_messages = max_messages
+        self.services, self.args, self.max_messages = services, args, max_messages
         (model,) = (model for name, model in services.models.items() if name.startswith(POLICY))
         sampling = Sampling(args.max_tokens, args.temperature)
         plain = Policy(model, sampling=sampling, system=PLAIN)

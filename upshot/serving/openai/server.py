@@ -57,8 +57,7 @@ class OpenAIServer(ApiServer):
         tool_parser: str = "auto",
     ) -> None:
         super().__init__(model.name, model.tokenizer, api_key, any_name, tool_parser)
-        self.model = model
-        self.max_tokens = max_tokens
+        self.model, self.max_tokens = model, max_tokens
         self.seconds = 0.0
 
     def _routes(self) -> list[Route]:

@@ -18,8 +18,7 @@ class GrowingText:
     """Turns ids that arrive one by one into pieces of text."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self.tokenizer = tokenizer
-        self.stops = stops
+        self.tokenizer, self.stops = tokenizer, stops
         self.ids: list[int] = []
         self.sent = ""
         self._settled = ""
