@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/install.py $(VENV) dev
 	@touch $(RUNTIME) $@
 
-demo: $(RUNTIME)  ## the quickstart: three models, one table, about three minutes
+demo: $(RUNTIME)  ## the quickstart: three models, one table, two to three minutes
 	@$(BIN)/upshot demo
 
 # The tests of page and chat use them and are skipped without; only root may install, and only where apt answers soon.
