@@ -13,6 +13,7 @@ def test_a_function_is_shown_by_its_own_name_unless_another_metric_has_it() -> N
         "document->my:bleu": "document->my:bleu",
     }
     assert metric_labels(["a:polite", "b:polite"]) == {"a:polite": "a:polite", "b:polite": "b:polite"}
+    assert metric_labels(["here:polite-2", "well-known"]) == {"here:polite-2": "polite", "well-known": "well-known"}
     assert metric_labels(["my:verifier"]) == {"my:verifier": "my:verifier"}, "the task's verdict is something else"
 
 

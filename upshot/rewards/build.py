@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -95,9 +96,10 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
 
 def metric_labels(names: Iterable[str]) -> dict[str, str]:
     """Metric of a recipe → its name in rewards, tables and logs (`metric/…`). For your own function or class
-    (`rewards:polite`) that is the last part of its path (`polite`), unless another metric has that name."""
+    (`rewards:polite`) that is the last part of its path (`polite`), unless another metric has that name. A function
+    that a notebook defines again is numbered in its path (`here:polite-2`), not in its name."""
     names = dict.fromkeys(names)
-    short = {name: name if ARROW in name else name.rpartition(":")[2] for name in names}
+    short = {name: name if ARROW in name else re.sub(r".*:(\w+)(-\d+)?$", r"\1", name) for name in names}
     ends = Counter(short.values())
     return {name: name if ends[end] > 1 or end in metrics else end for name, end in short.items()}
 
