@@ -91,6 +91,7 @@ def test_replies_without_a_thought_are_missing_and_counted_not_zero() -> None:
     assert table["rows"][-1][1] == {"value": 0.0, "low": 0.0, "high": 0.0}
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_with_a_classmate_thoughts_become_readable_and_answers_stay_right(tmp_path: Path) -> None:
     overrides = [f"run_dir={tmp_path / 'demo'}"]
