@@ -125,7 +125,7 @@ def test_the_first_batch_says_in_one_line_who_pulls_against_the_outcome() -> Non
     along = [rollouts([(0, 0), (1, 1)]) for _ in range(8)]
     assert "pulls with the outcome (correlation +1.00" in describe_pull(along)
     easy_and_hard = [rollouts([(1, 1), (1, 1)]), rollouts([(0, 0), (0, 0)])]
-    assert "do not vary within any prompt" in describe_pull(easy_and_hard), "what prompts have in common is no pull"
+    assert "do not vary within any prompt" in describe_pull(easy_and_hard), "what prompts have in common does not pull"
     plain = rollouts([(0, 1), (1, 0)])
     for one in plain:
         one.credit = Credit({MAIN: Score(1.0)}, ())
