@@ -20,13 +20,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from tests.patience import wait_until
 from tests.sandbox.conftest import soon
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect
-from upshot.sandbox.http.server import serve
-from upshot.sandbox.http.service import Service
+from upshot.sandbox.http.server import build_app, serve
 from upshot.sandbox.local import languages
 from upshot.sandbox.local.script_runner import ScriptRunner
 from upshot.sandbox.outcome import RunResult
@@ -164,32 +164,6 @@ def test_a_program_that_does_not_compile_says_so(server: str) -> None:
     )
 
 
-def test_submit_takes_fenced_code_and_tests(server: str) -> None:
-    completion = f"Here:\n```python\n{ADD}\n```\nDone."
-    body = {"id": 3, "completion": completion, "config": {"provided_data": {"tests": ["assert add(1, 1) == 2"]}}}
-    answer = post(server, "/submit", body).json()
-    assert answer["accepted"] is True and answer["id"] == 3 and answer["tests"][0]["passed"] is True
-    cases = [{"input": {"stdin": "1"}, "output": {"stdout": "3"}}]
-    body = {"completion": "print(int(input()) + 1)", "config": {"provided_data": {"test_cases": cases}}}
-    assert post(server, "/submit", body).json()["accepted"] is False
-
-
-def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
-    items = [
-        {"kind": "test_program", "program": ADD, "tests": [f"assert add({i}, 1) == {i + 1}"], "id": f"p{i}"}
-        for i in range(20)
-    ]
-    items.append({"kind": "run_code", "code": "print(7)"})
-    items.append({"kind": "test_program_stdio", "program": "print(input())", "tests": [{"input": "x", "output": "x"}]})
-    items.append({"kind": "test_program", "program": 3, "tests": []})
-    lines = [json.loads(line) for line in post(server, "/batch", {"items": items}).text.splitlines()]
-    by_index = {line["index"]: line for line in lines}
-    assert len(by_index) == len(items)
-    assert all(by_index[i]["results"] == [1] and by_index[i]["id"] == f"p{i}" for i in range(20))
-    assert by_index[20]["run_result"]["stdout"] == "7\n" and by_index[21]["results"] == [1]
-    assert "must be a valid string" in by_index[22]["error"]
-
-
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
@@ -208,8 +182,6 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
         ("/test_program_stdio", {"program": "x", "tests": [{"input": "1"}]}, "field 'tests.0.output' is missing"),
         ("/run_code", {"code": "x", "language": "cobol"}, "language 'cobol' is not known"),
         ("/run_code", {"code": "x", "files": {"a": "%%"}}, "not base64"),
-        ("/batch", {"items": [{"kind": "x"}]}, "unknown kind 'x'"),
-        ("/batch", {"items": [{"kind": [1]}]}, "unknown kind [1]"),
         ("/run_code", {"code": "x", "memory_limit_MB": 10**6}, "at most 16384"),
         ("/run_code", {"code": "x", "memory_limit_MB": [1]}, "must be a whole number"),
         ("/run_code", {"code": "x", "compile_timeout": 1e9}, "'compile_timeout' is 1000000000.0; it must be less"),
@@ -218,12 +190,6 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
         ("/run_code", {"code": "x", "files": [1]}, "field 'files' is [1]; it must be an object"),
         ("/run", {"code": "x", "limits": {"cpu_seconds": 10**400}}, "at most 300 s"),
         ("/run", {"code": "x", "limits": {"wall_seconds": 1e6}}, "1200 s in all"),
-        ("/submit", {"completion": "x", "config": [1]}, "field 'config' is [1]; it must be an object"),
-        (
-            "/submit",
-            {"completion": "x", "config": {"provided_data": [1]}},
-            "'config.provided_data' is [1]; it must be",
-        ),
         ("/sessions/nobody", {"code": "x", "run_timeout": 1e9}, "field 'run_timeout' is 1000000000.0; it must be"),
         ("/test_program", [1], "must be a JSON object"),
         ("/test_program", {"program": "x", "tests": ["a", 1]}, "field 'tests.1' is 1; it must be a valid string"),
@@ -233,7 +199,6 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
             {"code": "x", "run_timeout": True},
             "field 'run_timeout' is True; it must be a valid number",
         ),
-        ("/submit", {"completion": "x"}, "field 'tests' is missing"),
     ],
 )
 def test_a_bad_request_gets_one_clear_line(path: str, body: Any, message: str, server: str) -> None:
@@ -295,8 +260,7 @@ def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: 
             # Where they went on, those in line before the last request would hold it up for longer than any limit.
             body = {"code": "import time; time.sleep(290)", "limits": {"cpu_seconds": 290}}
             gone = [asyncio.create_task(client.post("/run", json=body)) for _ in range(10)]
-            items = {"items": [{"kind": "run_code", **body}]}
-            gone.append(asyncio.create_task(client.post("/batch", json=items)))
+            gone.append(asyncio.create_task(client.post("/run_code", json=body)))
             while (load := (await client.get("/health")).json())["running"] < 4 or load["waiting"] < 7:
                 await asyncio.sleep(0.02)
             for one in gone:
@@ -310,26 +274,28 @@ def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: 
     asyncio.run(scenario())
 
 
-def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
+@pytest.mark.parametrize(
+    ("code", "status", "answer"),
+    [("raise", 500, "internal error: ZeroDivisionError"), ("fault", 503, "sandbox_fault"), ("fine", 200, "Success")],
+)
+def test_a_bug_of_ours_and_a_fault_of_the_sandbox_have_a_status_and_a_line(code: str, status: int, answer: str) -> None:
     class Faulty:
         """A sandbox whose runs fail in the way their code says."""
 
-        count = 1
         limits = Limits()
+
+        async def start(self) -> None: ...
+
+        async def aclose(self) -> None: ...
 
         async def run(self, code: str, *_: Any, **__: Any) -> RunResult:
             if code == "raise":
                 raise ZeroDivisionError
             return RunResult(Outcome.SANDBOX_FAULT if code == "fault" else Outcome.PASSED, 0)
 
-    async def scenario() -> dict[int, Any]:
-        items = [{"kind": "run_code", "code": code} for code in ("raise", "fault", "fine")]
-        lines = [json.loads(line) async for line in await Service(Faulty()).batch({"items": items})]  # type: ignore[arg-type]
-        return {line["index"]: line for line in lines}
-
-    found = asyncio.run(scenario())
-    assert "internal error: ZeroDivisionError" in found[0]["error"] and "sandbox_fault" in found[1]["error"]
-    assert found[2]["status"] == "Success"
+    with TestClient(build_app(Faulty()), base_url="http://127.0.0.1") as client:  # type: ignore[arg-type]
+        response = client.post("/run_code", json={"code": code})
+    assert response.status_code == status and answer in response.text, response.text
 
 
 def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str) -> None:

@@ -1,6 +1,6 @@
 """Run untrusted programs behind an HTTP API.
 
-Serve /test_program, /test_program_stdio, /run_code, /batch, /sessions, /health and /metrics.
+Serve /test_program, /test_program_stdio, /run_code, /run, /sessions, /health and /metrics.
 """
 
 import argparse

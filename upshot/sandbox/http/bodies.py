@@ -116,27 +116,6 @@ class ProgramBody(LimitedBody):
     memory_limit_MB: Any = None
 
 
-class SubmitConfig(LimitedBody):
-    """How a submission is tested, and by what."""
-
-    provided_data: dict[str, Any] = {}
-    language: str = "python"
-
-
-class SubmitBody(RequestBody):
-    """POST /submit: a model's answer; its tests are in config.provided_data, or beside the answer."""
-
-    id: Any = None
-    completion: str
-    config: SubmitConfig = Field(default_factory=SubmitConfig)
-
-
-class BatchBody(RequestBody):
-    """POST /batch."""
-
-    items: list[dict[str, Any]]
-
-
 Body = TypeVar("Body", bound=RequestBody)
 
 

@@ -1,7 +1,7 @@
 """The HTTP server: routes, status codes, who may come in, request size.
 
-What a request means is `service.py`'s. Routes are Starlette's plain ones: the service reads the bodies itself, so that
-an item of `/batch` is read, and refused, exactly as the same request sent alone.
+What a request means is `service.py`'s. Routes are Starlette's plain ones: `bodies.py` reads the bodies, and refuses in
+one line.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    from starlette.background import BackgroundTask
-    from starlette.responses import PlainTextResponse, StreamingResponse
+    from starlette.responses import PlainTextResponse
 
     sandbox = service.sandbox
 
@@ -73,11 +72,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(sandbox.metrics.page(sandbox.running, sandbox.waiting, sandbox.count))
-
-    async def stream(data: Any) -> Response:
-        lines = await service.batch(data)
-        # Where the sending is cancelled between two lines, nothing else would end the runs that are still under way.
-        return StreamingResponse(lines, media_type="application/x-ndjson", background=BackgroundTask(lines.aclose))
 
     async def session(request: Request) -> Response:
         name = request.path_params["name"]
@@ -90,8 +84,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         "/test_program_stdio": service.test_stdio,
         "/run_code": service.run_code,
         "/run": service.run,
-        "/submit": service.submit,
-        "/batch": stream,
         "/sessions": service.open_session,
     }
 
@@ -104,11 +96,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 async def _answer(sandbox: Sandbox, verb: Verb, request: Request) -> Response:
     """Run a verb and turn what goes wrong into a status and one clear line."""
-    from starlette.responses import Response
-
     try:
-        answer = await while_connected(request.receive, verb(await _read_json(request)))
-        return answer if isinstance(answer, Response) else _json(answer)
+        return _json(await while_connected(request.receive, verb(await _read_json(request))))
     except Busy as busy:
         sandbox.metrics.rejected += 1
         return _json({"error": str(busy)}, 429, {"Retry-After": str(int(busy.retry_after + 0.999))})

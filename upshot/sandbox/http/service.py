@@ -1,33 +1,28 @@
 """What each HTTP request means: the sandbox calls that its body becomes, and the JSON that answers it.
 
-Three dialects on one sandbox: the compatible test API (`/test_program`: 0 or 1 per test), SandboxFusion's `/run_code`
-and `/submit`, and our own `/run`, `/batch`, `/sessions`. No web framework here: routes and status codes are
-`server.py`'s, fields are `bodies.py`'s.
+Three dialects on one sandbox: the compatible test API (`/test_program`: 0 or 1 per test), SandboxFusion's `/run_code`,
+and our own `/run` and `/sessions`. No web framework here: routes and status codes are `server.py`'s, fields are
+`bodies.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.sandbox.http.bodies import BatchBody, LimitedBody, ProgramBody, StdioCase, SubmitBody, TestBody, read_body
+from upshot.sandbox.http.bodies import LimitedBody, ProgramBody, StdioCase, TestBody, read_body
 from upshot.sandbox.local.pool import Sandbox
 from upshot.sandbox.local.sessions import SessionOver
-from upshot.sandbox.local.slots import Busy
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import Session
 
 log = logging.getLogger("upshot.sandbox")
-Verb = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
 class SandboxFault(Exception):
@@ -93,64 +88,6 @@ class Service:
             compile_seconds=body.compile_timeout,
         )
 
-    async def submit(self, data: Any) -> dict[str, Any]:
-        """SandboxFusion's submit for tests sent along: asserts or stdio cases in config.provided_data."""
-        body = read_body(SubmitBody, data)
-        given, config = body.config.provided_data or data, body.config
-        code = extract_code(body.completion)
-        sent = {"program": code, "limits": config.limits, "run_timeout": config.run_timeout, "allow_missing": False}
-        sent["language"] = config.language
-        cases = given.get("test_cases") or given.get("test")
-        if isinstance(cases, list):
-            answer = await self.test_stdio({**sent, "tests": cases})
-        else:
-            answer = await self.test_program({**sent, "tests": given.get("tests")})
-        tests = [
-            {"passed": result == 1, "exec_info": {"status": outcome, "message": detail}}
-            for result, outcome, detail in zip(answer["results"], answer["outcomes"], answer["details"], strict=True)
-        ]
-        accepted = bool(tests) and all(test["passed"] for test in tests)
-        return {"id": body.id, "accepted": accepted, "extracted_code": code, "full_code": code, "tests": tests}
-
-    async def batch(self, data: Any) -> AsyncGenerator[bytes, None]:
-        """Many requests in one: a line of JSON for each as it finishes, with its index."""
-        verbs: dict[str, Verb] = {
-            "test_program": self.test_program,
-            "test_program_stdio": self.test_stdio,
-            "run_code": self.run_code,
-        }
-        items = read_body(BatchBody, data).items
-        for item in items:
-            if item.get("kind") not in list(verbs):
-                raise UserError(f"unknown kind {item.get('kind')!r} in items; known: {', '.join(verbs)}")
-        return self._stream(items, verbs)
-
-    async def _stream(self, items: list[dict[str, Any]], verbs: dict[str, Verb]) -> AsyncGenerator[bytes, None]:
-        gate = asyncio.Semaphore(2 * self.sandbox.count)
-
-        async def answer(index: int, item: dict[str, Any]) -> bytes:
-            async with gate:
-                answered = await self._answer_item(verbs[item["kind"]], {**item, "allow_missing": True})
-            return json.dumps({"index": index, "id": item.get("id"), **answered}).encode() + b"\n"
-
-        tasks = [asyncio.create_task(answer(index, item)) for index, item in enumerate(items)]
-        try:
-            for finished in asyncio.as_completed(tasks):
-                yield await finished
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _answer_item(self, verb: Verb, item: dict[str, Any]) -> dict[str, Any]:
-        while True:
-            try:
-                return await verb(item)
-            except Busy as busy:
-                await asyncio.sleep(min(busy.retry_after, 1.0))
-            except Exception as error:  # one item's trouble is not the others'
-                return {"error": describe_failure(error)[1]}
-
     async def open_session(self, data: Any) -> dict[str, Any]:
         """A stateful Python session; {session_id}."""
         limits = read_body(LimitedBody, data).limits_from(self.sandbox.limits)
@@ -178,16 +115,6 @@ class Service:
         if session is not None:
             await session.aclose()
         return {"closed": session is not None}
-
-
-def extract_code(completion: str) -> str:
-    """The last fenced block of a model's answer, or all of it where there is none."""
-    parts = completion.split("```")
-    if len(parts) < 3:
-        return completion
-    block = parts[-2] if len(parts) % 2 else parts[-1]
-    first, _, rest = block.partition("\n")
-    return rest if first.strip().isalnum() or not first.strip() else block
 
 
 def answer_tests(results: list[TestResult], allow_missing: bool) -> dict[str, Any]:
