@@ -7,7 +7,9 @@ import pytest
 
 llguidance = pytest.importorskip("llguidance")
 
+from upshot.core.errors import UserError  # noqa: E402
 from upshot.models.grammar import SchemaCompiler  # noqa: E402
+from upshot.models.tiny import tiny_tokenizer  # noqa: E402
 
 OBJECT = {"type": "object"}
 SCHEMA = {
@@ -53,3 +55,8 @@ def test_a_schema_may_bring_its_own_layout(compiler: SchemaCompiler) -> None:
     roomy = {**OBJECT, "x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
     text = "{" + " " * 30 + '"a":1}'
     assert taken(compiler, roomy, text) == len(text)
+
+
+def test_a_tokenizer_of_words_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match=r"whose tokenizer has no bytes .* use a model with a byte-level tokenizer"):
+        SchemaCompiler(tiny_tokenizer(["a", "b"]), 9, {1})

@@ -74,7 +74,13 @@ class SchemaCompiler:
 
         self.vocab = vocab
         # Any of them may end the text: the smallest is often not the one that the model's chats end with.
-        self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(end_ids) or None)
+        try:
+            self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(end_ids) or None)
+        except ValueError as error:
+            raise UserError(
+                f"JSON cannot be enforced on '{tokenizer.name_or_path}', whose tokenizer has no bytes ({error}); "
+                f"use a model with a byte-level tokenizer"
+            ) from None
 
     def grammar(self, schema: Mapping[str, Any]) -> Callable[[], Grammar]:
         """A factory of fresh grammar states for a schema."""
