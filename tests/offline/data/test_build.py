@@ -180,6 +180,16 @@ def test_a_build_in_which_every_goal_failed_ends_with_1(
     assert build(command(tmp_path / "out", actors.goals(tmp_path, 3), policy="policy_behind_a_cable")) == 1
 
 
+def test_why_an_opening_failed_is_kept_and_told(
+    tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACTOR_DOWN", "yes")
+    words = command(tmp_path / "out", actors.goals(tmp_path, 2))
+    assert build([word.replace("collab_actors:user", "collab_actors:policy_behind_a_cable") for word in words]) == 1
+    (why,) = {line["why"] for line in lines_of(tmp_path / "out") if line.get("failed")}
+    assert json.loads(capsys.readouterr().out)["first_failure"] == why != ""
+
+
 def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--samples", "1", judge="failing_judge"))
     tried = [c for line in lines_of(tmp_path / "out") for c in line.get("candidates", ())]

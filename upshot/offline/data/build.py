@@ -227,7 +227,11 @@ class Builder:
         opening = await open_by(self.services.user, progress.conversation(self.args.seed))
         line: Line = {"conv": progress.row.id, "turn": 0, "ended": None}
         if opening.failure is not None:  # this conversation is over; the others go on
-            return {**line, **_failure(f"opening: {opening.failure.reason}")}
+            return {
+                **line,
+                **_failure(f"opening: {opening.failure.reason}"),
+                "why": opening.failure.detail.get("why", ""),
+            }
         user_turn = opening.turns[-1]
         line["next"] = {"content": user_turn.message.content, "note": dict(user_turn.note)}
         line["session"] = opening.session

@@ -136,6 +136,7 @@ def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[s
     candidates = [candidate for line in turns for candidate in line["candidates"]]
     best = [line["candidates"][line["best"]] for line in turns if line["best"] is not None]
     scores = [c["score"] for c in candidates if c["score"] is not None]
+    why = next((line["why"] for line in lines if line.get("why")), "")
     return {
         "goals": len(rows),
         "finished": sum(bool(line["ended"]) and not line.get("failed") for line in lines),
@@ -144,6 +145,7 @@ def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[s
         "candidates": len(candidates),
         "missing": dict(Counter(c["missing"] for c in candidates if c["missing"])),
         "ended": dict(ended),
+        **({"first_failure": why} if why else {}),
         "mean_score": sum(scores) / len(scores) if scores else None,
         "mean_best": sum(c["score"] for c in best) / len(best) if best else None,
         "best_proactive": sum(c["prompt"] == "proactive" for c in best) / len(best) if best else None,
