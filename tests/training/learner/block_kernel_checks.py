@@ -65,13 +65,15 @@ def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, agai
 def test_gate_backward(dtype: torch.dtype, again: bool, n: int, act: int) -> None:
     x, dy = drawn(3, 2 * n, dtype=dtype), drawn(3, n, dtype=dtype)
     given_dy = dy.clone()
-    dx = gpu.gate_backward(x, given_dy, again, act)
+    dx = gpu.gate_backward(x.clone(), given_dy, again, act)  # both write over what they are given
     (x32,) = wide(x)
     first, second = x32.chunk(2, -1)
     ((F.silu(first) if act == SILU else F.gelu(first, approximate="tanh")) * second).backward(dy.float())
     near(dx, x32.grad)
-    near(plain.gate_backward(x, dy.clone(), again, act), x32.grad)
-    near(given_dy, (gpu.gate(x, act) if again else dy).float())
+    there_dy = dy.clone()
+    near(plain.gate_backward(x.clone(), there_dy, again, act), x32.grad)
+    for written in (given_dy, there_dy):
+        near(written, (gpu.gate(x, act) if again else dy).float())
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -67,11 +67,11 @@ def gate(x: Tensor, act: int = SILU, narrow: bool = False) -> Any:
 
 
 @triton.jit
-def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr, ACT: tl.constexpr):
+def _gate_backward(x_ptr, d_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr, ACT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < N
-    dtype = out_ptr.dtype.element_ty
+    dtype = x_ptr.dtype.element_ty
     at = row * 2 * N + cols
     gate = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + at + N, mask=live, other=0.0).to(tl.float32)
@@ -87,8 +87,8 @@ def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, 
         active = gate * share
         slope = share + active * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
     act = active.to(dtype).to(tl.float32)  # rounded as in the forward, where it was multiplied
-    tl.store(out_ptr + at, (d * up * slope).to(dtype), mask=live)
-    tl.store(out_ptr + at + N, (d * act).to(dtype), mask=live)
+    tl.store(x_ptr + at, (d * up * slope).to(dtype), mask=live)
+    tl.store(x_ptr + at + N, (d * act).to(dtype), mask=live)
     if AGAIN:
         tl.store(d_ptr + row * N + cols, (act * up).to(dtype), mask=live)
 
@@ -97,12 +97,11 @@ _launch_gate_backward = Launcher(_gate_backward)
 
 
 def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
-    """The gradient of gate and up side by side, from that of `gate`; `again`: the product is written over `d`."""
+    """Gate and up side by side become their gradient, from that of `gate`; `again`: the product is written over `d`."""
     rows, n = d.shape
-    out = torch.empty_like(x)
     block = min(1024, triton.next_power_of_2(n))
-    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again, act), 4)
-    return out
+    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d), (), (n, block, again, act), 4)
+    return x
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,18 +128,17 @@ def gate(x: Tensor, act: int = SILU) -> Tensor:
 def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
     """See `gate.gate_backward`."""
     first, second = x.chunk(2, -1)
-    out = torch.empty_like(x)
-    of_first, of_second = out.chunk(2, -1)
     if act == SILU:
-        active = F.silu(first)
-        torch.ops.aten.silu_backward.grad_input(d * second, first, grad_input=of_first)
+        active, slope = F.silu(first), torch.ops.aten.silu_backward(d * second, first)
     else:
         active = F.gelu(first, approximate="tanh")
-        torch.ops.aten.gelu_backward.grad_input(d * second, first, approximate="tanh", grad_input=of_first)
-    torch.mul(d, active, out=of_second)
+        slope = torch.ops.aten.gelu_backward(d * second, first, approximate="tanh")
+    first.copy_(slope)
+    product = active * second if again else d
+    torch.mul(d, active, out=second)
     if again:
-        torch.mul(active, second, out=d)
-    return out
+        d.copy_(product)
+    return x
 
 
 def rotate_heads(

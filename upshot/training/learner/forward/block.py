@@ -152,7 +152,8 @@ class Block:
         grads: Gradients = []
         end = self._end_backward(batch, d, self.after2, kept.ends[1], grads)
         x, more = self.down.input_gradient(end, of_down)
-        # Where the weight's gradient will read it, the gated product is written over its gradient: hence this order.
+        # The gradient of the way up is written over it. Where the weight's gradient will read it, the gated product is
+        # written over its gradient: hence this order.
         dx = kernels.gate_backward(self._way_up(batch, kept), x, self.down.reads, self.options.act)
         grads += self.down.gradients(end, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
@@ -173,9 +174,10 @@ class Block:
         return None, grads
 
     def _way_up(self, batch: BlockInputs, kept: SavedActivations) -> Tensor:
-        """The MLP's way up, kept or computed again."""
+        """The MLP's way up, kept or computed again, to be written over."""
         if kept.gate_up is not None:
-            return kept.gate_up
+            # Autograd's graph of projections that are called holds it, too.
+            return kept.gate_up.clone() if self.gate_up.random else kept.gate_up
         x, _ = batch.kernels.add_norm(kept.second, None, self.norm2, self.eps, self.form)
         return self.gate_up.outputs(x, False)[0]
 
