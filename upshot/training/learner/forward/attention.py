@@ -184,13 +184,14 @@ class LongSegments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, scale: float) -> Tensor:
         """[N, heads, dim]. Keys that are laid before a segment's own are not kept, as in `Flash`."""
-        out, parts = torch.empty_like(q), []
+        outs, parts = [], []
         for segment, keys, values in _segments(k, v, spans):
             run = lay_out(q[segment], keys, values)
             part = run_forward(run, scale)
-            out[segment] = part.out[0].transpose(0, 1)[run.lead : run.lead + segment.stop - segment.start]
+            outs.append(part.out[0].transpose(0, 1)[run.lead : run.lead + segment.stop - segment.start])
             # Without its result: a view of `out` kept here would keep the whole graph alive, which keeps this.
             parts.append(part._replace(out=part.lse))
+        out = _whole(outs)
         ctx.spans, ctx.scale, ctx.parts = spans, scale, parts
         ctx.save_for_backward(q, k, v, out)
         return out
@@ -200,14 +201,17 @@ class LongSegments(torch.autograd.Function):
         """Gradients of q, k and v."""
         q, k, v, out = ctx.saved_tensors
         grad = grad.contiguous()
-        dq, keys, values = torch.empty_like(q), [], []
-        for (segment, seen, held), part in zip(_segments(k, v, ctx.spans), ctx.parts, strict=True):
-            dq[segment], dk, dv = long_attention_backward(
-                grad[segment], q[segment], seen, held, out[segment], part, ctx.scale
-            )
-            keys.append(dk)
-            values.append(dv)
-        return dq, *_add_up(torch.cat(keys), torch.cat(values), ctx.spans), None, None
+        found = [
+            long_attention_backward(grad[segment], q[segment], keys, values, out[segment], part, ctx.scale)
+            for (segment, keys, values), part in zip(_segments(k, v, ctx.spans), ctx.parts, strict=True)
+        ]
+        dq, dk, dv = map(_whole, zip(*found, strict=True))
+        return dq, *_add_up(dk, dv, ctx.spans), None, None
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    """Segments one after the other; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _segments(k: Tensor, v: Tensor, spans: PackedAttention) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from upshot.engine.kernels import kernels_for
 from upshot.engine.kernels.plain import cap_logits
 
-CHUNK_BYTES = 1 << 29
-"""The most memory that a chunk's logits take."""
+CHUNK_BYTES = 1 << 30
+"""The most memory that a chunk's logits take: one chunk is there at a time."""
 
 
 def linear_logprobs(
@@ -61,6 +61,7 @@ class LinearLogprobs(torch.autograd.Function):
         found = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
         logits = hidden.new_empty(0)
         for part in parts:
+            del logits
             logits = hidden[part] @ weight.t()
             found[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
         kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
@@ -76,10 +77,10 @@ class LinearLogprobs(torch.autograd.Function):
         grads, entropy_grads = grads.contiguous(), entropy_grads.contiguous()
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight: Tensor | None = None
-        kept, ctx.kept = ctx.kept, None
+        logits, ctx.kept = ctx.kept, None
         for part in reversed(ctx.parts):
-            logits = hidden[part] @ weight.t() if kept is None else kept
-            kept = None
+            if logits is None:
+                logits = hidden[part] @ weight.t()
             spread = entropy_grads[part] if asked else None
             kernels_for(logits).token_logprobs_backward(
                 logits, targets[part], sums[part], entropy[part], grads[part], spread, inverse, cap
@@ -92,6 +93,7 @@ class LinearLogprobs(torch.autograd.Function):
                     d_weight = more.float() if d_weight is None else d_weight.add_(more)
                 else:
                     d_weight = more
+            logits = None
         if d_weight is not None:
             d_weight = d_weight.to(weight.dtype)
         return d_hidden, d_weight, None, None, None, None

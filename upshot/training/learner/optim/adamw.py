@@ -58,8 +58,8 @@ class MasterAdamW:
         """Add the parameters' gradients to those of their masters: what micro-batches add up to is a float32 sum."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter and parameter.grad is not None:
-                grad = parameter.grad.to(master.device).float()
-                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                grad = parameter.grad.to(master.device)
+                master.grad = grad.float() if master.grad is None else master.grad.add_(grad)
                 parameter.grad = None
 
     def clip(self, most: float) -> float:
