@@ -144,15 +144,26 @@ def predicted(shape: str, module: Any, ids: int, again: Any) -> float:
     return sum(part.learning for part in parts_of(job, MemorySetting(ids, again), 0, 0)) / 1e9
 
 
-def learning(shape: str, lengths: list[int], device: torch.device, again: Any, ways: tuple[str, ...]) -> None:
-    """Tokens learned per second and peak memory beside the plan's: one sequence a micro-batch, 65,536 tokens a step."""
+def learning(
+    shape: str, lengths: list[int], device: torch.device, again: list[str], ways: tuple[str, ...], total: int
+) -> None:
+    """Tokens learned a second and peak memory beside the plan's; one sequence a micro-batch, `total` tokens a step."""
     module = learn.build(shape, device)
     module.config.max_position_embeddings = 1 << 17
-    set_checkpointing(module, again)
+    for each in again:
+        learning_again(shape, module, lengths, device, each, ways, total)
+
+
+def learning_again(
+    shape: str, module: Any, lengths: list[int], device: torch.device, again: Any, ways: tuple[str, ...], total: int
+) -> None:
+    """With `again` recomputed: none, mlp, block, or one of them and the number of layers, such as mlp:20."""
+    kind, _, layers = again.partition(":")
+    set_checkpointing(module, kind, int(layers) if layers else None)
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(64)])
     for ids in lengths:
         rng, data = random.Random(0), []
-        for _ in range(max(65536 // ids, 1) if device.type == "cuda" else 2):
+        for _ in range(max(total // ids, 1) if device.type == "cuda" else 2):
             tokens = [rng.randrange(7, learn.SHAPES[shape]["vocab"]) for _ in range(ids)]
             mask = [0] * (ids // 2) + [1] * (ids - ids // 2)
             data.append(Datum(tokens, mask, [0.0] * ids, [rng.gauss(0, 1)] * ids))
@@ -160,7 +171,7 @@ def learning(shape: str, lengths: list[int], device: torch.device, again: Any, w
         for name in ways:
             attention.SHORTEST = NEVER if name == "flash" else long.SHORTEST
             row = learn.measure(learn.ours(learner, data), 1, device)
-            plan = predicted(shape, module, ids, again)
+            plan = predicted(shape, module, ids, kind)
             print(
                 f"{shape} {ids:6} ids, recomputed: {again:5}, {name:8}: {len(data) * ids / row['best_s']:8.0f} "
                 f"tokens/s, peak {row['peak_gb']:6.1f} GB, planned {plan:6.1f} GB "
@@ -184,14 +195,16 @@ def main() -> int:
     parser.add_argument("--lengths", nargs="*", type=int, default=[2048, 8192, 32768, 65536])
     parser.add_argument("--eight", action="store_true", help="weights, keys and values in 8 bits instead")
     parser.add_argument("--alone", action="store_true", help="without the paths that the library's replaces")
-    parser.add_argument("--again", nargs="*", default=["none", "mlp"], help="what an 8B computes again")
+    parser.add_argument(
+        "--again", nargs="*", default=["none", "mlp"], help="what an 8B computes again; mlp:20: in 20 layers"
+    )
+    parser.add_argument("--total", type=int, default=65536, help="tokens of a step of learning")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ways = ("library",) if args.alone else ("flash", "library")
     if args.tiny:
-        for again in ("none", "mlp"):
-            learning("tiny", [64, 128], device, again, ways)
+        learning("tiny", [64, 128], device, ["none", "mlp", "mlp:1"], ways, 256)
         sampling("quickstart", {"2 x 300 -> 4": (2, 300, 4)}, device, {})
         sampling_growth("quickstart", [64, 128], device, {})
         return 0
@@ -203,8 +216,8 @@ def main() -> int:
         jobs.append(lambda: sampling("8b", WORK, device, {**room, "alone": args.alone}))
     for shape in args.shapes:
         if "learn" in args.parts:
-            for again in args.again if shape == "8b" else ["none"]:
-                jobs.append(lambda shape=shape, again=again: learning(shape, args.lengths, device, again, ways))
+            again = args.again if shape == "8b" else ["none"]
+            jobs.append(lambda shape=shape, again=again: learning(shape, args.lengths, device, again, ways, args.total))
         if "grow" in args.parts:
             jobs.append(lambda shape=shape: sampling_growth(shape, args.lengths, device, room | {"kv_bytes": 40 << 30}))
     for job in jobs:

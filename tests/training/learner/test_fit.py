@@ -88,7 +88,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_samples(tmp_path: Path) ->
 class Module:
     """Remembers whether its blocks are computed again."""
 
-    is_gradient_checkpointing = recomputes_mlp = False
+    is_gradient_checkpointing = False
 
     def gradient_checkpointing_enable(self) -> None:
         self.is_gradient_checkpointing = True
@@ -105,7 +105,7 @@ def test_blocks_are_computed_again_where_the_plan_says_so_and_no_longer_in_the_n
     configure_learner(TrainConfig(), replace(plan, setting=MemorySetting(512)), module)
     assert not module.is_gradient_checkpointing
     configure_learner(TrainConfig(), replace(plan, setting=MemorySetting(512, "mlp")), module)
-    assert checkpointing_of(module) == "mlp" and not module.is_gradient_checkpointing
+    assert checkpointing_of(module) == ("mlp", None) and not module.is_gradient_checkpointing
 
 
 def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path) -> None:

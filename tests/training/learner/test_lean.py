@@ -158,12 +158,13 @@ def assert_near(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     dim=st.sampled_from([4, 8, 12]),
     more=st.lists(st.integers(1, 9), max_size=3),
     checkpoint=st.sampled_from(["none", "mlp", "block"]),
+    again=st.sampled_from([None, 1, 2]),
 )
 def test_hidden_states_and_every_gradient_are_transformers_own(
-    family: str, lora: bool, heads: tuple[int, int], dim: int, more: list[int], checkpoint: Any
+    family: str, lora: bool, heads: tuple[int, int], dim: int, more: list[int], checkpoint: Any, again: int | None
 ) -> None:
     model = build(family, *heads, dim)
-    compare(with_lora(model) if lora else model, [7, *more], checkpoint=checkpoint)
+    compare(with_lora(model) if lora else model, [7, *more], checkpoint=checkpoint, layers=again)
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "mlp", "block"])
@@ -319,10 +320,10 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(getattr(value, field.name))
 
 
-def kept_values(model: Any, checkpoint: Any = "none") -> int:
+def kept_values(model: Any, checkpoint: Any = "none", again: int | None = None) -> int:
     """Values a token that the forward keeps for the backward, each tensor once."""
     ids, positions = torch.randint(3, 53, (64,)), torch.arange(64)
-    hidden = LeanForward(model, checkpoint).hidden(ids, positions, attention([64]))
+    hidden = LeanForward(model, checkpoint, again).hidden(ids, positions, attention([64]))
     stack: Any = hidden.grad_fn.stack  # type: ignore[union-attr]
     return sum({(x.data_ptr(), x.numel()): x.numel() for x in tensors(stack.kept)}.values()) // 64
 
@@ -337,3 +338,5 @@ def test_a_layer_keeps_no_more_than_the_memory_plan_reckons_with(lora: bool) -> 
     assert three - two == 2 * h + 2 * a + 2 * kv + rank
     two, three = (kept_values(adapted(build("Llama", layers=n)), "block") for n in (2, 3))
     assert three - two == h
+    none, one, two = (kept_values(adapted(build("Llama")), "mlp", again) for again in (0, 1, 2))
+    assert none - one == one - two == 2 * m, "layer by layer"

@@ -11,8 +11,8 @@ adapters' ranks:
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
 of a layer that is computed again only h; of one whose way up is (`mlp`), all but 2 m (8B: 37 KB, 1.2 MB a token), for
-2 h · 2 m FLOPs more. At its highest the backward has 3 m + 3 h a token beside that, for one layer
-at a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a
+2 h · 2 m FLOPs more. At its highest the backward has m + 3 h a token beside that (the way up becomes its own gradient),
+for one layer at a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a
 token forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again,
 2 P less the way down (2 h m).
 """
@@ -43,8 +43,10 @@ Checkpointing = Literal["none", "mlp", "block"]
 class LeanForward:
     """What the head is applied to, of a model that `has_derivative`."""
 
-    def __init__(self, module: Any, checkpoint: Checkpointing = "none") -> None:
-        """`checkpoint`: what is computed again in the backward: nothing, the way up of every MLP, or every block."""
+    def __init__(self, module: Any, checkpoint: Checkpointing = "none", layers: int | None = None) -> None:
+        """`checkpoint`: what is computed again in the backward: nothing, the way up of MLPs, or blocks; of the first
+        `layers` layers (None: of all). The last ones are those that the backward, when memory is fullest, begins with.
+        """
         self.core = causal_lm(module).model
         self.shape, self.options = shape_of(module), options_of(causal_lm(module))
         blocks = [block for block in self.core.layers if not isinstance(block, SkippedBlock)]
@@ -52,7 +54,7 @@ class LeanForward:
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.again = checkpoint, len(blocks) if layers is None else layers
         self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
         self._last: list[Block | None] = [None] * len(self.layers)
 
@@ -67,7 +69,7 @@ class LeanForward:
             rotations = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
             still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(rotations.values())))
             batch = BlockInputs(rotations, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
-            stack = BlockStack(blocks, self.core.norm, batch, self.checkpoint)
+            stack = BlockStack(blocks, self.core.norm, batch, self.checkpoint, self.again)
         if not torch.is_grad_enabled():
             return stack.forward(h, False)
         trained = [p for block in blocks for p in block.trained]
@@ -98,8 +100,10 @@ class RecomputedBlock:
 class BlockStack:
     """All blocks and the last norm in one forward and one backward."""
 
-    def __init__(self, blocks: list[Block], norm: Any, batch: BlockInputs, checkpoint: Checkpointing) -> None:
-        self.blocks, self.norm, self.batch, self.checkpoint = blocks, norm, batch, checkpoint
+    def __init__(
+        self, blocks: list[Block], norm: Any, batch: BlockInputs, checkpoint: Checkpointing, again: int
+    ) -> None:
+        self.blocks, self.norm, self.batch, self.checkpoint, self.again = blocks, norm, batch, checkpoint, again
         self.how = (blocks[0].eps, blocks[0].form)
         """What all norms add to the variance, and how they meet their weights."""
         self.kept: list[SavedActivations | RecomputedBlock | None] = []
@@ -109,15 +113,16 @@ class BlockStack:
         """The normed result; `keep`: with what the backward needs."""
         delta: Tensor | None = None
         before = not h.requires_grad  # so long as nothing is trained, nothing is kept
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
             before = before and not block.trained
             kept: SavedActivations | RecomputedBlock | None = None
-            if keep and not before and self.checkpoint == "block":
+            again = self.checkpoint if number < self.again else "none"
+            if keep and not before and again == "block":
                 h = h if delta is None else h + delta
                 kept = RecomputedBlock(h, random_states(h) if block.random else None)
                 h, delta, _ = block.forward(self.batch, h, None, False)
             else:
-                h, delta, kept = block.forward(self.batch, h, delta, keep and not before, thin=self.checkpoint == "mlp")
+                h, delta, kept = block.forward(self.batch, h, delta, keep and not before, thin=again == "mlp")
             if keep:
                 self.kept.append(kept)
         x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, *self.how)

@@ -81,7 +81,7 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
     """What may compute a model's hidden states from flat tokens, the leanest first."""
 
     def lean() -> HiddenStates:
-        return LeanForward(module, checkpointing_of(module))
+        return LeanForward(module, *checkpointing_of(module))
 
     def transformers() -> HiddenStates:
         if reason := other_mixing(module):
@@ -91,16 +91,23 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
     return [lean, transformers] if is_lean(module) else [transformers]
 
 
-def checkpointing_of(module: Any) -> Checkpointing:
-    """What a model computes again on the way back (`set_checkpointing`)."""
+def checkpointing_of(module: Any) -> tuple[Checkpointing, int | None]:
+    """What a model computes again on the way back, and in how many of its first layers (`set_checkpointing`)."""
     lm = causal_lm(module)
-    return "block" if lm.is_gradient_checkpointing else "mlp" if getattr(lm, "recomputes_mlp", False) else "none"
+    kind: Checkpointing
+    kind, layers = getattr(lm, "recomputed", ("none", None))
+    if lm.is_gradient_checkpointing != (kind == "block"):  # set by transformers' own methods
+        return ("block", None) if lm.is_gradient_checkpointing else ("none", None)
+    return kind, layers
 
 
-def set_checkpointing(module: Any, kind: Checkpointing) -> None:
-    """Choose what a model computes again; of `mlp` transformers knows nothing, so a mark on the model says it."""
+def set_checkpointing(module: Any, kind: Checkpointing, layers: int | None = None) -> None:
+    """Choose what a model computes again, in its first `layers` layers (None: in all).
+
+    transformers knows only `block` in all layers, so a mark on the model says the rest; its own forward ignores it.
+    """
     lm = causal_lm(module)
-    lm.recomputes_mlp = kind == "mlp"
+    lm.recomputed = kind, layers
     if kind == "block":
         lm.gradient_checkpointing_enable()
     elif lm.is_gradient_checkpointing:

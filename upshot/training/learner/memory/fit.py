@@ -220,7 +220,7 @@ def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] 
     except (*FAILURES, torch.OutOfMemoryError):
         return 0  # the learner has other forwards to try, and arithmetic refuses what does not fit
     finally:
-        set_checkpointing(module, before)
+        set_checkpointing(module, *before)
 
 
 def _kept(module: Any, tokens: int, noise: bool, allocated: Callable[[], int]) -> int:
