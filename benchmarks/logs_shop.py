@@ -1,12 +1,13 @@
 """From logs alone: how much of what training in the real shop gives can be had from its logs?
 
-    python benchmarks/logs_shop.py --seed 0 --out /tmp/logs-shop
+    python benchmarks/logs_shop.py --seed 0 --out /tmp/logs-shop --at-once 4
 
 A weak policy (the recipe `shop` after imitation) answers 10,000 calls, which are logged with their outcomes; all seeds
 share the log. From the log alone, a model is fitted to users, outcomes and assistant (`upshot logs prepare
 --fit-user`), its validity is measured, and a policy is trained against it. Beside it: kto and sft on the log, and the
-recipe `shop` itself, which trains in the real shop. All of them answer the same held-out calls of the real shop. Prints
-a line of JSON after each of them. Each stage is kept: the same command continues where it stopped.
+recipe `shop` itself, which trains in the real shop. All of them answer the same held-out calls of the real shop, the
+policy of the simulation at each of its checkpoints. Prints a line of JSON. Each stage is kept: the same command
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 UPSHOT = [sys.executable, "-m", "upshot"]
@@ -46,39 +48,46 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=10_000)
     parser.add_argument("--fit-steps", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=64, help="in the simulation")
+    parser.add_argument("--every", type=int, default=16, help="steps between its evaluations in the real shop")
     parser.add_argument("--goals", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=1, help="trainings side by side")
     args = parser.parse_args()
-    out, seconds = args.out / f"seed-{args.seed}", {}
+    out, seconds, seed = args.out / f"seed-{args.seed}", dict[str, float](), f"seed={args.seed}"
     out.mkdir(parents=True, exist_ok=True)
-    log, weak, prepared, seed = args.out / "shop.jsonl", args.out / "weak", out / "prepared", f"seed={args.seed}"
+    log, weak, prepared = args.out / "shop.jsonl", args.out / "weak", out / "prepared"
     train(seconds, weak, "shop", "train.steps=0", "eval.every=0")
     made = ["--conversations", str(args.conversations), "--out", str(log)]
     call(seconds, "log", sys.executable, str(ROOT / "examples/shop_logs.py"), "--run", str(weak), *made)
     small = ["--base", "tiny", "--max-tokens", "10", "--rounds", "5", "--samples", "4", "--replies", "200"]
     small += ["--steps", str(args.fit_steps), "--seed", str(args.seed), "--out", str(prepared), "--quiet"]
-    call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
-    validity = json.loads((prepared / "validity.json").read_text())
     fitted = f"model.path={prepared / 'fitted'}"
     marked, good = (f"train.data={prepared / f'{name}_train.parquet'}" for name in ("kto", "sft"))
     short = ["train.steps=40", "train.prompts_per_step=64", seed]
-    runs = {
-        "from-logs": [str(prepared / "recipe.yaml"), f"train.steps={args.steps}", "eval.every=0", seed],
-        "kto": ["kto", fitted, marked, "train.lr=0.0005", *short],
-        "sft": ["sft", fitted, good, "train.lr=0.001", *short],
-        "real": ["shop", "eval.every=0", seed],
-    }
-    models = {"weak": weak, "fitted": prepared / "fitted"}
-    for name, words in runs.items():  # a line after each: the last one has them all
-        train(seconds, out / name, *words)
-        models[name] = out / name
-        who = ",".join(f"{model}={run}" for model, run in models.items())
-        table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
-        call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", who, *table)
-        cells = json.loads((out / "table/table.json").read_text())["cells"]
-        solved = {model: own["verifier"] for model, own in cells.items()}
-        line = {"seed": args.seed, "solved": solved, "validity": validity, "seconds": seconds}
-        print(json.dumps(line), flush=True)
+    simulated = [f"train.steps={args.steps}", f"train.save={{every: {args.every}, keep: 99}}", "eval.every=0", seed]
+    with ThreadPoolExecutor(args.at_once) as pool:
+        runs = [pool.submit(train, seconds, out / "real", "shop", "eval.every=0", seed)]
+        call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
+        runs += [
+            pool.submit(train, seconds, out / name, *words)
+            for name, words in {
+                "from-logs": [str(prepared / "recipe.yaml"), *simulated],
+                "kto": ["kto", fitted, marked, "train.lr=0.0005", *short],
+                "sft": ["sft", fitted, good, "train.lr=0.001", *short],
+            }.items()
+        ]
+        for run in runs:
+            run.result()
+    models = {"weak": weak, "fitted": prepared / "fitted", **{name: out / name for name in ("kto", "sft", "real")}}
+    kept = sorted((out / "from-logs/checkpoints").glob("rl-*"))
+    models |= {f"from-logs-{int(path.name.removeprefix('rl-'))}": path for path in kept}
+    who = ",".join(f"{model}={run}" for model, run in models.items())
+    table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
+    call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", who, *table)
+    cells = json.loads((out / "table/table.json").read_text())["cells"]
+    line = {"seed": args.seed, "solved": {model: own["verifier"] for model, own in cells.items()}}
+    line |= {"validity": json.loads((prepared / "validity.json").read_text()), "seconds": seconds}
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from upshot.core.conversation import Message
 from upshot.models.base import Request
 from upshot.offline.logs.prepare import context_of
 from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.store import TalkStore
 
 SMALL = ("--fit-user", "--base", "tiny", "--steps", "2", "--replies", "6", "--samples", "2", "--rounds", "1")
 SMALL = (*SMALL, "--max-tokens", "4", "--quiet")
@@ -129,7 +130,26 @@ def test_the_fitted_model_sees_the_longest_conversation_and_what_it_cannot_see_i
     def talk(words: int) -> LoggedConversation:
         return LoggedConversation((Message("user", "hi"), Message("assistant", "word " * words)), system="be kind")
 
-    assert context_of([talk(10), talk(20)]) == (512, [])
-    assert context_of([talk(10), talk(997)]) == (1500, [])
-    context, (note,) = context_of([talk(10), talk(5000), talk(3000)])
-    assert context == 2048 and note.startswith("2 of 3 conversations have more than 2,048 words")
+    def context(*words: int) -> tuple[int, list[str]]:
+        store = TalkStore(":memory:")
+        store.fill(map(talk, words))
+        longest, longer = store.ask("max(words), sum(words > ?)", 2048)
+        return context_of(longest, longer, len(words), 2048)
+
+    assert context(10, 20) == (512, [])
+    assert context(10, 997) == (1500, [])
+    size, (note,) = context(10, 5000, 3000)
+    assert size == 2048 and note.startswith("2 of 3 conversations have more than 2,048 words")
+
+
+def test_without_outcomes_nothing_is_rewarded_and_the_assistant_is_imitated(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talks = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("\n".join(json.dumps({"messages": talk["messages"]}) for talk in talks))
+    assert main(["logs", "prepare", str(log), "--out", "out", *SMALL]) == 0
+    recipe = yaml.safe_load(Path("out/recipe.yaml").read_text())
+    assert recipe["extends"] == "sft" and Path(recipe["train"]["data"]).is_file() and "reward" not in recipe
+    assert "The logs have no outcomes" in Path("out/recipe.yaml").read_text()
+    assert not list(Path("out").glob("kto*"))
+    assert "no held-out conversation has an outcome" in capsys.readouterr().out

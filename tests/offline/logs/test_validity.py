@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from upshot.core.conversation import Conversation, Message
 from upshot.core.score import Reason, Score
 from upshot.offline.logs.goals import check_facts, goal_text
 from upshot.offline.logs.read import LoggedConversation
-from upshot.offline.logs.rows import fit_dialogues, prefixes, split_logs
+from upshot.offline.logs.rows import fit_dialogues, prefixes
+from upshot.offline.logs.store import TalkStore
 from upshot.offline.logs.validity import calibrate, choose_replies, concordance, measure, simulate
 
 pairs_of = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=12)
@@ -155,10 +157,23 @@ def talk(*said: str, **more: Any) -> LoggedConversation:
     return LoggedConversation(messages, **more)
 
 
+def hold(talks: Iterable[LoggedConversation]) -> TalkStore:
+    store = TalkStore(":memory:")
+    store.fill(talks)
+    return store
+
+
+def split(talks: Iterable[LoggedConversation], share: float, seed: int) -> tuple[list[int], list[int], str]:
+    """Places of the train and of the held-out conversations, and how they were chosen."""
+    store = hold(talks)
+    how = store.hold_out(share, seed)
+    return *([number - 1 for number in store.numbers("held = ?", side)] for side in (0, 1)), how  # type: ignore[return-value]
+
+
 def test_one_reply_of_a_conversation_is_chosen_by_the_seed() -> None:
-    talks = [talk("a", "b", "c", "d", outcome=1.0, place=str(n)) for n in range(20)] + [talk("a", "b")]
-    chosen = choose_replies(talks, 10, 3)
-    assert chosen == choose_replies(talks, 10, 3) != choose_replies(talks, 10, 4)
+    store = hold([talk("a", "b", "c", "d", outcome=1.0, place=str(n)) for n in range(20)] + [talk("a", "b")])
+    chosen = choose_replies(store, False, 10, 3)
+    assert chosen == choose_replies(store, False, 10, 3) != choose_replies(store, False, 10, 4)
     assert len({one.place for one, _ in chosen}) == 10 and {at for _, at in chosen} == {1, 3}
 
 
@@ -176,17 +191,17 @@ customers = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=4, max_
 @given(customers, st.integers(0, 5))
 def test_no_customer_is_on_both_sides(names: list[str], seed: int) -> None:
     talks = [talk(f"hello {at}", "hi", customer=name) for at, name in enumerate(names)]
-    train, held_out, _ = split_logs(talks, 0.25, seed)
+    train, held_out, _ = split(talks, 0.25, seed)
     assert sorted([*train, *held_out]) == list(range(len(talks)))
     assert not ({names[at] for at in train} & {names[at] for at in held_out}) - {""}
 
 
 def test_without_customers_the_latest_are_held_out_and_without_times_the_same_words_stay_together() -> None:
     timed = [talk("a", "b", time=f"2026-01-{31 - n:02}") for n in range(20)]
-    train, held_out, how = split_logs(timed, 0.1, 0)
+    train, held_out, how = split(timed, 0.1, 0)
     assert (sorted(held_out), how) == ([0, 1], "the latest") and len(train) == 18
     same = [talk(f"word {n % 5}", "b") for n in range(50)]
-    train, held_out, _ = split_logs(same, 0.2, 0)
+    train, held_out, _ = split(same, 0.2, 0)
     assert not {at % 5 for at in train} & {at % 5 for at in held_out}
 
 
@@ -200,6 +215,6 @@ def test_a_model_that_plays_everybody_learns_three_sides() -> None:
 
 def test_prefixes_are_of_all_depths_and_each_is_there_once() -> None:
     own = talk("a", "b", "c", "d", outcome=1.0, place="x")
-    rows = prefixes([(own, "goal"), (own, "goal"), (own, "other")], "train")
+    rows = list(prefixes([(own, "goal"), (own, "goal"), (own, "other")], "train"))
     assert [len(row["prompt"]) for row in rows] == [1, 3, 1, 3]
     assert rows[0]["extra_info"]["interaction_kwargs"]["single_turn_prompt"] == "goal"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from upshot.config.sampling import Sampling
@@ -13,6 +12,7 @@ from upshot.models.base import Model
 from upshot.models.structured import ask_json
 from upshot.offline.job import Job
 from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.store import TalkStore
 from upshot.tasks.participants.ask import object_schema
 from upshot.tasks.participants.templates import as_lines
 from upshot.tasks.users.quality import words
@@ -25,12 +25,11 @@ TEXT = {"type": "string"}
 SCHEMA = object_schema({"goal": TEXT, "facts": {"type": "array", "items": TEXT}, "persona": TEXT})
 
 
-async def extract_goals(
-    job: Job, model: Model, talks: Sequence[LoggedConversation], known: dict[str, dict[str, Any]]
-) -> None:
+async def extract_goals(job: Job, model: Model, store: TalkStore, known: dict[str, dict[str, Any]]) -> None:
     """Ask for every conversation that is not known yet; what comes of it goes to the job's journal and to `known`."""
 
-    async def one(talk: LoggedConversation) -> None:
+    async def one(number: int) -> None:
+        (talk,) = store.read("rowid = ?", number)
         prompt = [Message("user", QUESTION.replace("{conversation}", as_lines(talk.messages)))]
         try:
             answer = await ask_json(model, prompt, SCHEMA, Sampling(max_tokens=512, temperature=0.0), "extract")
@@ -43,8 +42,8 @@ async def extract_goals(
             known[talk.place] = {"place": talk.place, **check_facts(answer, talk)}
             job.write(known[talk.place], failure=None)
 
-    todo = [talk for talk in talks if talk.place not in known]
-    await job.run(todo, one, len(talks) - len(todo), "goals")
+    todo = [number for number, place in store.places() if place not in known]
+    await job.run(todo, one, len(known), "goals")
 
 
 def check_facts(answer: dict[str, Any], talk: LoggedConversation) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`upshot logs prepare FILES… --out DIR`: rows, a user, its realism and validity, and a recipe, stage by stage.
 
 `DIR/prepare.log` has the settings, what is spent, and the stages that are done; goals, the fitted user, realism and
-validity each go on where they stopped. Conversations are held in memory here; `logs look` holds none.
+validity each go on where they stopped. Conversations are in `DIR/conversations.sqlite`, and few of them in memory.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import yaml
 from upshot.api.reward import open_scorer
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
-from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.core.files import read_jsonl, write_atomic, write_json, write_jsonl
+from upshot.core.files import write_atomic, write_json, write_jsonl
 from upshot.models.client.budget import Budget
 from upshot.offline import user as realism
 from upshot.offline.arguments import read_model
@@ -30,21 +30,28 @@ from upshot.offline.logs import goals, validity
 from upshot.offline.logs.look import print_survey, reader_of
 from upshot.offline.logs.page import write_page
 from upshot.offline.logs.read import LoggedConversation
-from upshot.offline.logs.rows import Split, split_logs, whole, write_rows
+from upshot.offline.logs.rows import WithGoal, write_rows
 from upshot.offline.logs.signs import Survey
+from upshot.offline.logs.store import TalkStore, to_dict
 from upshot.rollout.services import assemble
 from upshot.run import checks
 from upshot.tasks.logs import VALIDITY
 
 KEPT = (
     *("files", "outcome", "customer", "time", "kind", "roles", "keep_personal", "model", "fit_user", "base", "steps"),
-    *("good_from", "held_out", "replies", "samples", "rounds", "max_tokens", "seed"),
+    *("context", "good_from", "held_out", "replies", "samples", "rounds", "max_tokens", "seed"),
 )
 """Options that must stay the same when a preparation is resumed."""
 TINY = "tiny"
 """As --base: a new model that knows the words of the logs alone, for trials on a CPU."""
-SHORTEST, LONGEST = 512, 2048
-"""Bounds of the fitted model's context, in tokens."""
+SHORTEST = 512
+"""Tokens that a fitted model sees at least."""
+LEARNS = {
+    True: "Learns from outcomes alone: compare with sft on sft_train.parquet.",
+    False: "The logs have no outcomes (--outcome FIELD), so this imitates the assistant as it is. To train in a "
+    "simulation, extend the recipe 'logs' with a reward of your own.",
+}
+"""What a recipe without a simulation does, by whether there are outcomes."""
 REALISM = 30
 """How many held-out conversations the user is compared with people in."""
 
@@ -73,48 +80,52 @@ class Preparation:
     def __init__(self, args: argparse.Namespace, log: Journal) -> None:
         self.args, self.log, self.out = args, log, Path(args.out)
         self.done = {line["stage"] for line in log.lines if "stage" in line}
+        self.store = TalkStore(self.out / "conversations.sqlite")
+        self.goals: dict[str, dict[str, Any]] = {}
+        """What a model extracted, by conversation."""
         self.budget: Budget | None = None
         self.told: list[str] = []
 
     def run(self) -> int:
         """All stages in their order."""
         self.stage("read", self.read)
-        talks = [_restore(line) for line in read_jsonl(self.out / "conversations.jsonl")]
-        good_from = self.good_from([talk.outcome for talk in talks if talk.outcome is not None])
-        splits = self.split(talks)
-        self.stage("rows", lambda: write_json(self.out / "rows.json", write_rows(self.out, splits, good_from)))
-        sizes = json.loads((self.out / "rows.json").read_text())
-        self.told.append("rows: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
+        how = self.store.hold_out(self.args.held_out, self.args.seed)
+        count, held, least, most = self.store.ask("count(*), sum(held), min(outcome), max(outcome)")
+        self.told.append(f"held out {how}: {held:,} of {count:,} conversations")
+        if self.args.model:
+            asyncio.run(self.extract())
+            self.told.append(goals.tell_goals(self.goals, count))
+        judged = most is not None
+        good_from = self.args.good_from if self.args.good_from is not None else (least + most) / 2 if judged else 1.0
+        rows = self.out / "rows.json"
+        self.stage("rows", lambda: write_json(rows, write_rows(self.out, self.talks, good_from, judged)))
+        self.told.append(
+            "rows: " + ", ".join(f"{name} {size:,}" for name, size in json.loads(rows.read_text()).items())
+        )
         if self.args.fit_user:
-            context, notes = context_of(talks)
+            longest, longer = self.store.ask("max(words), sum(words > ?)", self.args.context)
+            context, notes = context_of(longest, longer, count, self.args.context)
             self.told += notes
             self.stage("fit", lambda: self.fit(context))
         player, found, likeness = self.player(), None, None
-        note = "Learns from outcomes alone: compare with sft on sft_train.parquet."
+        note = LEARNS[judged]
         if player is not None:
-            likeness = self.compare_with_people(player, splits["validation"])
-            found = asyncio.run(self.validate(player, splits, good_from))
-            self.told.append(note := found["text"])
-        self.stage("recipe", lambda: self.write_training(player, note))
+            likeness = self.compare_with_people(player)
+            found = asyncio.run(self.validate(player, good_from))
+            self.told.append(found["text"])
+            note = found["text"] if judged else note
+        self.stage("recipe", lambda: self.write_training(player, judged, note))
         checks.refuse(checks.find(load_recipe(str(self.out / "recipe.yaml"), []).recipe, offline=True))
         self.finish(found, likeness)
         return 0
 
-    def good_from(self, outcomes: Sequence[float]) -> float:
-        """The smallest good outcome."""
-        if self.args.good_from is not None:
-            return float(self.args.good_from)
-        return (min(outcomes) + max(outcomes)) / 2 if outcomes else 1.0
+    def talks(self, split: str) -> Iterator[WithGoal]:
+        """Conversations of a split with their goals: what a model extracted, else the user's first words."""
+        return ((talk, self.goal_of(talk)) for talk in self.store.read("held = ?", split != "train"))
 
-    def split(self, talks: list[LoggedConversation]) -> dict[str, Split]:
-        """Conversations with their goals: what a model extracted, else the user's first words."""
-        train, held_out, how = split_logs(talks, self.args.held_out, self.args.seed)
-        self.told.append(f"held out {how}: {len(held_out):,} of {len(talks):,} conversations")
-        known = asyncio.run(self.extract(talks)) if self.args.model else {}
-        if known:
-            self.told.append(goals.tell_goals(known, len(talks)))
-        pairs = [(talk, goals.goal_text(known.get(talk.place)) or talk.messages[0].content) for talk in talks]
-        return {"train": [pairs[at] for at in train], "validation": [pairs[at] for at in held_out]}
+    def goal_of(self, talk: LoggedConversation) -> str:
+        """What the user of a conversation wanted, as far as it is known."""
+        return goals.goal_text(self.goals.get(talk.place)) or talk.messages[0].content
 
     def finish(self, found: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
         """Write the page and print what came of all."""
@@ -146,28 +157,27 @@ class Preparation:
         """Conversations, masked, and what is known of them."""
         reader, survey = reader_of(self.args), Survey()
 
-        def surveyed() -> Iterator[dict[str, Any]]:
+        def surveyed() -> Iterator[LoggedConversation]:
             for talk in reader:
                 survey.add(talk)
-                yield asdict(talk)
+                yield talk
 
-        write_jsonl(self.out / "conversations.jsonl", surveyed())
+        self.store.fill(surveyed())
         if not survey.conversations:
             reasons = "; ".join(reader.account()) or "no records"
             raise UserError(f"no conversation in {', '.join(self.args.files)}: {reasons}")
         summary = {"records": reader.records, "survey": survey.to_dict(), "account": reader.account()}
-        write_json(self.out / "survey.json", {**summary, "telling": [asdict(talk) for talk in survey.telling()]})
+        write_json(self.out / "survey.json", {**summary, "telling": [to_dict(talk) for talk in survey.telling()]})
 
-    async def extract(self, talks: list[LoggedConversation]) -> dict[str, dict[str, Any]]:
+    async def extract(self) -> None:
         """Goals by conversation; the calls of the model are cached."""
         spec = ModelSpec.parse(read_model(self.args.model), "--model")
         cached = spec.model_copy(update={"cache": str(self.out / "cache")})
         with Journal(self.out / "goals.jsonl", keep=lambda line: "missing" not in line) as results:
-            known = {line["place"]: line for line in results.lines}
+            self.goals = {line["place"]: line for line in results.lines}
             job = self.job("conversations", results)
             async with assemble(None, {"extract": cached}, budget=job.budget) as services:
-                await goals.extract_goals(job, services.models["extract"], talks, known)
-        return known
+                await goals.extract_goals(job, services.models["extract"], self.store, self.goals)
 
     def fit(self, context: int) -> None:
         """Fine-tune a model on the user, the outcomes and the assistant of the train conversations."""
@@ -186,21 +196,20 @@ class Preparation:
             return Player(fitted, fitted, "plain", {"max_tokens": self.args.max_tokens})
         return Player(self.args.model, self.args.base, "llm", {}) if self.args.model else None
 
-    def compare_with_people(self, player: Player, held_out: Split) -> dict[str, Any]:
+    def compare_with_people(self, player: Player) -> dict[str, Any]:
         """`upshot eval user` on held-out conversations."""
-        file = self.out / "held_out.jsonl"
-        own = [{"messages": [m.to_dict() for m in talk.messages], "goal": goal} for talk, goal in held_out[:REALISM]]
-        write_jsonl(file, own)
+        file, some = self.out / "held_out.jsonl", islice(self.talks("validation"), REALISM)
+        write_jsonl(file, [{"messages": [m.to_dict() for m in talk.messages], "goal": goal} for talk, goal in some])
         named = {"file": str(file), "user": player.spec, "kind": player.kind, "limit": None}
         named |= {"settings": json.dumps(player.options), "out": str(self.out / "realism.jsonl")}
         report, lines = realism.compare(argparse.Namespace(**{**vars(self.args), **named}))
         self.told += lines
         return report
 
-    async def validate(self, player: Player, splits: dict[str, Split], good_from: float) -> dict[str, Any]:
+    async def validate(self, player: Player, good_from: float) -> dict[str, Any]:
         """Simulate the futures of held-out replies and compare with what really happened."""
-        args, goal_of = self.args, {talk.place: goal for talk, goal in splits["validation"]}
-        replies = validity.choose_replies([talk for talk, _ in splits["validation"]], args.replies, args.seed)
+        args = self.args
+        replies = validity.choose_replies(self.store, True, args.replies, args.seed)
         spec = read_model(player.spec)
         options = {"samples": args.samples, "rounds": args.rounds, "max_tokens": args.max_tokens}
         with Journal(self.out / "validity.jsonl", keep=lambda line: "missing" not in line) as results:
@@ -210,8 +219,8 @@ class Preparation:
                 metrics={"outcome": 1.0}, policy=read_model(player.policy), user=spec, budget=job.budget,
                 user_options={"name": player.kind, **player.options}, **options,
             ) as scorer:  # fmt: skip
-                await validity.simulate(job, scorer, replies, lambda talk: goal_of[talk.place], lines)
-        before = validity.choose_replies([talk for talk, _ in splits["train"]], 500, args.seed)
+                await validity.simulate(job, scorer, replies, self.goal_of, lines)
+        before = validity.choose_replies(self.store, False, 500, args.seed)
         trained = [{"words": validity.count_words(talk, at), "outcome": talk.outcome} for talk, at in before]
         found = validity.measure([lines[talk.place] for talk, _ in replies], trained, good_from, args.seed)
         write_json(self.out / VALIDITY, found)
@@ -238,12 +247,17 @@ class Preparation:
             settings["train"] |= {"prompts_per_step": 96, "lr": 0.003, "save": {"every": 5}}
         return self.write_recipe("fit.yaml", "Learns users, outcomes and assistant of the logs.", settings)
 
-    def write_training(self, player: Player | None, note: str) -> Path:
-        """The recipe to train with: in the simulation, or on the outcomes alone where nobody plays the user."""
-        settings: dict[str, Any] = {"extends": "kto", "name": "logs-kto", "model": {"path": self.args.base}}
-        settings["train"] = {"data": self.file("kto_train")}
-        settings["eval"] = {"every": 20, "data": self.file("kto_validation")}
-        if player is not None:
+    def write_training(self, player: Player | None, judged: bool, note: str) -> Path:
+        """The recipe to train with: in the simulation, on outcomes alone where nobody plays the user, or by imitation.
+
+        Without outcomes nothing says which replies are good, and a simulation has nothing to reward.
+        """
+        if player is None or not judged:
+            method = "kto" if judged else "sft"
+            settings: dict[str, Any] = {"extends": method, "name": f"logs-{method}", "model": {"path": self.args.base}}
+            settings["train"] = {"data": self.file(f"{method}_train")}
+            settings["eval"] = {"every": 20, "data": self.file(f"{method}_validation")}
+        else:
             settings = {"extends": "logs", "model": {"path": player.policy}, "models": {"user": player.spec}}
             settings["task"] = {"train_file": self.file("rl_train"), "validation_file": self.file("rl_validation")}
             settings["episode"] = {"max_tokens": self.args.max_tokens}
@@ -254,17 +268,10 @@ class Preparation:
         return self.write_recipe("recipe.yaml", note, settings)
 
 
-def context_of(talks: Sequence[LoggedConversation]) -> tuple[int, list[str]]:
+def context_of(longest: int, longer: int, count: int, most: int) -> tuple[int, list[str]]:
     """How many tokens a fitted model sees: about those of the longest conversation, within bounds; what is too long."""
-    lengths = [sum(len(message.content.split()) for message in whole(talk)) for talk in talks]
-    longer = sum(length > LONGEST for length in lengths)
     note = (
-        f"{longer:,} of {len(talks):,} conversations have more than {LONGEST:,} words, the most tokens that the fitted "
-        "model sees: their ends are not learned, and late replies have no simulated future"
+        f"{longer:,} of {count:,} conversations have more than {most:,} words, the most tokens that the fitted model "
+        "sees (--context): their ends are not learned, and late replies have no simulated future"
     )
-    return min(max(SHORTEST, 3 * max(lengths) // 2), LONGEST), [note] if longer else []
-
-
-def _restore(line: dict[str, Any]) -> LoggedConversation:
-    messages = tuple(Message(one["role"], one["content"], name=one["name"]) for one in line["messages"])
-    return replace(LoggedConversation(**{**line, "messages": ()}), messages=messages)
+    return min(max(SHORTEST, 3 * longest // 2), most), [note] if longer else []

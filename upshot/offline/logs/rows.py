@@ -1,67 +1,53 @@
-"""Logged conversations → rows: whom to hold out, what to imitate, what was good and bad, prefixes of all depths."""
+"""Logged conversations → rows: what to imitate, what was good and bad, prefixes of all depths; one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Message
 from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.store import whole
 from upshot.tasks.datasets.candidates import Candidate
 from upshot.tasks.datasets.parquet import message_dicts, message_list, rl_row, schema_for, write_parquet
-from upshot.tasks.datasets.splits import fingerprint, hold_out
 from upshot.tasks.users.transcripts import BAD, GOOD, Transcript, ask_outcome
 
-Split = list[tuple[LoggedConversation, str]]
-"""Conversations with their goals."""
+Row = dict[str, Any]
+WithGoal = tuple[LoggedConversation, str]
 
 
-def split_logs(talks: Sequence[LoggedConversation], share: float, seed: int) -> tuple[list[int], list[int], str]:
-    """Places of the train and of the held-out conversations, and how they were chosen.
+def write_rows(
+    out: Path, talks_of: Callable[[str], Iterable[WithGoal]], good_from: float, judged: bool
+) -> dict[str, int]:
+    """Write the parquet files of both splits; how many rows each has.
 
-    By customer where there are any, else the latest ones, else by what was said (the same words on the same side).
+    judged: whether there are outcomes at all; if not, all conversations are there to imitate.
     """
-    if not any(talk.customer for talk in talks) and all(talk.time for talk in talks):
-        order = sorted(range(len(talks)), key=lambda at: (_moment(talks[at].time), at))
-        cut = len(order) - max(1, round(len(order) * share))
-        return order[:cut], order[cut:], "the latest"
-    keys = [talk.customer or fingerprint(" ".join(message.content for message in talk.messages)) for talk in talks]
-    held = hold_out(keys, share, seed)
-    how = "by customer" if any(talk.customer for talk in talks) else "by what was said"
-    places = range(len(talks))
-    return [at for at in places if keys[at] not in held], [at for at in places if keys[at] in held], how
-
-
-def _moment(time: str) -> tuple[float, str]:
-    """Numbers in their order, everything else (ISO dates) as text."""
-    try:
-        return float(time), ""
-    except ValueError:
-        return 0.0, time
-
-
-def write_rows(out: Path, splits: dict[str, Split], good_from: float) -> dict[str, int]:
-    """Write the parquet files of both splits; how many rows each has."""
     import pyarrow as pa
 
     marked = pa.schema(
         [("prompt", message_list()), ("completion", pa.string()), ("label", pa.bool_()), ("conv_id", pa.string())]
     )
+
+    def tables(split: str) -> Iterator[tuple[str, Iterator[Row], Any]]:
+        fit = (_dialogue(said) for one in talks_of(split) for said in fit_dialogues(*one, good_from))
+        good = (talk for talk, _ in talks_of(split) if not judged or _is_good(talk, good_from))
+        yield "fit", fit, schema_for("sft")
+        yield "sft", (_dialogue(whole(talk), talk.outcome) for talk in good), schema_for("sft")
+        yield "kto", (row for talk, _ in talks_of(split) for row in _marked(talk, good_from)), marked
+        yield "rl", prefixes(talks_of(split), split), schema_for("rl")
+
     sizes = {}
-    for split, talks in splits.items():
-        judged = [(talk, goal) for talk, goal in talks if talk.outcome is not None]
-        good = [(talk, goal) for talk, goal in judged if (talk.outcome or 0.0) >= good_from]
-        tables: dict[str, tuple[list[dict[str, Any]], Any]] = {
-            "fit": ([_dialogue(said) for one in talks for said in fit_dialogues(*one, good_from)], schema_for("sft")),
-            "sft": ([_dialogue(whole(talk), talk.outcome) for talk, _ in good], schema_for("sft")),
-            "kto": ([row for talk, _ in judged for row in _marked(talk, good_from)], marked),
-            "rl": (prefixes(talks, split), schema_for("rl")),
-        }
-        for name, (rows, schema) in tables.items():
-            if rows:
-                write_parquet(out / f"{name}_{split}.parquet", rows, schema)
-                sizes[f"{name}_{split}"] = len(rows)
+    for split in ("train", "validation"):
+        for name, rows, schema in tables(split):
+            file = out / f"{name}_{split}.parquet"
+            if size := write_parquet(file, rows, schema):
+                sizes[file.stem] = size
+            else:
+                file.unlink()
     return sizes
 
 
@@ -74,30 +60,33 @@ def fit_dialogues(talk: LoggedConversation, goal: str, good_from: float) -> list
     return sides
 
 
-def whole(talk: LoggedConversation) -> list[Message]:
-    """What was said, with the system prompt before it."""
-    return [*([Message("system", talk.system)] if talk.system else []), *talk.messages]
-
-
 def _dialogue(said: Sequence[Message], score: float | None = None) -> dict[str, Any]:
     return {"messages": message_dicts(said), "conv_id": None, "score": score}
 
 
-def _marked(talk: LoggedConversation, good_from: float) -> list[dict[str, Any]]:
-    said, label = whole(talk), (talk.outcome or 0.0) >= good_from
-    places = [at for at, message in enumerate(said) if message.role == "assistant"]
-    rows = [(message_dicts(said[:at]), said[at].content) for at in places]
-    return [{"prompt": p, "completion": reply, "label": label, "conv_id": talk.place} for p, reply in rows]
+def _is_good(talk: LoggedConversation, good_from: float) -> bool:
+    return talk.outcome is not None and talk.outcome >= good_from
 
 
-def prefixes(talks: Split, split: str) -> list[dict[str, Any]]:
+def _marked(talk: LoggedConversation, good_from: float) -> Iterator[Row]:
+    said, label = whole(talk), _is_good(talk, good_from)
+    for at, message in enumerate(said):
+        if message.role == "assistant" and talk.outcome is not None:
+            prompt = message_dicts(said[:at])
+            yield {"prompt": prompt, "completion": message.content, "label": label, "conv_id": talk.place}
+
+
+def prefixes(talks: Iterable[WithGoal], split: str) -> Iterator[Row]:
     """Everything that an assistant replied to, once for each goal."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    seen, count = sqlite3.connect(""), 0  # a file that is gone when it is closed: there may be millions
+    seen.execute("CREATE TABLE seen (key PRIMARY KEY) WITHOUT ROWID")
     for talk, goal in talks:
+        key = hashlib.blake2b(goal.encode(), digest_size=16)
         for at, message in enumerate(talk.messages):
-            key = goal, str([one.content for one in talk.messages[:at]])
-            if message.role == "assistant" and key not in rows:
+            new = message.role == "assistant" and seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key.digest(),))
+            if new and new.rowcount:
                 facts = {"kind": talk.kind}
                 one = Candidate(talk.messages[:at], message.content, talk.place, talk.outcome, goal, "", facts)
-                rows[key] = rl_row(one, talk.system, len(rows), split, "logs", "A customer talks to an assistant.", "")
-    return list(rows.values())
+                yield rl_row(one, talk.system, count, split, "logs", "A customer talks to an assistant.", "")
+                count += 1
+            key.update(f"\0{message.content}".encode())

@@ -16,7 +16,7 @@ from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.score import Reason
 from upshot.offline.job import Job
 from upshot.offline.logs.read import LoggedConversation
-from upshot.offline.logs.rows import whole
+from upshot.offline.logs.store import TalkStore, whole
 from upshot.offline.statistics import LEVEL, wilson
 from upshot.tasks.users.quality import words
 
@@ -35,11 +35,11 @@ POOR = (Reason.BAD_ANSWER, Reason.NOTHING_SAID, Reason.TOO_LONG)
 Line = Mapping[str, Any]
 
 
-def choose_replies(talks: Sequence[LoggedConversation], most: int, seed: int) -> list[tuple[LoggedConversation, int]]:
+def choose_replies(store: TalkStore, held_out: bool, most: int, seed: int) -> list[tuple[LoggedConversation, int]]:
     """A reply of each of at most this many conversations with an outcome, at a random depth: its place there."""
     rng = random.Random(derive_seed(seed, "validity"))
-    judged = [talk for talk in talks if talk.outcome is not None]
-    chosen = rng.sample(judged, min(most, len(judged)))
+    judged = store.numbers("outcome IS NOT NULL AND held = ?", held_out)
+    chosen = [talk for number in rng.sample(judged, min(most, len(judged))) for talk in store.read("rowid = ?", number)]
     return [(talk, rng.choice(_replies(talk))) for talk in chosen]
 
 

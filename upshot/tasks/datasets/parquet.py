@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 if TYPE_CHECKING:
     import pyarrow
 
+BATCH = 1000
+"""Rows that are written at once."""
 AGENT_NAME = "collabllm_agent"
 """The agent loop that verl runs for a row by default."""
 
@@ -129,12 +132,23 @@ def _schema_of(row: dict[str, Any]) -> pyarrow.Schema:
     return pa.Table.from_pylist([row]).schema
 
 
-def write_parquet(path: Path, rows: Sequence[dict[str, Any]], schema: pyarrow.Schema | None = None) -> None:
-    """Write rows so that a reader sees the old file or the new one, never half of it."""
+def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None) -> int:
+    """Write rows so that a reader sees the old file or the new one, never half of it; how many they are.
+
+    With a schema they are taken and written in batches, so that any number fits into memory.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
+    temporary, count = path.with_name(f".{path.name}.{os.getpid()}"), 0
+    if schema is None:
+        rows = list(rows)
+        schema = pa.Table.from_pylist(rows).schema
+    left = iter(rows)
+    with pa.parquet.ParquetWriter(temporary, schema) as file:
+        while batch := list(islice(left, BATCH)):
+            file.write_table(pa.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
     os.replace(temporary, path)
+    return count

@@ -1,0 +1,84 @@
+"""The conversations of a preparation on the disk, in the order of the logs: whoever reads them holds one at a time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from upshot.core.conversation import Message
+from upshot.offline.logs.read import LoggedConversation
+from upshot.tasks.datasets.splits import fingerprint, hold_out
+
+TABLE = "CREATE TABLE talks (place, customer, key, moment, time, outcome, words, held, line)"
+
+
+class TalkStore:
+    """Logged conversations in an SQLite file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._db = sqlite3.connect(path)
+
+    def fill(self, talks: Iterable[LoggedConversation]) -> None:
+        """Hold these conversations, and no others."""
+        self._db.execute("DROP TABLE IF EXISTS talks")
+        self._db.execute(TABLE)
+        with self._db:
+            self._db.executemany("INSERT INTO talks VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)", map(_row, talks))
+
+    def hold_out(self, share: float, seed: int) -> str:
+        """Hold conversations out of training, and say how they were chosen.
+
+        By customer where there are any, else the latest ones, else by what was said (the same words on the same side).
+        """
+        with self._db:
+            customers, timeless, count = self.ask("sum(customer != ''), sum(time = ''), count(*)")
+            if not customers and not timeless:
+                latest = "SELECT rowid FROM talks ORDER BY moment DESC, time DESC, rowid DESC LIMIT ?"
+                self._db.execute(f"UPDATE talks SET held = rowid IN ({latest})", (max(1, round(count * share)),))
+                return "the latest"
+            chosen = hold_out((key for (key,) in self._db.execute("SELECT DISTINCT key FROM talks")), share, seed)
+            self._db.create_function("chosen", 1, lambda key: key in chosen)
+            self._db.execute("UPDATE talks SET held = chosen(key)")
+            return "by customer" if customers else "by what was said"
+
+    def ask(self, columns: str, *values: Any) -> tuple[Any, ...]:
+        """Sums over all conversations."""
+        return self._db.execute(f"SELECT {columns} FROM talks", values).fetchone()
+
+    def numbers(self, where: str = "1", *values: Any) -> list[int]:
+        """Those of conversations, by which `read` finds them."""
+        return [number for (number,) in self._db.execute(f"SELECT rowid FROM talks WHERE {where}", values)]
+
+    def places(self) -> Iterator[tuple[int, str]]:
+        """Numbers and places of all conversations."""
+        return self._db.execute("SELECT rowid, place FROM talks")
+
+    def read(self, where: str = "1", *values: Any) -> Iterator[LoggedConversation]:
+        """Conversations, in the order of the logs."""
+        for (line,) in self._db.execute(f"SELECT line FROM talks WHERE {where} ORDER BY rowid", values):
+            data = json.loads(line)
+            yield LoggedConversation(**{**data, "messages": tuple(map(Message.from_dict, data["messages"]))})
+
+
+def to_dict(talk: LoggedConversation) -> dict[str, Any]:
+    """A conversation as JSON has it."""
+    return {**vars(talk), "messages": [message.to_dict() for message in talk.messages]}
+
+
+def whole(talk: LoggedConversation) -> list[Message]:
+    """What was said, with the system prompt before it."""
+    return [*([Message("system", talk.system)] if talk.system else []), *talk.messages]
+
+
+def _row(talk: LoggedConversation) -> tuple[Any, ...]:
+    texts = [message.content for message in whole(talk)]
+    key = talk.customer or fingerprint(" ".join(message.content for message in talk.messages))
+    try:
+        moment = float(talk.time)  # seconds in their order, everything else (ISO dates) as text
+    except ValueError:
+        moment = 0.0
+    words = sum(len(text.split()) for text in texts)
+    return talk.place, talk.customer, key, moment, talk.time, talk.outcome, words, json.dumps(to_dict(talk))
