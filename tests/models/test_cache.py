@@ -1,12 +1,12 @@
 """The response cache answers what was asked before, for several processes at once, and never stores a failure."""
 
 import asyncio
-import json
 import multiprocessing
+import sqlite3
+from contextlib import closing
 
 import pytest
 
-from upshot.cli import make_parser
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -125,7 +125,7 @@ def test_failures_are_not_stored(tmp_path):
     for _ in range(2):
         with pytest.raises(ModelCallError):
             session(tmp_path, [ask("fail", seed=1)])
-    assert ResponseCache.open(tmp_path).summary() == []
+    assert stored(tmp_path) == []
 
 
 def write_and_read(folder, worker):
@@ -146,7 +146,7 @@ def test_several_processes_write_at_once_and_the_first_stays(tmp_path):
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 4
-    ((model, count, size),) = ResponseCache.open(tmp_path).summary()
+    ((model, count, size),) = stored(tmp_path)
     assert (model, count) == ("m", 200)
     assert size > 0
 
@@ -169,26 +169,9 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
         ResponseCache.open(tmp_path)
 
 
-def test_the_command_counts_and_clears(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("UPSHOT_CACHE", str(tmp_path))
-    assert command("stats") == 0
-    assert "empty" in capsys.readouterr().out
-    session(tmp_path, [ask("a", seed=1), ask("b", seed=1)])
-    session(tmp_path, [ask("a", seed=1)], model="scripted:echo")
-    assert command("stats", "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert {m["model"]: m["completions"] for m in shown["models"]} == {
-        "scripted:echo": 1,
-        "scripted:tests.models.test_cache:numbered": 2,
-    }
-    assert command("clear", "--model", "scripted:echo") == 0
-    assert "1 completion" in capsys.readouterr().out
-    assert command("clear") == 0
-    assert "2 completions" in capsys.readouterr().out
-    assert ResponseCache.open(tmp_path).summary() == []
-
-
-def command(*words):
-    """`upshot cache …`"""
-    args = make_parser(["cache"]).parse_args(["cache", *words])
-    return args.run(args)
+def stored(folder):
+    """(model, completions, bytes) of what a folder's cache holds."""
+    with closing(sqlite3.connect(folder / "responses.sqlite")) as connection:
+        return connection.execute(
+            "SELECT model, COUNT(*), SUM(LENGTH(data)) FROM completions GROUP BY model"
+        ).fetchall()

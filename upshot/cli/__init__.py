@@ -20,16 +20,16 @@ from upshot.core.version import __version__
 
 VERBS = (
     "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "reproduce", "export", "view", "runs",
-    "replay", "data", "logs", "score", "verify", "sandbox", "serve", "pool", "cache", "completion",
+    "replay", "data", "logs", "score", "verify", "sandbox", "serve", "pool", "completion",
 )  # fmt: skip
 FOLDERS = {
     **dict.fromkeys(("replay", "data", "logs", "score", "verify"), "files"),
-    **dict.fromkeys(("sandbox", "serve", "pool", "cache"), "machines"),
+    **dict.fromkeys(("sandbox", "serve", "pool"), "machines"),
 }
 """Verbs whose file stands in a folder of its kind."""
 RUN_CODE = ("demo", "train", "sweep")
 """Verbs that run code that comes with a recipe, except with --dry-run; the others require --trust."""
-WITHOUT_CODE = ("demo", "new", "completion", "cache", "sandbox", "serve")
+WITHOUT_CODE = ("demo", "new", "completion", "sandbox", "serve")
 """Verbs that never run such code."""
 INTERRUPTED = 130
 _LINE = re.compile(

@@ -22,5 +22,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="MODEL", help="the model that speaks: a folder, run, URL#name … (default: the recipe's)")
     add("--split", default="train", help="split of the task's rows (default train)")
     add("--seed", type=int, default=0, help="seed of the replies (default 0)")
-    add("--step", action="store_true", help="stop before each call to a model, user, environment or metric")
     add_options(parser, "json", json={"help": "print one line of JSON per reply, as in rollouts.jsonl"})

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +16,6 @@ from tests.offline.play.conftest import THIMBLE
 from tests.patience import patience
 from upshot.cli import main
 from upshot.core.files import read_jsonl
-from upshot.offline.play.rollout import Stepper
 from upshot.offline.statistics import student_quantile
 from upshot.offline.sweep import cell_text, plan_runs, tell_fixed
 
@@ -47,30 +45,6 @@ def test_a_rollout_prints_trees_with_rewards_and_trains_nothing(
 def test_the_checkpoint_of_a_run_speaks(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", str(run_folder), "--n", "1"]) == 0
     assert "its best checkpoint" in capsys.readouterr().err
-
-
-def test_stepping_stops_before_each_call_until_told_to_go_on() -> None:
-    import asyncio
-
-    asked: list[str] = []
-    answers = iter(["", "c"])
-
-    class Speaker:
-        async def observe(self, given: Any) -> list[Any]:
-            return []
-
-    def ask(text: str) -> str:
-        asked.append(text)
-        return next(answers)
-
-    async def play() -> None:
-        speaker, stepper = Speaker(), Stepper(ask)
-        stepper.watch(speaker, "observe", "user")
-        for _ in range(4):
-            await speaker.observe([])
-
-    asyncio.run(play())
-    assert len(asked) == 2 and asked[0].startswith("user ← ")
 
 
 def test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with(

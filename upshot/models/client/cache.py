@@ -101,20 +101,6 @@ class ResponseCache:
         except sqlite3.OperationalError as error:
             log.warning("response cache %s: %s; a completion was not stored", self.path, error)
 
-    def summary(self) -> list[tuple[str, int, int]]:
-        """(model, completions, bytes) of what is stored."""
-        rows = self._sql.execute(
-            "SELECT model, COUNT(*), SUM(LENGTH(data)) FROM completions GROUP BY model ORDER BY model"
-        )
-        return [(model, count, size) for model, count, size in rows]
-
-    def clear(self, model: str | None = None) -> int:
-        """Remove all completions, or those of one model; how many went."""
-        where, values = ("", ()) if model is None else (" WHERE model=?", (model,))
-        gone = self._sql.execute("DELETE FROM completions" + where, values).rowcount
-        self._sql.execute("VACUUM")
-        return gone
-
     def close(self) -> None:
         """Close the file."""
         if self._connection is not None and self._owner == os.getpid():
