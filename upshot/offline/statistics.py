@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from statistics import NormalDist
 from typing import Any
@@ -153,27 +154,17 @@ def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half, len(values))
 
 
+@cache  # a table asks for one or two
 def student_quantile(share: float, freedom: int) -> float:
     """The quantile of Student's t above one half, found by halving an interval on its distribution function."""
+    import mpmath
+
     low, high = 0.0, 1e4
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_below(middle, freedom) < share else (low, middle)
+        both_tails = mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + middle**2), regularized=True)
+        low, high = (middle, high) if 1 - both_tails / 2 < share else (low, middle)
     return (low + high) / 2
-
-
-def _student_below(t: float, freedom: int) -> float:
-    """P(T < t) for t > 0 and whole degrees of freedom, by the finite sum that holds for them (A&S 26.7.3, 26.7.4)."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    square = math.cos(angle) ** 2
-    odd = freedom % 2
-    term, total = 1.0, 1.0 if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= square * (k - 1) / k
-        total += term
-    if odd:
-        return 0.5 + (angle + math.sin(angle) * math.cos(angle) * total) / math.pi
-    return 0.5 + math.sin(angle) * total / 2
 
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], seed: int = 0) -> Difference | None:

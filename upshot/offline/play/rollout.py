@@ -1,4 +1,4 @@
-"""`upshot rollout RECIPE --n 3`: a few prompts played and scored as training would, printed as trees; nothing learns."""
+"""`upshot rollout RECIPE --n 3`: a few prompts played and scored as in training, printed as trees; nothing learns."""
 
 from __future__ import annotations
 
