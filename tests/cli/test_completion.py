@@ -39,7 +39,7 @@ def test_the_last_word_becomes_what_may_stand_there(line: str, found: list[str])
 
 
 def test_words_inside_verbs_and_options_are_completed() -> None:
-    assert complete(["recipe", "sh"]) == ["show"] and "--step" in complete(["rollout", "--s"])
+    assert complete(["recipe", "sh"]) == ["show"] and "--split" in complete(["rollout", "--s"])
     assert complete(["train", "quickstart", "train.method", "=", "r"]) == ["rl"], "bash takes key=value for three words"
 
 
