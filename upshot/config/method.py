@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -43,21 +43,25 @@ class TrainingMethod(ABC):
     """What evaluations read from `eval.data`, in a word; empty: they need no file."""
 
     loop = ""
-    """The module of its loop, imported with PyTorch when it trains: `async def train(run, config, method)`."""
+    """The module of its loop, imported with PyTorch when it trains."""
     lessons = ""
-    """Where it samples: the module that says what a step's replies teach, by `def prepare(learner, groups)`."""
+    """Where it samples: the module that says what a step's replies teach."""
 
-    async def train(self, run: Any, config: Any) -> None:
-        """Learn in a run (`LoopRun`), from the run's step to the last one of `config` (a `TrainConfig`)."""
-        await importlib.import_module(self.loop).train(run, config, self)
+    @property
+    def train(self) -> Callable[..., Awaitable[None]]:
+        """Its loop: `train(run, config, method)` learns in a run (`LoopRun`), from the run's step to the last one."""
+        loop: Callable[..., Awaitable[None]] = importlib.import_module(self.loop).train
+        return loop
 
     @abstractmethod
     def examples(self, config: Any, task: Any) -> Sequence[Any]:
         """What there is to learn from: rows, dialogues or pairs. A file that is not there is a `UserError`."""
 
-    def prepare(self, learner: Any, groups: Any) -> Any:
-        """What a step's replies teach, where it samples: a `Lesson`."""
-        return importlib.import_module(self.lessons).prepare(learner, groups)
+    @property
+    def prepare(self) -> Callable[..., Any]:
+        """Where it samples: `prepare(learner, groups)` says what a step's replies teach, a `Lesson`."""
+        prepare: Callable[..., Any] = importlib.import_module(self.lessons).prepare
+        return prepare
 
     def needs_reference(self, config: Any) -> bool:
         """Whether it compares the policy with the model that the phase began with."""

@@ -47,7 +47,6 @@ from upshot.core.files import (
     filter_jsonl,
     parse_json_line,
     read_jsonl,
-    repair_jsonl,
     write_atomic,
     write_json,
 )
@@ -174,7 +173,7 @@ class RunFolder:
         old = self.notes
         tags = old["tags"] if tags is None else list(dict.fromkeys(tags))
         new = {"note": old["note"] if note is None else note, "tags": tags}
-        self._write(self.path / NOTES, lambda: write_json(self.path / NOTES, new))
+        self._write(self.path / NOTES, write_json, new)
 
     @property
     def metrics(self) -> Table:
@@ -278,18 +277,15 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
-        path = self.path / RECIPE
-        self._write(path, lambda: write_atomic(path, dump_recipe(with_whole_paths(recipe)).encode()))
+        self._write(self.path / RECIPE, write_atomic, dump_recipe(with_whole_paths(recipe)).encode())
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
-        self._append(METRICS, [{"phase": phase, "step": step, **values}])
+        self._write(self.path / METRICS, append_jsonl, [{"phase": phase, "step": step, **values}])
 
     def append_rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
         """Append replies to rollouts.jsonl."""
-        path = self.path / ROLLOUTS
-        self._write(path, lambda: repair_jsonl(path))
-        self._append(ROLLOUTS, replies)
+        self._write(self.path / ROLLOUTS, append_jsonl, replies)
 
     def write_index(self) -> None:
         """Bring the index of rollouts.jsonl up to date: what a list of the replies shows."""
@@ -298,13 +294,7 @@ class RunFolder:
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
-        path = samples.file_of(self.path, step)
-
-        def write() -> None:
-            path.parent.mkdir(exist_ok=True)
-            write_atomic(path, samples.pack(replies, pieces))
-
-        self._write(path, write)
+        self._write(samples.file_of(self.path, step), samples.write, replies, pieces)
 
     def write_status(self, state: str, **more: Any) -> None:
         """Say how the run stands, in which process, since when, and how many seconds it has run in all."""
@@ -320,7 +310,7 @@ class RunFolder:
 
     def write_spent(self, spent: Mapping[str, float]) -> None:
         """Remember what the helper models have cost."""
-        self._write(self.path / SPENT, lambda: write_json(self.path / SPENT, spent))
+        self._write(self.path / SPENT, write_json, spent)
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:
         """Drop lines that a killed run wrote after its last checkpoint, so that nothing is counted twice."""
@@ -338,14 +328,11 @@ class RunFolder:
             if not earlier({"step": int(file.stem)}):
                 file.unlink()
 
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._write(self.path / name, lambda: append_jsonl(self.path / name, rows))
-
-    def _write(self, path: Path, write: Callable[[], None]) -> None:
+    def _write(self, path: Path, write: Callable[..., None], *content: Any) -> None:
         """Have a file written, where the folder is written at all; a full disk is a `UserError`."""
         try:
             if not self.read_only:
-                write()
+                write(path, *content)
         except OSError as error:
             raise UserError(
                 f"cannot write '{path}': {error.strerror or error}; "

@@ -103,7 +103,8 @@ class TrainingRun:
                     if phase != self.phase:
                         self.phase, self.step = phase, 0
                     config = phase_config(self.recipe, phase)
-                    await method_of(config.method).train(self, config)
+                    method = method_of(config.method)
+                    await method.train(self, config, method)
                 self.saver.wait()
                 self.ranks.barrier("saved")
             except BaseException as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Sample
+from upshot.core.files import write_atomic
 from upshot.rollout.reply import Rollout
 
 FOLDER = "samples"
@@ -25,6 +26,12 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 def file_of(run: Path, step: int) -> Path:
     """Where a step's samples lie."""
     return run / FOLDER / f"{step:06d}.npz"
+
+
+def write(path: Path, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
+    """Write the file of a step."""
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, pack(replies, pieces))
 
 
 def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -76,8 +76,15 @@ class Writer:
         self._show_reply(step, replies)
         kept = replies[: self.recipe.keep_rollouts or None]
         self.folder.write_samples(step, kept, self.pieces)
-        self.folder.append_rollouts(self._transcripts(step, kept))
-        return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
+        labels = [groups_of(self.task, reply.conversation.row) for reply in replies]
+        lines = []
+        for reply, groups_of_reply in zip(kept, labels, strict=False):
+            try:
+                lines.append(reply.to_dict(step, groups_of_reply, lambda ids: "".join(self.pieces(ids))))
+            except Exception as error:  # of something in it that cannot be written; the run goes on
+                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
+        self.folder.append_rollouts(lines)
+        return by_group(replies, labels) | task_metrics(groups, self.task.groups)
 
     def _show_reply(self, step: int, replies: Sequence[Rollout]) -> None:
         """Show one of the step's replies: at the first step, and `SAMPLES` times in the phase."""
@@ -134,14 +141,3 @@ class Writer:
                 self._failing.add(name)
             else:
                 self._failing.discard(name)
-
-    def _transcripts(self, step: int, replies: Sequence[Rollout]) -> Iterator[dict[str, Any]]:
-        """Lines for rollouts.jsonl; a reply that cannot be written is reported, not fatal."""
-        for reply in replies:
-            try:
-                yield reply.to_dict(step, self._groups_of(reply), lambda ids: "".join(self.pieces(ids)))
-            except Exception as error:
-                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
-
-    def _groups_of(self, reply: Rollout) -> Mapping[str, str]:
-        return groups_of(self.task, reply.conversation.row)

@@ -57,16 +57,25 @@ def check_shape(advantages: Advantages, step: Step, name: str) -> None:
         )
 
 
-def part(credit: Credit | None, names: tuple[str, ...]) -> float | None:
-    """The sum of some parts of a reply; None where the reply does not have all of them.
+def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:
+    """The combinations of parts that some span of the group is credited with, in a stable order."""
+    return sorted({span.parts for credit in group if credit is not None for span in credit.spans if span.parts})
+
+
+def sums_of(group: Sequence[Credit | None], names: tuple[str, ...]) -> list[float | None]:
+    """What each reply earned by some parts together; None where it does not have all of them.
 
     For a turn that the reply did not reach its last one stands: how it ended.
     """
-    if credit is None or not names:
-        return None
-    turns = [name for name in credit.parts if is_turn(name)]
-    reached = tuple(turns[-1] if turns and is_turn(name) and name not in turns else name for name in names)
-    return credit.total(reached).value if all(name in credit.parts for name in reached) else None
+    sums: list[float | None] = []
+    for credit in group:
+        parts = credit.parts if credit is not None else {}
+        turns = [name for name in parts if is_turn(name)]
+        reached = [turns[-1] if turns and is_turn(name) and name not in parts else name for name in names]
+        values = [parts[name].value for name in reached if name in parts]
+        present = [value for value in values if value is not None]
+        sums.append(sum(present) if names and len(present) == len(names) else None)
+    return sums
 
 
 def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Values]) -> list[list[float | None]]:
@@ -77,39 +86,29 @@ def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Va
     ]
 
 
-def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:
-    """The combinations of parts that some span of the group is credited with, in a stable order."""
-    return sorted({span.parts for credit in group if credit is not None for span in credit.spans if span.parts})
-
-
 def comparable(pool: Sequence[Credit | None]) -> list[Credit | None]:
     """Replies that are compared with each other, their spans without the parts that too few of them share.
 
-    A span of such parts whose own sum is missing has none left: it stays untrained.
+    The rarest parts of a combination (of equals, the last) are left out until two replies have all that is left. Where
+    no two replies share any of them, all stay: there is nothing to compare. A span of such parts whose own sum is
+    missing has none left: it stays untrained.
     """
-    left = {parts: _shared(pool, parts) for parts in combinations(pool)}
-    return [None if credit is None else _with_shared(credit, left) for credit in pool]
-
-
-def _with_shared(credit: Credit, left: Mapping[tuple[str, ...], tuple[str, ...]]) -> Credit:
-    def kept(parts: tuple[str, ...]) -> tuple[str, ...]:
-        shared = left.get(parts, ())
-        return shared if shared == parts or part(credit, parts) is not None else ()
-
-    return replace(credit, spans=tuple(replace(span, parts=kept(span.parts)) for span in credit.spans))
-
-
-def _shared(pool: Sequence[Credit | None], parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts without the rarest ones (of equals, the last), until two replies have all that is left.
-
-    Where no two replies share any of them, all stay: there is nothing to compare.
-    """
-
-    def count(names: tuple[str, ...]) -> int:
-        return sum(part(credit, names) is not None for credit in pool)
-
-    left = parts
-    while left and count(left) < 2:
-        rarest = min(reversed(left), key=lambda name: count((name,)))
-        left = tuple(name for name in left if name != rarest)
-    return left or parts
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+    sums = {parts: sums_of(pool, parts) for parts in combinations(pool)}
+    for parts, earned in sums.items():
+        left = parts
+        while left and len(earned) - earned.count(None) < 2:
+            missing = {name: sums_of(pool, (name,)).count(None) for name in left}
+            rarest = max(reversed(left), key=missing.__getitem__)
+            left = tuple(name for name in left if name != rarest)
+            earned = sums_of(pool, left)
+        shared[parts] = left or parts
+    kept: list[Credit | None] = []
+    for member, credit in enumerate(pool):
+        spans = []
+        for span in credit.spans if credit is not None else ():
+            parts = shared.get(span.parts, ())
+            has_all = parts == span.parts or sums[span.parts][member] is not None
+            spans.append(replace(span, parts=parts if has_all else ()))
+        kept.append(replace(credit, spans=tuple(spans)) if credit is not None else None)
+    return kept

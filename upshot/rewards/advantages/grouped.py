@@ -9,11 +9,20 @@ reply was better: its advantages are zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import chain
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, comparable, estimators, part, spread
-from upshot.rewards.credit import Credit
+from upshot.rewards.advantages.base import (
+    Advantages,
+    Step,
+    Values,
+    combinations,
+    comparable,
+    estimators,
+    spread,
+    sums_of,
+)
 
 EPSILON = 1e-4
 """Added to the standard deviation, as TRL does."""
@@ -54,19 +63,21 @@ def within_groups(
     the whole step, where asked for."""
     groups = [comparable(group) for group in step]
     scales = _deviations(groups) if scale_by_step else {}
-
-    def of(group: Sequence[Credit | None], parts: tuple[str, ...]) -> list[float | None]:
-        by = scales.get(parts, 1.0)
-        return [None if a is None else a / by for a in compare([part(credit, parts) for credit in group])]
-
-    return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in groups]
+    advantages: Advantages = []
+    for group in groups:
+        by_parts = {}
+        for parts in combinations(group):
+            scale = scales.get(parts, 1.0)
+            by_parts[parts] = [None if a is None else a / scale for a in compare(sums_of(group, parts))]
+        advantages.append(spread(group, by_parts))
+    return advantages
 
 
 def _deviations(step: Step) -> dict[tuple[str, ...], float]:
     """The (sample) standard deviation of each combination of parts over all replies of the step."""
     out = {}
     for parts in {parts for group in step for parts in combinations(group)}:
-        moved = centred([part(credit, parts) for group in step for credit in group])
+        moved = centred(sums_of(list(chain.from_iterable(step)), parts))
         present = [a for a in moved if a is not None]
         out[parts] = math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
     return out

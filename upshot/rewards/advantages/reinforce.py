@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, combinations, comparable, estimators, part
+from upshot.rewards.advantages.base import Advantages, Step, combinations, comparable, estimators, sums_of
 from upshot.rewards.advantages.gdpo import over_the_step
 from upshot.rewards.advantages.grouped import centred
 
@@ -17,7 +17,5 @@ def reinforce_plus_plus(step: Step, baseline: Literal["step", "group"] = "step")
     compare = centred if grouped else list
     replies = iter(comparable(list(chain.from_iterable(step))))
     groups = [comparable(group) if grouped else [next(replies) for _ in group] for group in step]
-    rewards = [
-        {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)} for group in groups
-    ]
+    rewards = [{parts: compare(sums_of(group, parts)) for parts in combinations(group)} for group in groups]
     return over_the_step(groups, rewards)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, estimators, part, spread
+from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, estimators, spread, sums_of
 from upshot.rewards.advantages.grouped import centred
 from upshot.rewards.credit import MAIN, Credit
 
@@ -22,7 +22,7 @@ def added(
     wanted = combinations(group)
     single: dict[str, list[float | None]] = {}
     for name in sorted({name for parts in wanted for name in parts}):
-        advantages = compare([part(credit, (name,)) for credit in group])
+        advantages = compare(sums_of(group, (name,)))
         floored = [None if a is None else max(a, 0.0) for a in advantages]
         single[name] = floored if non_negative and name != MAIN else advantages
     return {parts: [_sum([single[name][i] for name in parts]) for i in range(len(group))] for parts in wanted}

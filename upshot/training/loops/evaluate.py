@@ -23,7 +23,7 @@ from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import HELD_OUT
-from upshot.training.metrics.step import by_group, every_score, summarise
+from upshot.training.metrics.step import by_group, summarise
 from upshot.training.metrics.task import task_metrics
 from upshot.training.objectives import losses
 
@@ -50,7 +50,7 @@ def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutCont
     if any(len(group) > 1 for group in groups):
         numbers |= task_metrics(groups, task.groups)
     logs = {key: value for key, value in numbers.items() if key.startswith(HELD_OUT)}
-    return logs | by_group(replies, lambda reply: groups_of(task, reply.conversation.row), every_score)
+    return logs | by_group(replies, [groups_of(task, reply.conversation.row) for reply in replies], every_score=True)
 
 
 async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollout]) -> Logs:

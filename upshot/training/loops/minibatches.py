@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -40,15 +40,14 @@ class Lesson:
 
 def update(learner: Learner, lesson: Lesson, seed: int) -> Logs:
     """Loss, gradient and an optimizer step for each minibatch of a lesson; what to log."""
-    means: list[tuple[Logs, Objective]] = []
-    steps: list[Logs] = []
+    learned: list[tuple[Logs, Objective]] = []
     drift = logged_drift(lesson.logs)
     for units in minibatches(lesson.units, learner.config.minibatches, seed):
         objective = lesson.objective()
-        means.append((learner.forward_backward(units, objective), objective))
+        logs = learner.forward_backward(units, objective)
         drift = drift or objective.drift(learner.ranks)
-        steps.append(learner.step())
-    return lesson.logs | join_means(means) | join_steps(steps) | drift | lesson.counts
+        learned.append((logs | learner.step(), objective))
+    return lesson.logs | join_logs(learned) | drift | lesson.counts
 
 
 def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
@@ -75,31 +74,17 @@ def _order(size: int, seed: int) -> list[int]:
     return order
 
 
-def join_means(parts: Sequence[tuple[Mapping[str, float], Objective]]) -> Logs:
-    """The means of several minibatches as those of all their data."""
-    if len(parts) == 1:
-        return dict(parts[0][0])
-    out: Logs = {}
-    for name in dict.fromkeys(name for logs, _ in parts for name in logs):
-        values = [(logs[name], objective.weight(name)) for logs, objective in parts if name in logs]
-        out[name] = _weighted(values)
-    return out
-
-
-def join_steps(steps: Sequence[Mapping[str, float]]) -> Logs:
-    """What several optimizer steps came to: how many were skipped, the mean norm of the gradients, the last rate."""
-    if not steps:
-        return {}
-    return {
-        **steps[-1],
-        "train/grad_norm": _weighted([(step["train/grad_norm"], 1.0) for step in steps]),
-        "train/skipped": math.fsum(step["train/skipped"] for step in steps),
-    }
-
-
-def _weighted(values: Sequence[tuple[float, float]]) -> float:
-    """The mean of values with their weights; one alone is itself, to the last bit."""
-    if len(values) == 1:
-        return values[0][0]
-    # No fsum: a gradient that is not finite has to show.
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+def join_logs(learned: Sequence[tuple[Logs, Objective]]) -> Logs:
+    """What is logged of several minibatches: means over all their data, the last learning rate, all skipped updates."""
+    joined: Logs = {}
+    for name in dict.fromkeys(name for logs, _ in learned for name in logs):
+        values = [logs[name] for logs, _ in learned if name in logs]
+        if name == "train/skipped":
+            joined[name] = math.fsum(values)
+        elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
+            joined[name] = values[-1]
+        else:
+            weights = [1.0 if name == "train/grad_norm" else by.weight(name) for logs, by in learned if name in logs]
+            # No fsum: a gradient that is not finite has to show.
+            joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
+    return joined

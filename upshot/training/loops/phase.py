@@ -111,21 +111,20 @@ class TrainingPhase:
         with self.run.ranks.update(), self.meter.learning(self.learner, step.logs):
             yield
 
-    async def evaluate(self, step: Step, evaluate: Evaluate) -> None:
-        """Evaluate the weights before the step's update, where it is time."""
-        if self.eval.every and step.number % self.eval.every == 0:
-            step.logs |= await self._evaluate(step.number, evaluate)
+    def evaluates(self, number: int) -> bool:
+        """Whether the weights are evaluated before a step."""
+        return bool(self.eval.every) and number % self.eval.every == 0
 
     async def finish(self, evaluate: Evaluate) -> None:
         """Save the finished model and evaluate it, as a line of its own; when interrupted, when the run goes on."""
         self.run.checkpoint()
         if self.run.ranks.broadcast_object("last look", self.last_is_due):
-            self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
+            self.run.write_evaluation(await self.evaluate(self.run.step, evaluate))
             if lost := self.tracker.describe_loss():
                 kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
                 self.run.say(f"{lost}: {kept}")
 
-    async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
+    async def evaluate(self, step: int, evaluate: Evaluate) -> Logs:
         """Metrics under `eval/` of the model after `step` steps; the best one so far is saved."""
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
@@ -171,7 +170,8 @@ async def learn_examples(
 
     for number in phase.left:
         with phase.step(number) as step:
-            await phase.evaluate(step, evaluate)
+            if phase.evaluates(number):
+                step.logs |= await phase.evaluate(number, evaluate)
             if phase.stopped:
                 break
             picked = pick(len(examples), config.prompts_per_step, number, seed)

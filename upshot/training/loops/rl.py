@@ -88,7 +88,8 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                     step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
                     if config.async_steps:
                         step.logs |= staleness(step.groups, number)
-                    await phase.evaluate(step, evaluate)
+                    if phase.evaluates(number):
+                        step.logs |= await phase.evaluate(number, evaluate)
                     if phase.stopped:
                         break
                     stop_if_missing(step.groups, recipe.reward.max_missing)
@@ -120,22 +121,23 @@ async def play(
         finished += 1
         progress(finished, total)
 
-    async def play_round(places: Sequence[int], number: int) -> list[list[Rollout]]:
-        nonlocal total
+    groups: list[list[Rollout]] = []
+    places = pick(len(rows), config.prompts_per_step, step, recipe.seed)
+    ids, tried = [row.id for row in rows], {rows[place].id for place in places}
+    for number in range(config.dynamic_sampling + 1):
+        if number:  # other rows in the place of those whose replies all earned the same
+            places = other_rows(groups, ids, tried, step, number, recipe.seed)
+        if not places:
+            break
         groups_of_rank = ranks.own(len(places))
         total += len(groups_of_rank) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
-        groups = await play_step(context, [rows[i] for i in places], config.group_size, seed, count, groups_of_rank)
-        return interleave(await ranks.all_gather_object_async(f"play/{step}/{number}", groups))
-
-    places = pick(len(rows), config.prompts_per_step, step, recipe.seed)
-    groups = await play_round(places, 0)
-    ids, tried = [row.id for row in rows], {rows[place].id for place in places}
-    for number in range(1, config.dynamic_sampling + 1):
-        places = other_rows(groups, ids, tried, step, number, recipe.seed)
-        if not places:
-            break
-        replace_flat(groups, await play_round(places, number))
+        played = await play_step(context, [rows[i] for i in places], config.group_size, seed, count, groups_of_rank)
+        played = interleave(await ranks.all_gather_object_async(f"play/{step}/{number}", played))
+        if number:
+            replace_flat(groups, played)
+        else:
+            groups = played
     return groups
 
 
@@ -225,13 +227,13 @@ def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
     """
     first = data_of(reply)
     others = [datum for path in reply.other_paths for datum in data_of(path)]
-    if others:
-        tokens = sum(len(datum.places) for datum in first + others)
-        shares = {id(d): len(d.places) / tokens if length_norm == "sequence" else 1.0 for d in first + others}
-        counted = length_norm == "token" or not first
-        first = [replace(datum, share=shares[id(datum)]) for datum in first]
-        others = [replace(datum, share=shares[id(datum)], counted=counted) for datum in others]
     episode = first + others
+    if others:
+        tokens = sum(len(datum.places) for datum in episode)
+        shares = [len(datum.places) / tokens if length_norm == "sequence" else 1.0 for datum in episode]
+        counted = [length_norm == "token" or not first or place < len(first) for place in range(len(episode))]
+        of_each = zip(episode, shares, counted, strict=True)
+        episode = [replace(datum, share=share, counted=counts) for datum, share, counts in of_each]
     # Branches without a trained reply are counted themselves: a step with nothing else would divide by zero.
     below = [
         datum

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
@@ -43,35 +43,26 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         for name in ("believed", "unconfirmed")
         if tested
     }
-    for reason, count in missing_reasons(replies).items():
-        out[f"missing/{reason}"] = float(count)
+    reasons = Counter(str(score.reason) for score in missing_scores(replies))
+    out |= {f"missing/{reason}": float(reasons[reason]) for reason in sorted(reasons)}
     out |= _shape(replies)
     return out
 
 
 def by_group(
-    replies: Iterable[Rollout],
-    groups_of: Callable[[Rollout], Mapping[str, str]],
-    scores: Callable[[Rollout], Mapping[str, Score]] = lambda reply: {"reward": reply.reward.total},
+    replies: Sequence[Rollout], labels: Sequence[Mapping[str, str]], every_score: bool = False
 ) -> dict[str, float]:
-    """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
+    """Means by the task's groups, which each reply's `labels` name: {'by/opening=ambiguous/reward': …}; every_score: of
+    the metrics, too."""
     values: dict[str, list[float]] = {}
-    for reply in replies:
-        present = {called: score.value for called, score in scores(reply).items() if score.value is not None}
-        for name, group in groups_of(reply).items() if present else ():
-            for called, value in present.items():
-                values.setdefault(f"by/{name}={group}/{called}", []).append(value)
+    for reply, groups in zip(replies, labels, strict=True):
+        scores = {"reward": reply.reward.total}
+        if every_score:
+            scores |= {f"metric/{name}": mean for name, mean in reply.reward.means.items()}
+        present = {called: score.value for called, score in scores.items() if score.value is not None}
+        for (name, group), (called, value) in product(groups.items(), present.items()):
+            values.setdefault(f"by/{name}={group}/{called}", []).append(value)
     return {key: statistics.fmean(values[key]) for key in sorted(values)}
-
-
-def every_score(reply: Rollout) -> dict[str, Score]:
-    """A reply's reward and the means of its metrics."""
-    return {"reward": reply.reward.total, **{f"metric/{name}": mean for name, mean in reply.reward.means.items()}}
-
-
-def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:
-    """How often each reason for a missing score occurred, over rewards without futures and single futures."""
-    return dict(sorted(Counter(str(score.reason) for score in missing_scores(replies)).items()))
 
 
 def missing_scores(replies: Iterable[Rollout]) -> Iterator[Score]:
