@@ -52,41 +52,46 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16, help="steps between its evaluations in the real shop")
     parser.add_argument("--goals", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--eval-only", action="store_true", help="train nothing: compare what there is")
     args = parser.parse_args()
     out, seconds, seed = args.out / f"seed-{args.seed}", dict[str, float](), f"seed={args.seed}"
     out.mkdir(parents=True, exist_ok=True)
     log, weak, prepared = args.out / "shop.jsonl", args.out / "weak", out / "prepared"
-    train(seconds, weak, "shop", "train.steps=0", "eval.every=0")
-    made = ["--conversations", str(args.conversations), "--out", str(log)]
-    call(seconds, "log", sys.executable, str(ROOT / "examples/shop_logs.py"), "--run", str(weak), *made)
     small = ["--base", "tiny", "--max-tokens", "10", "--rounds", "5", "--samples", "4", "--replies", "200"]
     small += ["--steps", str(args.fit_steps), "--seed", str(args.seed), "--out", str(prepared), "--quiet"]
     fitted = f"model.path={prepared / 'fitted'}"
     marked, good = (f"train.data={prepared / f'{name}_train.parquet'}" for name in ("kto", "sft"))
     short = ["train.steps=40", "train.prompts_per_step=64", seed]
     simulated = [f"train.steps={args.steps}", f"train.save={{every: {args.every}, keep: 99}}", "eval.every=0", seed]
-    with ThreadPoolExecutor(args.at_once) as pool:
-        runs = [pool.submit(train, seconds, out / "real", "shop", "eval.every=0", seed)]
-        call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
-        runs += [
-            pool.submit(train, seconds, out / name, *words)
-            for name, words in {
-                "from-logs": [str(prepared / "recipe.yaml"), *simulated],
-                "kto": ["kto", fitted, marked, "train.lr=0.0005", *short],
-                "sft": ["sft", fitted, good, "train.lr=0.001", *short],
-            }.items()
-        ]
-        for run in runs:
-            run.result()
+    if not args.eval_only:
+        train(seconds, weak, "shop", "train.steps=0", "eval.every=0")
+        made = ["--conversations", str(args.conversations), "--out", str(log)]
+        call(seconds, "log", sys.executable, str(ROOT / "examples/shop_logs.py"), "--run", str(weak), *made)
+        with ThreadPoolExecutor(args.at_once) as pool:
+            runs = [pool.submit(train, seconds, out / "real", "shop", "eval.every=0", seed)]
+            call(seconds, "prepare", *UPSHOT, "logs", "prepare", str(log), "--fit-user", *small)
+            runs += [
+                pool.submit(train, seconds, out / name, *words)
+                for name, words in {
+                    "from-logs": [str(prepared / "recipe.yaml"), *simulated],
+                    "kto": ["kto", fitted, marked, "train.lr=0.0005", *short],
+                    "sft": ["sft", fitted, good, "train.lr=0.001", *short],
+                }.items()
+            ]
+            for run in runs:
+                run.result()
     models = {"weak": weak, "fitted": prepared / "fitted", **{name: out / name for name in ("kto", "sft", "real")}}
     kept = sorted((out / "from-logs/checkpoints").glob("rl-*"))
     models |= {f"from-logs-{int(path.name.removeprefix('rl-'))}": path for path in kept}
+    models = {name: run for name, run in models.items() if any(run.rglob("state.json"))}
     who = ",".join(f"{model}={run}" for model, run in models.items())
     table = ["--goals", str(args.goals), "--out", str(out / "table"), "--quiet", "--json"]
     call(seconds, "eval", *UPSHOT, "eval", "shop", "--models", who, *table)
     cells = json.loads((out / "table/table.json").read_text())["cells"]
     line = {"seed": args.seed, "solved": {model: own["verifier"] for model, own in cells.items()}}
-    line |= {"validity": json.loads((prepared / "validity.json").read_text()), "seconds": seconds}
+    if (prepared / "validity.json").is_file():
+        line["validity"] = json.loads((prepared / "validity.json").read_text())
+    line["seconds"] = seconds
     print(json.dumps(line), flush=True)
 
 
