@@ -15,7 +15,7 @@ def page() -> str:
             ours = ours or f"*no counterpart:* {row['reason']}"
             parts[-1] += f"\n| {row['kind']} | `{row['theirs']}` | {ours} | {row.get('note', '')} |"
         parts[-1] += "\n"
-    return "\n".join(parts)
+    return "\n".join([*parts, read_table()["foot"]])
 
 
 if __name__ == "__main__":
