@@ -158,6 +158,15 @@ def test_a_stage_on_verl_is_trained_there() -> None:
     assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command
 
 
+def test_verls_own_words_go_to_the_stage_that_runs_there_and_are_no_settings_of_its_recipe() -> None:
+    words = ["trained.trainer.n_gpus_per_node=1", "trained.+ray_kwargs.ray_init.num_gpus=1", "trained.train.lr=2e-6"]
+    stages = {s.name: s for s in Paper("gsm8k-multiturn", overrides=words, verl=["trained"]).stages}
+    trained = stages["trained"]
+    assert trained.recipe is not None and trained.recipe.train.lr == 2e-6
+    ending = ["trainer.n_gpus_per_node=1", "+ray_kwargs.ray_init.num_gpus=1", "--engine", "verl"]
+    assert trained.command[-4:] == ending and ending[0] not in trained.words
+
+
 def test_the_plan_of_a_stage_on_verl_is_the_command_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "gsm8k-multiturn", "--verl", "trained", "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "--engine verl" in line]

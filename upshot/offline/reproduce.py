@@ -29,6 +29,7 @@ from upshot.core.files import write_json
 from upshot.offline.costs import describe_costs
 from upshot.offline.sweep import TABLE
 from upshot.run.folder import RunFolder
+from upshot.verl.plan import is_theirs
 
 FOLDER = RECIPES / "papers"
 DONE = "stages.json"
@@ -43,6 +44,8 @@ class PaperStage:
     words: tuple[str, ...]
     folder: Path
     on_verl: bool = False
+    theirs: tuple[str, ...] = ()
+    """verl's own `key=value` of a stage that runs there: machines, not settings of the recipe."""
 
     @property
     def recipe(self) -> Recipe | None:
@@ -54,7 +57,7 @@ class PaperStage:
         """The words to run now: a training that has begun is resumed."""
         begun = self.words[0] == "train" and RunFolder(self.folder).begun
         words = ["train", "--resume", str(self.folder)] if begun else list(self.words)
-        return [*words, "--engine", "verl"] if self.on_verl else words
+        return [*words, *self.theirs, "--engine", "verl"] if self.on_verl else words
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,11 @@ class Paper:
         verb = text.split()[0]
         shared = self._more.get(verb, ()) if name in self.file["stages"] else ()
         words = self._words(" ".join([text, *shared, *self._more.get(name, ())]))
+        theirs = tuple(word for word in words if on_verl and is_theirs(word))
+        words = [word for word in words if word not in theirs]
         folder = self.out / name
         where = [f"run_dir={json.dumps(str(folder))}"] if verb == "train" else ["--out", str(folder)]
-        return PaperStage(name, (*words, *where), folder, on_verl)
+        return PaperStage(name, (*words, *where), folder, on_verl, theirs)
 
     def _words(self, text: str) -> list[str]:
         """The words of a text, phrases put in as several, variables in their places."""
