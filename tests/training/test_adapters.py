@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from tests.tiny import tiny_parts
 from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
+from upshot.core.files import write_json
+from upshot.models.local import adapter_config
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.run import TrainingRun, train
@@ -165,3 +169,16 @@ def test_a_target_that_the_model_has_no_layer_for_is_refused_with_those_it_has(t
 def test_targets_may_be_layers_of_one_block_and_the_head() -> None:
     lora = LoraConfig(r=2, targets=["self_attn.q_proj", "embed_tokens", "down_proj"])
     assert add_lora(tiny_parts(0)[0], PolicyConfig(lora=lora)).peft_config
+
+
+def test_a_new_model_is_kept_for_the_adapters_that_are_trained_on_it(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "first", steps=1, warm=False, more={"model": {"path": "", "lora": SHAPE}}))
+    first = newest(tmp_path / "first")
+    base = json.loads((first / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base == str(tmp_path / "first" / "base") and loaded(first).shape == loaded(Path(base)).shape
+    train(recipe(tmp_path / "next", steps=1, warm=False, more={"model": {"path": str(first)}}))
+    nameless = tmp_path / "nameless"
+    shutil.copytree(first, nameless)
+    write_json(nameless / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": None})
+    with pytest.raises(UserError, match="does not name its base model; write it into"):
+        adapter_config(str(nameless))

@@ -72,3 +72,8 @@ def test_an_adapter_is_merged_once_into_the_model_that_verl_begins_with(tmp_path
     assert weights.stat().st_mtime_ns == made and sum("merging the adapter" in line for line in said) == 2
     problems = check_node(NodeRequirements(local_path(str(run)), ""))
     assert not [problem for problem in problems if "model folder" in problem]
+
+
+def test_adapters_of_a_new_model_are_merged_into_it_as_well(tmp_path: Path) -> None:
+    start = make_start(recipe("model.lora={r: 2}"), tmp_path, lambda line: None)
+    assert (Path(start.model.path) / "model.safetensors").is_file() and (tmp_path / WARM_START / "base").is_dir()

@@ -224,11 +224,16 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
         if not offline and not Path(path).is_dir():
             _ask_hub(path)
         file = find_adapter_config_file(path, local_files_only=offline)
-        return None if file is None else json.loads(Path(file).read_text())
+        config: dict[str, Any] | None = None if file is None else json.loads(Path(file).read_text())
     except OSError as error:  # also for what cannot be a hub's name: '-1', 'http://'
         raise UserError(f"model '{name}' is neither a folder nor a model of the Hugging Face hub: {error}") from error
     except ValueError as error:
         raise UserError(f"the adapter '{name}': {Path(str(file)).name} is not valid JSON ({error})") from error
+    if config is not None and not config.get("base_model_name_or_path"):
+        raise UserError(
+            f"the adapter '{name}' does not name its base model; write it into {file} as base_model_name_or_path"
+        )
+    return config
 
 
 def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:

@@ -76,7 +76,7 @@ SHOWN = (METRICS, ROLLOUTS, RECIPE, VERSIONS, STATUS, TABLE)
 VERL = ("verl.txt", "verl.json", "verl.log")
 """Of a run on a cluster: both sides of its config, verl's own words of the command line, what verl said."""
 WRITTEN = (RECIPE, VERSIONS, STATUS, REPORT, METRICS, ROLLOUTS, INDEX, SPENT, *VERL)
-FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
+FOLDERS = ("base", "checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
 """What a run writes into its folder."""
 
 

@@ -50,14 +50,20 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
         f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"
     )
     if not merged.is_dir():
-        module, tokenizer = load_whole(config.path, config.dtype, config.device)
-
-        def write(to: Path) -> None:
-            module.save_pretrained(to)
-            tokenizer.save_pretrained(to)
-
-        write_folder(merged, write)
+        keep_whole(*load_whole(config.path, config.dtype, config.device), merged)
     return StartingPoint(str(merged))
+
+
+def keep_whole(module: Any, tokenizer: Any, folder: Path, writes: bool = True) -> Path:
+    """Save a model that adapters are made for, once; its folder. `writes`: whether this rank does."""
+
+    def write(to: Path) -> None:
+        module.save_pretrained(to)
+        tokenizer.save_pretrained(to)
+
+    if writes and not folder.is_dir():
+        write_folder(folder, write)
+    return folder.resolve()
 
 
 def same_shape(lora: LoraConfig, adapter: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.rollout.speaker import Policy
 from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task
-from upshot.training.adapters import StartingPoint, add_lora, find_start
+from upshot.training.adapters import StartingPoint, add_lora, find_start, keep_whole
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
 from upshot.training.learner.memory.fit import (
@@ -56,6 +56,8 @@ class PolicyBundle:
         self.start = self.ranks.broadcast_object("start", start)
         saved = str(self.checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
+        if recipe.model.lora and not self.start.model:  # nobody else could make this one again
+            module.name_or_path = str(keep_whole(module, self.tokenizer, self.run / "base", self.ranks.first))
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
         self.renderer = policy_renderer(self.tokenizer, recipe)
         template = self.renderer.check()
