@@ -131,10 +131,11 @@ def prefill_attention(
     kv_heads, page = k.shape[1], k.shape[2]
     scale, window, softcap, sinks, _ = options
     out = torch.empty_like(q)
+    width = max(16, triton.next_power_of_2(dim))  # a matrix product is at least 16 deep
     _chunks[(heads, blocks.shape[1])](
         q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3],
         q if sinks is None else sinks, table.stride(0), scale, softcap, window, HEADS=heads, KV_HEADS=kv_heads, D=dim,
-        WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m, BLOCK_N=32,
+        WIDTH=width, PAGE=page, BLOCK_M=block_m, BLOCK_N=32,
         WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=2, num_warps=4,
     )  # fmt: skip
     return out
