@@ -121,9 +121,9 @@ def test_user_options_reach_the_user() -> None:
 def test_wrong_settings_are_one_clear_line() -> None:
     with pytest.raises(UserError, match="did you mean 'rounds'"):
         upshot.reward(OPENING, "Hm?", ronds=1)
-    with pytest.raises(UserError, match="give policy= and user="):
+    with pytest.raises(UserError, match="needs policy= and user="):
         upshot.reward(OPENING, "Hm?", judge=actor())
-    with pytest.raises(UserError, match="give tokenizer="):
+    with pytest.raises(UserError, match="needs tokenizer="):
         upshot.reward(OPENING, "Hm?", judge=actor(), rounds=0, metrics={"token_amount": -1})
     with pytest.raises(UserError, match="did you mean 'accuracy'"):
         upshot.reward(OPENING, "Hm?", judge=actor(), rounds=0, metrics={"acuracy": 1})

@@ -74,7 +74,7 @@ def test_the_rooms_without_torch_import_no_torch() -> None:
             "unknown option 'vage' of task 'slots' in task; did you mean 'vague'?",
         ),
         (["train", "absent.yaml"], "recipe 'absent.yaml': no such file"),
-        (["train"], "which recipe?"),
+        (["train"], "name a recipe"),
         (["train", "--resume", "/nowhere"], "'/nowhere' is not a run folder"),
         (["train", "quickstart", "run_dir=/proc/nothing/here"], "cannot write run folder '/proc/nothing/here'"),
         (["train", "quickstart", "model.path=./absent-model"], "there is no folder './absent-model'"),

@@ -58,7 +58,7 @@ def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.Captur
     [
         ("my-task", "'my-task' is not a valid module name"),
         ("Task", "use lower-case letters"),
-        ("random", "is the name of an installed module, which would be found instead"),
+        ("random", "Python would import an installed module"),
     ],
 )
 def test_names_that_cannot_be_imported_are_refused(

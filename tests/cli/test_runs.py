@@ -52,7 +52,7 @@ def test_a_run_whose_process_lives_is_running(runs: Path, capsys: pytest.Capture
 
 
 def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "rm", "runs/first"]) == 2, "nobody is there to be asked"
+    assert main(["runs", "rm", "runs/first"]) == 2, "cannot ask for confirmation"
     assert main(["runs", "rm", "runs", "--yes"]) == 2 and main(["runs", "rm"]) == 2
     assert main(["runs", "mv", "runs/first", "runs/second/metrics.jsonl"]) == 2
     assert main(["runs", "mv", "runs/second", "runs/paper/main"]) == 0

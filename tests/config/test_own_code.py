@@ -104,7 +104,7 @@ def test_what_has_no_path_is_found_in_this_process_only() -> None:
     name = path_of(lambda conversation: 0.25)
     assert name == path_of(build_metric(name).function)  # type: ignore[attr-defined]
     assert score(build_metric(name), talk("hi")).value == 0.25
-    with pytest.raises(UserError, match="was code of another process; put it in a file"):
+    with pytest.raises(UserError, match="exists only in another process; put it in a file"):
         build_metric("here:gone")
 
 

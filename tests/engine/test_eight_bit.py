@@ -43,7 +43,7 @@ def test_a_device_without_8_bit_products_is_refused_with_the_way_out(make_llama:
         ((8, 0), torch.bfloat16, "Llama", False, r"needs Hopper or later .*A card has 8.0"),
         ((9, 0), torch.float16, "Llama", False, "needs a model in bfloat16, this one is in torch.float16"),
         ((9, 0), torch.bfloat16, "Gemma2", False, "was tested with Llama, .* and the fused block, not Gemma2; leave"),
-        ((9, 0), torch.bfloat16, "Llama", True, "exact log-probabilities exclude each other"),
+        ((9, 0), torch.bfloat16, "Llama", True, "exact log-probabilities cannot be combined"),
         ((9, 0), torch.bfloat16, "Llama", False, ""),
     ],
 )
@@ -147,7 +147,7 @@ def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_th
     check_eight_bit_cache(model, shape_of(model), settings, fused=True)
     with torch.no_grad():
         bias[3] = -60.0
-    with pytest.raises(UserError, match=r"kv: fp8 .* which have biases of up to 60 \(at most 10\); kv: model"):
+    with pytest.raises(UserError, match=r"kv: fp8 .* which have biases of up to 60 \(at most 10\); set kv: model"):
         check_eight_bit_cache(model, shape_of(model), settings, fused=True)
 
 

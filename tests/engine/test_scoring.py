@@ -141,7 +141,7 @@ def test_what_cannot_be_scored_is_refused_by_name(make_llama: Make) -> None:
         ([5], [999999], "999999 is outside the vocabulary"),
         ([-5], [3], "-5 is outside the vocabulary"),
         ([2**40], [3], "outside the vocabulary"),
-        ([5] * 10, [5] * 7, "more than the 16 that the model takes"),
+        ([5] * 10, [5] * 7, "exceed the 16 that the model takes"),
         ([], [5], "an empty prompt"),
         ([5], [], "nothing to score"),
     ):

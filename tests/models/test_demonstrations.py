@@ -54,5 +54,5 @@ def test_tool_calls_are_imitated_in_the_templates_own_words(kind: str, prompt: s
 
 
 def test_a_template_that_cannot_show_a_tool_call_is_refused() -> None:
-    with pytest.raises(UserError, match="shows nothing of tool calls"):
+    with pytest.raises(UserError, match="leaves out tool calls"):
         trained(byte_tokenizer("chatml").chat_template, TALK)

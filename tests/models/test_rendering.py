@@ -145,7 +145,7 @@ def test_a_thought_that_the_prompt_opens_is_closed_before_the_demonstrated_reply
 
 def test_a_template_that_drops_the_assistants_words_is_refused() -> None:
     renderer = Renderer(byte_tokenizer("forgetful"))
-    with pytest.raises(UserError, match="drops the assistant's words"):
+    with pytest.raises(UserError, match="leaves out the assistant's words"):
         renderer.delta_text([Message("user", "next")])
 
 
@@ -198,7 +198,7 @@ def test_messages_that_the_template_leaves_out_are_refused() -> None:
     renderer = RENDERERS["phi3"]
     conversation = play(renderer, [], [("one", "two", True)])
     conversation.say(Message("tool", "42", tool_call_id="call00001"))
-    with pytest.raises(UserError, match="shows nothing of 'tool' messages"):
+    with pytest.raises(UserError, match="leaves out 'tool' messages"):
         renderer.context(conversation)
 
 

@@ -229,7 +229,7 @@ def test_a_run_begins_without_a_dead_replica_and_takes_it_in_later(monkeypatch, 
 
     with caplog.at_level(logging.WARNING):
         before, url = asyncio.run(run())
-    assert f"goes on without a replica: cannot reach {url}" in caplog.text
+    assert f"continues without a replica: cannot reach {url}" in caplog.text
     assert before["user/retries"] == before["user/failed"] == 0, "no call had to find out"
 
 

@@ -68,10 +68,10 @@ def pieces(out: Path) -> list[int]:
 
 def test_a_job_goes_on_behind_what_is_done_and_counts_on_what_was_spent(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    with pytest.raises(UserError, match="budget of 5 calls is spent"):
+    with pytest.raises(UserError, match="budget of 5 calls is used up"):
         play(out, 9, max_calls=5)
     assert len(pieces(out)) == 5
-    with pytest.raises(UserError, match="budget of 5 calls is spent"):
+    with pytest.raises(UserError, match="budget of 5 calls is used up"):
         play(out, 9, max_calls=5)
     assert play(out, 9).budget.calls == 9 and pieces(out) == list(range(9))
 
@@ -107,7 +107,7 @@ def test_results_that_a_killed_job_has_left_are_not_taken_for_those_of_other_set
     out = tmp_path / "out.jsonl"
     with open_log(out, {"a": 1}) as log, Journal(out) as results:  # killed after its first result: nothing is told
         Job("pieces", options(), log, results).write({"piece": 0})
-    with pytest.raises(UserError, match="begun with other settings"):
+    with pytest.raises(UserError, match="started with other settings"):
         open_log(out, {"a": 2})
     with open_log(tmp_path / "new.jsonl", {"a": 1}):
         pass

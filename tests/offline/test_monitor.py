@@ -130,11 +130,11 @@ def test_the_same_command_goes_on_and_tries_again_only_what_failed(
     assert evaluate(capsys, str(run))["all"]["valid"] == 5
     assert len(ASKED) == 1, "what a smaller look left out is not lost"
     error = refused(capsys, str(run), "--task", "gsm8k")
-    assert "was begun with other settings (task: None, now 'gsm8k')" in error
+    assert "was started with other settings (task: None, now 'gsm8k')" in error
 
 
 def test_an_empty_budget_stops_it_and_what_was_seen_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "budget of 2 calls is spent" in refused(capsys, str(run), "--max-calls", "2", "--at-once", "1")
+    assert "budget of 2 calls is used up" in refused(capsys, str(run), "--max-calls", "2", "--at-once", "1")
     ASKED.clear()
     assert evaluate(capsys, str(run))["all"]["valid"] == 4
     assert len(ASKED) == 3

@@ -184,7 +184,7 @@ def test_rows_that_failed_are_scored_again_and_what_was_spent_counts_on(tmp_path
     }
     down = False
     asked.clear()
-    with pytest.raises(BudgetExceeded, match="2 calls is spent"):
+    with pytest.raises(BudgetExceeded, match="2 calls is used up"):
         score(*arguments, "--max-calls", "2")
     assert asked == []
     assert score(*arguments, "--max-calls", "3") == 1
@@ -201,7 +201,7 @@ def test_results_of_other_settings_or_other_words_are_not_taken_for_these(tmp_pa
     with pytest.raises(UserError, match="needs a judge"):
         score(file, "--metric", "accuracy")
     assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
-    with pytest.raises(UserError, match=r"begun with other settings \(metrics: .*another --out"):
+    with pytest.raises(UserError, match=r"started with other settings \(metrics: .*another --out"):
         score(file, "--judge", MODEL, "--metric", "interactivity")
     write(tmp_path / "c.jsonl", [whole("right"), whole("wrong now")])
     assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
@@ -222,7 +222,7 @@ def test_a_metric_of_ones_own_that_changed_is_another_metric(tmp_path: Path, mon
     assert score(*words) == 0 and score(*words) == 0
     with (tmp_path / "own_score_metric.py").open("a") as more:
         more.write("# changed\n")
-    with pytest.raises(UserError, match=r"begun with other settings \(code: .*another --out"):
+    with pytest.raises(UserError, match=r"started with other settings \(code: .*another --out"):
         score(*words)
 
 

@@ -449,7 +449,7 @@ def test_what_is_no_program_is_refused_before_any_work() -> None:
         ("train.method=ppo", "train.method 'ppo' takes one a reply"),
         ("train.method=online-dpo", "train.method 'online-dpo' takes one a reply"),
         ("train.kl={weight: 0.1, where: reward}", "set train.kl.where=loss"),
-        ("futures={name: classmates, classmates: [policy]}", "futures 'classmates' go on from one reply"),
+        ("futures={name: classmates, classmates: [policy]}", "but futures 'classmates' continue a single reply"),
         ("episode.agent=no-such-agent", "there is no program 'no-such-agent'"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_step_of_which_nothing_is_trained_says_so_instead_of_an_empty_reason()
 
 def test_an_empty_budget_stops_everything_at_once() -> None:
     def metric(talk: Conversation) -> float:
-        raise BudgetExceeded("the budget of 10 calls is spent")
+        raise BudgetExceeded("the budget of 10 calls is used up")
 
     made, rows = scene(metric)
     with pytest.raises(BaseExceptionGroup) as raised:

@@ -116,7 +116,7 @@ def test_offline_a_missing_key_is_still_told(tmp_path: Path, monkeypatch: pytest
         ({"sandbox": "http://127.0.0.1:1"}, "sandbox: cannot reach http://127.0.0.1:1"),
         ({"task": {"name": "gsm8k", "train_file": "absent.jsonl"}}, "absent.jsonl"),
         ({"task": {"name": "gsm8k", "train_file": "tests/tasks/gsm8k_sample.jsonl"}, "warm_start": None},
-         "speaks a real language; name a model"),
+         "needs a model that knows the language"),
         ({"train": {"method": "sft", "data": "absent.parquet"}}, "there is no file 'absent.parquet'"),
         ({"train": {"method": "dpo"}}, "needs train.data"),
         ({"model": {"device": "tpu"}}, "cannot use the device 'tpu'"),

@@ -172,7 +172,7 @@ def test_a_second_run_of_the_same_process_is_refused_and_the_first_keeps_its_loc
     folder = new_folder(tmp_path)
     with folder.lock(print):
         for _ in range(2):
-            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).lock(print):
+            with pytest.raises(UserError, match="another run in this process"), RunFolder(tmp_path).lock(print):
                 pass
     with folder.lock(print):
         pass

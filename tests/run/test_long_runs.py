@@ -193,7 +193,7 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         ({"save": {"best": "eval/nosuch"}, **EVALUATED}, "no evaluation of rl has it; the names begin with eval/rewa"),
         (
             {"save": {"best": "eval/metric/verifer"}, **EVALUATED},
-            "which is none of reward.metrics; did you mean 'eval/metric/Lo",
+            "which is not among reward.metrics; did you mean 'eval/metric/Lo",
         ),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
         ({"method": "dpo", **EVALUATED}, "set eval.data"),

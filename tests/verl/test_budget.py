@@ -109,7 +109,7 @@ def test_calls_are_exact_over_all_workers_however_they_race(workers: int, most: 
     failed = [each for each in found if isinstance(each, Exception)]
     assert len(failed) == workers * times - endpoint.calls
     assert all(
-        isinstance(each, BudgetExceeded) and f"the budget of {most} calls is spent" in str(each) for each in failed
+        isinstance(each, BudgetExceeded) and f"the budget of {most} calls is used up" in str(each) for each in failed
     )
     assert not ledger.open
 
@@ -149,7 +149,7 @@ def test_dollars_of_others_are_known_after_a_report() -> None:
         return found, ledger.spent()
 
     found, spent = asyncio.run(play())
-    assert isinstance(found[0], BudgetExceeded) and "the budget of 40 dollars is spent (40)" in str(found[0])
+    assert isinstance(found[0], BudgetExceeded) and "the budget of 40 dollars is used up (40)" in str(found[0])
     assert spent == {"calls": 20.0, "tokens": 200.0, "dollars": 40.0}
 
 

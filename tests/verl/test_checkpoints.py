@@ -136,7 +136,7 @@ def test_shards_that_were_saved_elsewhere_are_exported(
             shutil.rmtree(run / f"global_step_{step}" / "actor" / "huggingface")
     words = ["export", str(run), "--out", str(tmp_path / "out")]
     if not beside:
-        assert main(words) == 2 and "say what it was made from with --model" in capsys.readouterr().err
+        assert main(words) == 2 and "name the model it was made from with --model" in capsys.readouterr().err
     assert main([*words, "--model", str(tmp_path / "base")]) == 0
     found, _ = load_whole(str(tmp_path / "out"), "float32", "cpu")
     assert torch.equal(found.model.norm.weight, module.model.norm.weight)  # the newest

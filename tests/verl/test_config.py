@@ -78,9 +78,9 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.method=dpo", "rl and ppo run on verl, the others"),
         ("train.prompts_per_step=65", "there are 64"),
         ("models.judge=policy@start", "models.judge=/model"),
-        ("models.judge=policy@5", "newest weights alone"),
+        ("models.judge=policy@5", "only the newest weights"),
         ("futures={name: classmates, classmates: ['policy@start']}", "name the folder itself"),
-        ("futures={name: classmates, classmates: [policy], measure: likelihood}", "how likely given ids are"),
+        ("futures={name: classmates, classmates: [policy], measure: likelihood}", "log-probabilities of given ids"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -223,7 +223,7 @@ def test_our_engine_is_sent_merged_adapters() -> None:
     [
         ("actor_rollout_ref.rollout.temperature=0.5", "set episode.temperature of the recipe"),
         ("data.train_batch_size=8", "set train.prompts_per_step of the recipe"),
-        ("trainer.logger=[wandb]", "tells the trackers"),
+        ("trainer.logger=[wandb]", "informs the trackers"),
         ("data.val_batch_size=2", "eval.rows"),
         ("trainer.v1.trainer_mode=sync", "set train.async_steps of the recipe"),
         ("trainer.v1.trainer_mode=colocate_async", "set train.async_steps of the recipe"),

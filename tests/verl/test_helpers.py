@@ -61,7 +61,9 @@ def test_a_helpers_gpu_is_counted_beside_those_of_the_ranks(folder: Path) -> Non
 
 
 def test_a_gpu_by_number_is_refused_with_the_way_out(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"models\.judge\.device=cuda:1: Ray says which .* models\.judge\.device=cuda"):
+    with pytest.raises(
+        UserError, match=r"models\.judge\.device=cuda:1: Ray assigns the GPUs.* models\.judge\.device=cuda"
+    ):
         compose(recipe_with(f"models.judge={{model: {folder}, device: 'cuda:1'}}")).check()
 
 

@@ -188,10 +188,10 @@ async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
     rounds, metrics, task, given = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
     if rounds and (chosen["policy"] is None or given is None):
         raise UserError(
-            f"rounds={rounds} continues the conversation: give policy= and user= (rounds=0 scores the reply itself)"
+            f"rounds={rounds} needs policy= and user= to continue the conversation; rounds=0 scores the reply itself"
         )
     if task is None and _wants(metrics, "verifier"):
-        raise UserError("the metric 'verifier' asks a task: give task=, the name of one")
+        raise UserError("the metric 'verifier' needs a task: give task=NAME")
     roles = {"policy": chosen["policy"], "user": given, "judge": chosen["judge"]}
     user = given if isinstance(given, Participant) else None
     counter = TokenCounter(chosen["tokenizer"])
@@ -207,7 +207,7 @@ async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
     counter.policy = services.models.get("policy")
     async with services:
         if not counter and (chosen["max_reply_tokens"] or _wants(metrics, "token_amount")):
-            raise UserError("token_amount and max_reply_tokens count the policy's tokens: give tokenizer=")
+            raise UserError("token_amount and max_reply_tokens count the policy's tokens, which needs tokenizer=")
         sampling = Sampling(chosen["max_tokens"], chosen["temperature"])
         policy = Policy(services.models.get("policy") or AbsentPolicy(), sampling=sampling, system=chosen["system"])
         futures = Talk(services.metrics, services.weights, services.user, chosen["samples"], rounds)

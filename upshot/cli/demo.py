@@ -1,4 +1,4 @@
-"""Watch a tiny model learn to ask before it answers (two minutes); also: tree, classmates.
+"""Watch a tiny model learn to ask before it answers (about two minutes); also: tree, classmates.
 
 Train tiny models in several ways and compare them on held-out data.
 """

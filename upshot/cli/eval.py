@@ -64,7 +64,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 def add_user(parser: argparse.ArgumentParser) -> None:
     """Compare a simulated user with the people of real transcripts.
 
-    The simulated user is asked wherever a person spoke, given what had really been said by then. FILE is .jsonl, .json,
+    Ask the simulated user wherever a person spoke, given what had really been said by then. FILE is .jsonl, .json,
     .parquet or .csv with 'messages' (role, content) and, where known, 'goal' and 'persona' in each row. The same
     command continues where it stopped.
     """

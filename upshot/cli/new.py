@@ -1,4 +1,4 @@
-"""Begin a task, recipe, metric, verifier, user, estimator or loss of your own.
+"""Start a task, recipe, metric, verifier, user, estimator or loss of your own.
 
 Write a complete, commented file that runs as it is, and a test for it. Nothing is overwritten.
 """
@@ -81,4 +81,4 @@ def _refuse_taken(folder: Path, contents: dict[str, str]) -> None:
             raise UserError(f"'{folder / file}' already exists; choose another name, or --dir")
     module = next((file.removesuffix(".py") for file in contents if file.endswith(".py")), "")
     if module and (module in sys.stdlib_module_names or find_spec(module) is not None):
-        raise UserError(f"'{module}' is the name of an installed module, which would be found instead; choose another")
+        raise UserError(f"Python would import an installed module called '{module}' instead; choose another name")

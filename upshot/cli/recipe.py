@@ -1,6 +1,6 @@
 """List and show recipes, compare two, or import one from another project.
 
-Look at recipes: which there are, what one resolves to, how two differ; or turn a config of another project into one.
+List recipes, show what one resolves to or how two differ, or turn another project's config into one.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def run_diff(args: argparse.Namespace) -> int:
     differ = [key for key in {**one, **two} if one.get(key) != two.get(key)]
     for key in differ:
         table.add_row(key, *("–" if key not in side else str(side[key]) for side in (one, two)))
-    whole_console().print(table if differ else "they say the same")
+    whole_console().print(table if differ else "no differences")
     return 1 if differ else 0
 
 

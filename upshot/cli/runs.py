@@ -48,7 +48,7 @@ def _list(folders: Sequence[Path], as_json: bool, tag: str | None) -> int:
 
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"no folder '{folder}'; `upshot runs FOLDER` names another")
+            raise UserError(f"the folder '{folder}' does not exist; `upshot runs FOLDER` looks in another")
     runs = [run for folder in folders for run in find(folder)]
     rows = describe([run for run in runs if tag is None or tag in run.notes["tags"]])
     if as_json:
@@ -169,7 +169,7 @@ def _remove(paths: Sequence[Path], sure: bool) -> int:
     runs = [_run_folder(path) for path in paths]
     if not sure:
         if not sys.stdin.isatty():
-            raise UserError("rm: nobody is there to be asked; add --yes")
+            raise UserError("rm: cannot ask for confirmation without a terminal; add --yes")
         if input(f"remove {', '.join(map(str, paths))} for good? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     for run in runs:
@@ -185,12 +185,12 @@ def _move(paths: Sequence[Path]) -> int:
     from upshot.core.errors import UserError
 
     if len(paths) != 2:
-        raise UserError("mv: name a run folder and where it goes")
+        raise UserError("mv: name a run folder and its new place")
     run, target = _run_folder(paths[0]), paths[1]
     if target.is_dir():
         target /= run.path.resolve().name
     if target.exists():
-        raise UserError(f"'{target}' is there already; choose another name")
+        raise UserError(f"'{target}' already exists; choose another name")
     target.parent.mkdir(parents=True, exist_ok=True)
     with run.lock(lambda _: None):
         shutil.move(run.path, target)

@@ -1,7 +1,7 @@
-"""Train a model by a recipe, or resume a run.
+"""Train a model with a recipe, or resume a run.
 
-Train by a recipe (a name from `upshot recipe list`, or a YAML file) with key=value overrides. With --resume, continue a
-run; steps, epochs, budget, eval, models, trackers and a few more keys may change.
+Train with a recipe (a name from `upshot recipe list`, or a YAML file) with key=value overrides. With --resume, continue
+a run; steps, epochs, budget, eval, models, trackers and a few more keys may change.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFo
     if args.resume:
         return _reopen(args, on_verl)
     if not args.recipe:
-        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
+        raise UserError("name a recipe; `upshot recipe list` shows those that ship with the project")
     from upshot.config.load import load_recipe
     from upshot.verl.plan import is_theirs
 

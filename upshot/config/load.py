@@ -167,7 +167,7 @@ def validate_recipe(
     """Check types and keys; an error becomes one clear line that names its source."""
     unreadable = next((key for key, value in flatten(data) if isinstance(value, str) and "\0" in value), None)
     if unreadable is not None:  # no name and no path can have one
-        raise UserError(f"{source}: {unreadable} holds the character NUL; take it out")
+        raise UserError(f"{source}: {unreadable} contains the character NUL; remove it")
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -186,10 +186,10 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """A file merged over those it extends; its values know their files."""
     path = path.resolve()
     if path in seen:
-        raise UserError(f"{path.name}: 'extends' goes in a circle: {' → '.join(p.name for p in (*seen, path))}")
+        raise UserError(f"{path.name}: 'extends' is circular: {' → '.join(p.name for p in (*seen, path))}")
     data = read_yaml(path, "recipe")
     if data is None:
-        raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
+        raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to start from")
     if not isinstance(data, dict):
         raise UserError(f"{path.name}: a recipe is a mapping of sections, not {type(data).__name__}")
     if isinstance(data.get("reward"), dict) and "metrics" in data["reward"]:

@@ -147,7 +147,7 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
     module_name, _, attribute = path.partition(":")
     place = f" in {where}" if where else ""
     if module_name == HELD:
-        raise UserError(f"{what} '{path}'{place} was code of another process; put it in a file and name its path")
+        raise UserError(f"{what} '{path}'{place} exists only in another process; put it in a file and name its path")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise UserError(f"{what} '{path}'{place} belongs to Python's standard library and is not a {what}")
     check_trust(path, what, where)

@@ -22,7 +22,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for key, _ in node.value:
             name = key.value
             if key.tag != "tag:yaml.org,2002:merge" and name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{name}' is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{name}' appears twice", key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
 

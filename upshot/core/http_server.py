@@ -159,7 +159,7 @@ class IncomingBody:
             self._held += size
             self._gate.held += size
             if self._gate.held > HALF_BODIES * self._gate.max_bytes:
-                raise BodyRefused(503, "too many requests are on their way in at once; try again")
+                raise BodyRefused(503, "too many requests are arriving at once; try again")
         return message
 
     async def _next(self) -> Any:

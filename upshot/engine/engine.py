@@ -213,7 +213,7 @@ class Engine:
         rules = Rules(max_tokens=len(given), temperature=0.0, top_logprobs=top)
         if self._room(prompt, rules, 1) < len(given):
             raise UserError(
-                f"{len(prompt)} prompt ids and {len(given)} given ones are more than the {self.shape.max_length} that "
+                f"{len(prompt)} prompt ids and {len(given)} given ids exceed the {self.shape.max_length} that "
                 "the model takes"
             )
         seq = Sequence([*prompt, *given], rules, prompt_len=len(prompt), given=True, on_done=on_done)
@@ -240,7 +240,7 @@ class Engine:
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
         if len(ids) >= self.shape.max_length:
-            raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
+            raise UserError(f"the prompt has {len(ids)} ids, but the model takes at most {self.shape.max_length}")
         if rules.max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
         if rules.temperature != 0 and not LEAST_TEMPERATURE <= rules.temperature < math.inf:
@@ -248,12 +248,12 @@ class Engine:
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g} and finite, got {rules.temperature}"
             )
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
-            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
+            raise QueueFull(f"{len(self.scheduler.waiting)} requests are already waiting")
         most = min(rules.max_tokens, self.shape.max_length - len(ids))
         pages = -(-(len(ids) + most) // self.pool.page_size)
         if pages > self.pool.n_pages - 1:
             raise UserError(
-                f"{len(ids)} prompt ids and {most} more need {pages} pages, the cache has "
+                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, but the cache has "
                 f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
             )
         return most
@@ -261,7 +261,7 @@ class Engine:
     def check_prompt(self, ids: list[int]) -> None:
         """Refuse ids that the model cannot read."""
         if not 0 < len(ids) <= self.shape.max_length:
-            raise UserError(f"the prompt has {len(ids)} ids, the model takes 1 to {self.shape.max_length}")
+            raise UserError(f"the prompt has {len(ids)} ids, but the model takes 1 to {self.shape.max_length}")
         self._check_vocabulary(Sequence(ids, Rules()))
 
     def _check_vocabulary(self, seq: Sequence) -> None:

@@ -65,7 +65,7 @@ def connect(
     if spec.kind == "replicas":
         return ReplicatedModel(spec, lambda one: _backend(one)(one), endpoints.routing(spec), **guards)
     if spec.kind == "served":
-        raise UserError(f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE`; give a URL")
+        raise UserError(f"{where or role or 'model'}: '{spec.model}' needs `serve: FILE` in the recipe; or give a URL")
     if spec.kind == "local" and pool is not None:
         return LocalModel(spec, pool.slot(role), **guards)
     return _backend(spec)(spec, **guards)

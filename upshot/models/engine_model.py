@@ -78,7 +78,7 @@ class EngineModel(Model):
         ids = self.prompt_ids(request)
         if len(ids) >= self.engine.shape.max_length:
             room = self.engine.shape.max_length
-            raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
+            raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, but the model's context holds {room}")
         grammar = self._grammar(request)
         scored = request.given
         try:
@@ -112,7 +112,7 @@ class EngineModel(Model):
         """Refuse a prompt that has at least this many ids where the context takes fewer; `what` describes its size."""
         room = self.engine.shape.max_length
         if ids > room:
-            raise ModelCallError("too_long", f"the prompt has {what}, and the model's context takes {room} ids")
+            raise ModelCallError("too_long", f"the prompt has {what}, but the model's context holds {room} ids")
 
     def check_queue(self, more: int) -> None:
         """Refuse `more` sequences if the queue has no room for all of them."""

@@ -48,7 +48,7 @@ class LiteLLMModel(GuardedModel):
         if self.spec.url is None and self.spec.api_key_env is None:
             missing = litellm.validate_environment(name)["missing_keys"]
             if missing:
-                raise UserError(f"model '{name}' needs the environment variable {' and '.join(missing)}: not set")
+                raise UserError(f"model '{name}' needs {' and '.join(missing)} in the environment; set it there")
         self._find_price(litellm, name)
 
     def _full_name(self) -> str:

@@ -104,7 +104,7 @@ class Renderer:
         rendered = self._apply(new, tools, generation=True, before=STOOD_FOR)
         _, stand_in, after = rendered.rpartition(STAND_IN)
         if not stand_in:
-            raise UserError("this chat template drops the assistant's words; its turns cannot be appended")
+            raise UserError("this chat template leaves out the assistant's words, so its turns cannot be appended")
         for message in new:
             self._check_shown(message)
         return after
@@ -116,8 +116,8 @@ class Renderer:
         probe = replace(message, content=PROBE)
         if PROBE not in self._fill([_for_template(one) for one in (*STOOD_FOR, probe)], (), generation=True):
             raise UserError(
-                f"this chat template shows nothing of '{message.role}' messages that follow a reply; "
-                "set model.chat_template to one that does"
+                f"this chat template leaves out '{message.role}' messages that follow a reply; "
+                "set model.chat_template to one that shows them"
             )
         self._shown.add(message.role)
 
@@ -214,12 +214,12 @@ class Renderer:
         turn = self._apply([*asked, message], tools, generation=False)
         plain = self._apply((), tools, generation=False, before=STOOD_FOR)
         if turn == plain.replace(STAND_IN, self.guard(message.content, "assistant")):
-            raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
+            raise UserError("this chat template leaves out tool calls; set model.chat_template to one that shows them")
         # Where the generation prompt says more than the template's turns do (opens a thought), their beginning counts.
         openings = [self._apply(asked, tools, generation=True), plain.partition(STAND_IN)[0]]
         before = next((text for text in openings if turn.startswith(text)), None)
         if before is None:
-            raise UserError("this chat template opens a turn with tool calls unlike any other; they cannot be imitated")
+            raise UserError("this chat template opens turns with tool calls differently; they cannot be imitated")
         end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
         words, closed, after = turn[len(before) :].rpartition(end)
         return words if closed else after

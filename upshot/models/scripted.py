@@ -71,7 +71,7 @@ class AbsentPolicy(Model):
 
     async def generate(self, request: Request) -> list[Completion]:
         """Refuse."""
-        raise UserError("no policy is available here; name a different model for the role that asks it (models.…=)")
+        raise UserError("no policy is available here; name a different model for the role that uses it (models.…=)")
 
 
 def _completion(text: str, request: Request) -> Completion:

@@ -52,7 +52,7 @@ class RecipeEvaluation:
         for option, instead in OF_THE_TASK.items():
             if getattr(args, option) != args.default_of(option):
                 flag, how = f"--{option.replace('_', '-')}", f": {instead}" if instead else ""
-                raise UserError(f"{flag} is for the table of --task; a recipe says it itself{how}")
+                raise UserError(f"{flag} applies only with --task; a recipe sets it itself{how}")
         self.args = args
         self.recipe = load_recipe(args.recipe, args.overrides).recipe
         check_names(self.recipe)
@@ -79,7 +79,7 @@ class RecipeEvaluation:
         if self.args.models:
             return parse_models(self.args.models)
         if not recipe_of_run(self.args.recipe):
-            raise UserError("which models? --models base=SPEC,trained=RUN names the rows of the table")
+            raise UserError("no models to compare; --models base=SPEC,trained=RUN names the rows of the table")
         return {"start": self.recipe.model.path or None, "trained": self.args.recipe}
 
     def _held_out_rows(self) -> list[Row]:

@@ -132,7 +132,7 @@ class Journal:
             keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
             changed = ", ".join(f"{key}: {old.get(key)!r}, now {new.get(key)!r}" for key in keys[:3])
             raise UserError(
-                f"{self.path} was begun with other settings ({changed}); give the same ones to resume, or another --out"
+                f"{self.path} was started with other settings ({changed}); give the same ones, or another --out"
             )
         return lines[1:]
 

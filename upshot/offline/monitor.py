@@ -156,7 +156,7 @@ def _of_row(
     unverified = None
     if verdict is None:
         if not source:
-            raise UserError(f"{where} has neither a 'score' nor a data_source to verify it by; say --task NAME")
+            raise UserError(f"{where} has neither a 'score' nor a data_source to verify it by; add --task NAME")
         claim = unverified = claim_of({**row, "response": answer}, settings, number, str(path))
         verdict = Score.missing(Reason.NOT_SCORED, "not verified yet")
     label = str(row.get("data_source") or source)

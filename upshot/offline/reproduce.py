@@ -145,7 +145,7 @@ class Paper:
             try:
                 filled = Template(value).substitute(self._values)
             except (KeyError, ValueError) as error:
-                raise UserError(f"{self.name}: '{value}' names what is not known: {error}") from None
+                raise UserError(f"{self.name}: unknown name in '{value}': {error}") from None
             if filled == value:
                 break
             value = filled

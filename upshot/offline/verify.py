@@ -136,7 +136,7 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
         raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
     source = source_of(row, settings)
     if not source:
-        raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
+        raise UserError(f"{file}, row {number} names no data_source; add --task NAME")
     used = ("response", "completion", "ground_truth")
     extra = {key: value for key, value in extra_of(row).items() if key not in used}
     extra |= {key: row[key] for key in ("prompt", "messages") if row.get(key) is not None}

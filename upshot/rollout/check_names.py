@@ -96,12 +96,12 @@ def _check_reward(recipe: Recipe) -> None:
 def _check_thoughts(recipe: Recipe) -> None:
     """Refuse classmates and credit that wait for thoughts which nothing marks."""
     if recipe.episode.think is None and (key := thought_key(recipe)):
-        raise UserError(f"{key} is thought, and there are no markers of thoughts: set episode.think, or {key}=all")
+        raise UserError(f"{key} is thought, but episode.think sets no markers; set them, or {key}=all")
     waits = recipe.futures.name == "classmates" and recipe.futures.options.get("thought", "marked") == "marked"
     if waits and recipe.episode.think is None:
         raise UserError(
-            "futures 'classmates' get the thought between the markers of episode.think, and there are none; "
-            "set episode.think, or futures.thought=reply to hand on the whole reply"
+            "futures 'classmates' get the thought between the markers of episode.think, but it sets none; "
+            "set them, or futures.thought=reply to hand on the whole reply"
         )
 
 

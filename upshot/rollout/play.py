@@ -94,7 +94,7 @@ async def open_by(user: Participant | None, conversation: Conversation) -> Openi
     row = conversation.row
     if user is None:
         raise UserError(
-            f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user (--user)"
+            f"row '{row.id}' has a goal but no message, and no user to write the opening; set futures.user (--user)"
         )
     failure = await catch_failure(limit_call(user, user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):

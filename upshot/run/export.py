@@ -54,7 +54,7 @@ def export(folder: RunFolder, checkpoint: str = "", merge: bool = False, out: Pa
 def write_new_folder(out: Path, write: Callable[[Path], None]) -> None:
     """A folder that is whole or not there; what lies there already is never replaced."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"'{out}' is there already; remove it, or choose another place with --out")
+        raise UserError(f"'{out}' already exists; remove it, or choose another place with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_folder(out, write)
@@ -70,7 +70,7 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
         learned = f"it finished {len(folder.steps)} steps" if folder.steps else "it never came to a step"
         raise UserError(
             f"'{folder.path}' has no checkpoint to export: the run is {state} and {learned}; "
-            f"let it go on with `upshot train --resume {folder.path}` (train.save.every saves on the way)"
+            f"continue it with `upshot train --resume {folder.path}` (train.save.every saves on the way)"
         )
     best = folder.checkpoints.best()
     if wanted == "best" and best is None:
@@ -95,7 +95,7 @@ def push(out: Path, name: str) -> str:
         )
     adapter = _adapter(out)
     if adapter is not None and not public_name(base := str(adapter["base_model_name_or_path"])):
-        raise UserError(f"the adapter in '{out}' needs its base '{base}', which nobody else has; export with --merge")
+        raise UserError(f"the adapter in '{out}' needs its base '{base}', which others lack; export with --merge")
     try:
         return upload(out, name)
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError, OSError) as error:

@@ -28,7 +28,7 @@ def hold(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold a run folder; where another run holds it, a `UserError` that names its process and machine."""
     path = (folder / NAME).resolve()
     if path in _held:
-        raise UserError(f"run folder '{folder}' is being written by a run of this very process ({os.getpid()})")
+        raise UserError(f"run folder '{folder}' is being written by another run in this process ({os.getpid()})")
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _lock(file, folder, say)

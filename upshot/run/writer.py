@@ -137,7 +137,7 @@ class Writer:
                 tell(tracker)
             except Exception as error:
                 if name not in self._failing:
-                    self.reporter.say(f"the tracker {name} fails ({error!r}); the run goes on, metrics.jsonl has all")
+                    self.reporter.say(f"tracker {name} failed ({error!r}); the run continues, metrics.jsonl has all")
                 self._failing.add(name)
             else:
                 self._failing.discard(name)

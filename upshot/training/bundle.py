@@ -65,7 +65,7 @@ class PolicyBundle:
             say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
         if template.words:
             words = ", ".join(map(repr, template.words))
-            say(f"chat template: it marks turns with ordinary text ({words}); messages that say it get a space inside")
+            say(f"chat template: it marks turns with ordinary text ({words}); messages with it get a space inside")
 
     @cached_property
     def engine(self) -> Engine:

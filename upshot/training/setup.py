@@ -39,7 +39,7 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
             module, tokenizer = load_whole(path, config.dtype, device)
         tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
     elif config.quantize != "none":
-        raise UserError("model.quantize=4bit is for a model that is loaded; a new tiny one needs no bits saved")
+        raise UserError("model.quantize=4bit applies only to a model that is loaded; leave it out for a new tiny one")
     else:
         from upshot.models.tiny import tiny_model
 
@@ -78,7 +78,7 @@ def _new_tokenizer(task: Task) -> Any:
 
     words = task.vocabulary()
     if not words:
-        raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
+        raise UserError(f"task '{task.name}' needs a model that knows the language; set model.path=FOLDER")
     return tiny_tokenizer(words)
 
 

@@ -52,8 +52,8 @@ S = TypeVar("S", bound=Section)
 Groups = Sequence[Sequence[Rollout]]
 OF_RUNS = {
     "data": "imitate(dialogues) learns from them", "epochs": "go over your rows as often as you like",
-    "prompts_per_step": "pass that many rows to sample()", "group_size": "sample(rows, group_size=…) says it",
-    "async_steps": "", "dynamic_sampling": "", "max_skipped": "train/skipped tells", "save": "save(folder) saves",
+    "prompts_per_step": "pass that many rows to sample()", "group_size": "set it with sample(rows, group_size=…)",
+    "async_steps": "", "dynamic_sampling": "", "max_skipped": "train/skipped shows it", "save": "save(folder) saves",
 }  # fmt: skip
 """Keys of `train` that only a whole run has a use for, and what to do instead."""
 
@@ -85,14 +85,12 @@ class Trainer:
         check_value("max_context", max_context, Whole)
         limit = max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
         for key in train.keys() & OF_RUNS.keys():
-            raise UserError(
-                f"Trainer takes no '{key}': that is for a whole run (upshot.train); {OF_RUNS[key]}".rstrip("; ")
-            )
+            raise UserError(f"Trainer does not take '{key}', an option of upshot.train; {OF_RUNS[key]}".rstrip("; "))
         self.config = _read_section(TrainConfig, train)
         method = method_of(self.config.method)
         if not method.samples and method.needs_reference(self.config):
             raise UserError(
-                f"Trainer has no method '{self.config.method}', which reads pairs from a file; upshot.train has"
+                f"Trainer has no method '{self.config.method}', which reads pairs from a file; use upshot.train"
             )
         self.renderer = Renderer(tokenizer)
         self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
@@ -178,7 +176,7 @@ class Trainer:
         """What the method learns from replies."""
         method = method_of(self.config.method)
         if not method.samples:
-            raise UserError(f"train.method is '{self.config.method}', which learns from dialogues: imitate(dialogues)")
+            raise UserError(f"train.method is '{self.config.method}', which learns from dialogues: use imitate()")
         if not method.credits_tokens:
             lesson: Lesson = method.prepare(self.learner, groups)
             return lesson

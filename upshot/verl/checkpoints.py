@@ -110,7 +110,7 @@ def export_shards(shards: Path, model: str, merge: bool, out: Path) -> None:
     bare = not (shards / "huggingface" / "config.json").is_file()
     if not model and (adapted or bare):
         what = "holds adapters" if adapted else "has no huggingface/config.json beside its shards"
-        raise UserError(f"'{shards}' {what}: say what it was made from with --model NAME|FOLDER")
+        raise UserError(f"'{shards}' {what}: name the model it was made from with --model NAME|FOLDER")
 
     def write(to: Path) -> None:
         if bare:

@@ -265,7 +265,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
 def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
     """What of a loss cannot be weighed row by row: a branch of the futures counts for less than a reply."""
     train = recipe.train
-    why = "along the tree a branch counts for its share, and verl weighs advantages alone"
+    why = "along the tree a branch counts for its share, and verl weights only advantages"
     if train.kl.weight and train.kl.where == "loss" and not method_of(train.method).value_head:
         yield MissingKey("train.kl.where", "loss", f"{why}: set train.kl.where=reward, or credit.by=reply", True)
     if train.entropy:
@@ -280,8 +280,8 @@ def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
     for key, model in (*named.items(), *copies):
         if model.startswith("policy@"):
             way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
-            yield MissingKey(key, model, f"verl's servers have the newest weights alone{way}", True)
+            yield MissingKey(key, model, f"verl's servers have only the newest weights{way}", True)
     itself = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
     if itself and recipe.futures.options.get("measure", "sampled") != "sampled":
-        why = f"verl's servers do not tell how likely given ids are, and classmate '{itself[0]}' is the policy"
+        why = f"verl's servers report no log-probabilities of given ids, and classmate '{itself[0]}' is the policy"
         yield MissingKey("futures.measure", recipe.futures.options["measure"], why, True)

@@ -42,5 +42,5 @@ def find_unplaceable(recipe: Recipe) -> Iterator[MissingKey]:
     """Devices that Ray does not give."""
     for role, spec in list_loaded(recipe).items():
         if spec.device not in ("auto", "cpu", CUDA):
-            why = f"Ray says which GPU is whose; set models.{role}.device={CUDA}, or cpu"
+            why = f"Ray assigns the GPUs; set models.{role}.device={CUDA}, or cpu"
             yield MissingKey(f"models.{role}.device", spec.device, why, True)

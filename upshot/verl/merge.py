@@ -87,7 +87,7 @@ def join_parts(name: str, parts: Sequence[Any]) -> torch.Tensor:
     locals_ = {rank: part._local_tensor for rank, part in enumerate(parts)}
     out = _join(first.device_mesh.mesh, first.placements, locals_, name)
     if out.shape != first.shape:
-        raise UserError(f"the parts of '{name}' make {list(out.shape)}, not {list(first.shape)}: a shard is another's")
+        raise UserError(f"the parts of '{name}' make {list(out.shape)}, not {list(first.shape)}: shards do not match")
     return out.contiguous()
 
 

@@ -15,10 +15,10 @@ def torchrun_command(words: Sequence[str], theirs: Sequence[str]) -> list[str]:
     """The program that trains; `words` are of `upshot train`, `theirs` verl's keys, of which the ranks alone count."""
     settings = {setting.key: setting.value for setting in map(parse_override, theirs)}
     if other := [key for key in settings if key not in RANKS]:
-        raise UserError(f"{other[0]} is verl's, and this method is trained by torchrun without it; leave it out")
+        raise UserError(f"{other[0]} belongs to verl, but this method trains with torchrun alone; leave it out")
     if settings.get("trainer.nnodes", 1) != 1:
         raise UserError(
-            "several nodes without Ray: start torchrun on each by hand, with -m upshot train and the same words"
+            "several nodes without Ray: start torchrun on each by hand, with -m upshot train and the same arguments"
         )
     ranks = int(settings.get("trainer.n_gpus_per_node", 1))
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

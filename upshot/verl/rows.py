@@ -43,7 +43,7 @@ def digest_of(row: Row) -> str:
 def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
     """Write the rows of a split for verl's dataset; how many there are."""
     if not rows:
-        raise UserError(f"the split '{split}' has no rows; look at the options under `task`")
+        raise UserError(f"the split '{split}' has no rows; check the options under `task`")
     by_id(rows, split)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, [record_of(row, number, split) for number, row in enumerate(rows)])

@@ -151,7 +151,7 @@ class ServedModel(Model):
 
     def _prompt_ids(self, request: Request) -> list[int]:
         if request.given:
-            raise UserError(f"model '{self.name}' is on verl's servers, which do not tell how likely given ids are")
+            raise UserError(f"model '{self.name}' is on verl's servers, which report no log-probabilities of given ids")
         if request.by_ids:
             return [int(i) for i in request.prompt]  # type: ignore[arg-type]
         messages = [m if not isinstance(m, dict) else messages_from([m])[0] for m in request.prompt]

@@ -212,7 +212,7 @@ def test_conversations_at_once_are_bounded(tmp_path: Path, actors: Any, monkeypa
 def test_other_settings_do_not_continue_a_build(tmp_path: Path, actors: Any) -> None:
     file = actors.goals(tmp_path, 1)
     build(command(tmp_path / "out", file))
-    with pytest.raises(UserError, match=r"begun with other settings .*rounds: 2, now 1"):
+    with pytest.raises(UserError, match=r"started with other settings .*rounds: 2, now 1"):
         build(command(tmp_path / "out", file, "--rounds", "1"))
 
 

@@ -256,7 +256,7 @@ def test_what_cannot_be_prepared_is_one_clear_line(tmp_path: Path, capsys: pytes
     assert main([*command, "--task", "gsmk8"]) == 2
     assert "did you mean 'gsm8k'" in capsys.readouterr().err
     assert main([*command, "--task", "gsm8k", "--agent-name", "x"]) == 2
-    assert "--agent-name is for rows with a hidden goal" in capsys.readouterr().err
+    assert "--agent-name applies only to rows with a hidden goal" in capsys.readouterr().err
 
 
 TESTS = """import unittest

@@ -111,7 +111,7 @@ def test_other_settings_are_refused_until_another_folder_is_named(
 ) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", "--quiet"]) == 0
     assert main(["logs", "prepare", str(log), "--out", "out", "--held-out", "0.3", "--quiet"]) == 2
-    assert "was begun with other settings (held_out: 0.1, now 0.3)" in capsys.readouterr().err
+    assert "was started with other settings (held_out: 0.1, now 0.3)" in capsys.readouterr().err
 
 
 def test_json_is_one_document_with_realism_and_validity_also_when_nothing_is_left_to_do(

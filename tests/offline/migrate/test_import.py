@@ -140,7 +140,7 @@ def test_the_classmate_forks_script_becomes_a_recipe(tmp_path: Path, capsys: pyt
     assert recipe.models["peer2"].model == "local:Qwen/Qwen3-0.6B"
     assert recipe.episode.think == ("<think>", "</think>") and recipe.train.advantage.name == "dr-grpo"
     assert (recipe.train.minibatches, recipe.train.save.every, recipe.train.kl.weight) == (2, 150, 0.0)
-    assert "default_local_dir=${WHO_KNOWS}/x: the shell alone knows its value" in told
+    assert "default_local_dir=${WHO_KNOWS}/x: only the shell knows its value" in told
     assert "do-not-show-me" not in told + (tmp_path / "mine.yaml").read_text()
 
 
@@ -280,7 +280,7 @@ def test_prompts_that_are_too_long_are_left_out_as_there() -> None:
     for words, rule in rules.items():
         assert carried(f"{start}{words}").recipe.get("episode", {}).get("long_prompts") == rule
     [(_, _, why)] = carried(f"{start}right").left
-    assert "known are error, left" in why
+    assert "known values: error, left" in why
 
 
 def test_models_keep_the_names_of_who_serves_them() -> None:
@@ -364,7 +364,9 @@ def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
     dpo = "accelerate launch open_instruct/dpo_tune_cache.py"
     mixed = f"{dpo} --mixer_list a/b 100 c/d 50 --beta 5 --loss_type dpo_norm"
     left = {name: why for name, _, why in carried(mixed).left}
-    assert "several" in left["--mixer_list"] and "known are dpo" in left["--loss_type"] and "length" in left["--beta"]
+    assert (
+        "several" in left["--mixer_list"] and "known values: dpo" in left["--loss_type"] and "length" in left["--beta"]
+    )
     assert "dpo" not in carried(mixed).recipe["train"]
     made = carried(f"{dpo} --mixer_list a/b 1.0").left[-1][2]
     assert "load_dataset('a/b', split='train').to_parquet('data/dolci/dpo_train.parquet')" in made
@@ -372,7 +374,7 @@ def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
     more = "--per_device_train_batch_size 8 --num_epochs 4 --code_api_url http://host:1234/test_program --max_turns 3"
     done = carried(f"{rl} {more}")
     left = {name: why for name, _, why in done.left}
-    assert "token_budget" in left["--per_device_train_batch_size"] and "known are 1" in left["--num_epochs"]
+    assert "token_budget" in left["--per_device_train_batch_size"] and "known values: 1" in left["--num_epochs"]
     assert left["--max_turns"] == "no counterpart is known"  # CollabLLM's flag of that name is another one
     assert done.recipe["train"]["kl"]["weight"] == 0.02 and done.recipe["train"]["prompts_per_step"] == 16
     assert done.recipe["task"] == {"name": "gsm8k", "file": "ai2-adapt-dev/rlvr_gsm8k_zs"}

@@ -96,7 +96,7 @@ def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
     assert main(["chat", str(run_folder), "--checkpoint", "last"]) == 0
     assert "its checkpoint rl-000002" in capsys.readouterr().out
     assert main(["chat", str(model), "train.lr=1"]) == 2
-    assert "overrides a recipe, and there is none" in capsys.readouterr().err
+    assert "overrides a recipe, but there is none" in capsys.readouterr().err
 
 
 def test_a_verdict_without_a_reference_is_refused_and_not_zero(
@@ -142,7 +142,7 @@ def test_a_reply_from_an_endpoint_comes_in_pieces(run_folder: Path) -> None:
 
 def test_options_that_a_recipe_says_are_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", str(run_folder), "--user", "scripted:echo"]) == 2
-    assert "--user: the recipe says it" in capsys.readouterr().err
+    assert "--user: the recipe sets it" in capsys.readouterr().err
 
 
 def test_a_chat_with_a_run_whose_data_are_not_here_needs_no_rows(

@@ -32,4 +32,4 @@ def test_a_share_of_no_gpu_and_a_share_that_is_none_are_refused(capsys: pytest.C
     with pytest.raises(UserError, match="above 0 and at most 1"):
         Allowance.hold(1.5, "cuda")
     assert main(["serve", "smollm2-135m", "--memory", "0.5", "--kv-gib", "1"]) == 2
-    assert "give one" in capsys.readouterr().err
+    assert "give only one" in capsys.readouterr().err

@@ -306,7 +306,7 @@ def test_a_schema_binds_the_whole_text_and_no_marker_in_it_is_read(agents: dict[
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools.0.function has no name"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "exclude each other"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot be combined"),
     ],
 )
 def test_a_choice_of_tools_that_makes_no_sense_is_refused_by_name(

@@ -26,12 +26,12 @@ def written(folder: Path, text: str) -> Path:
         ("servers: {a: {model: x, port: 70000}}", "servers.a.port"),
         ("servers: {a: {model: x, port: 81}, b: {model: y, port: 81}}", "port 81 is given to two servers"),
         ("servers: {a/b: x}", "'a/b' is not a valid server name"),
-        ("servers: {a: x, a: y}", "the key 'a' is there twice"),
+        ("servers: {a: x, a: y}", "the key 'a' appears twice"),
         ("servers: {}", "servers"),
         ("servers: {a: {model: x, arguments: [--port=1]}}", "'--port=1' is set by the key 'port'"),
         ("servers: {a: {model: x, devices: [0, 1]}}", "servers.a: devices [0, 1]: the upshot engine takes one GPU"),
         ("servers: {a: {model: x, devices: cpu, memory: 0.5}}", "memory is a share of a GPU"),
-        ("servers: {a: {model: x, program: y}}", "does nothing for the upshot engine"),
+        ("servers: {a: {model: x, program: y}}", "has no effect with the upshot engine"),
         ("servers: {a: {model: x, replicas: 2}, a-1: y}", "servers.a-1: a replica has the same name"),
         ("servers: {a: {model: x, replicas: 2, port: 81}, b: {model: y, port: 82}}", "port 82 is given to two servers"),
         ("servers: {a: {model: x, replicas: 2, port: 65535}}", "there are not 2 ports from there on"),
@@ -95,7 +95,7 @@ def test_servers_without_a_share_divide_what_the_others_leave() -> None:
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"servers.a.devices: there is no GPU 2 here \(GPUs 0 to 1\)"):
         planned(["0", "1"], a={"devices": [2]})
-    with pytest.raises(UserError, match=r"memory is a share of a GPU, and there is none here"):
+    with pytest.raises(UserError, match=r"memory is a share of a GPU, but there is none here"):
         planned([], a={"memory": 0.5})
     assert planned([], a={}) == {}
 

@@ -96,7 +96,7 @@ def test_a_recipe_that_names_no_such_server_is_refused_before_any_work(serve_fil
     serve_file(ONE)
     with pytest.raises(UserError, match=r"models.spare: .* names no server 'b'; known: a"):
         check_names(load_recipe(recipe_file(tmp_path, "serve:b")).recipe)
-    with pytest.raises(UserError, match=r"models.x is 'serve:a', and the recipe names no serve file"):
+    with pytest.raises(UserError, match=r"models.x is 'serve:a', but the recipe names no serve file"):
         check_names(load_recipe("quickstart", ["models.x=serve:a"]).recipe)
     with pytest.raises(UserError, match="cannot read serve file"):
         check_names(load_recipe("quickstart", ["serve=nowhere.yaml"]).recipe)

@@ -123,7 +123,7 @@ def test_status_and_stop_tell_and_stop(serve_file: Write, capsys: pytest.Capture
     told = capsys.readouterr().out
     assert re.search(rf"b +running +vllm +CPU +{re.escape(url)} +\d+ ", told)
     assert main(["serve", str(file)]) == 2
-    assert "are up already (process" in capsys.readouterr().err
+    assert "are already running (process" in capsys.readouterr().err
     assert main(["serve", "stop"]) == 0
     assert started.process.wait() == 0 and main(["serve", "status", str(file)]) == 1
 
@@ -140,8 +140,8 @@ def test_what_cannot_start_is_refused_before_anything_does(
         told = refusal(f"servers: {{a: {{model: x, engine: vllm, port: {port}}}}}")
     assert f"servers.a: cannot listen on 127.0.0.1:{port}: Address already in use" in told
     assert "no program 'nowhere'" in refusal("servers: {a: {model: x, engine: vllm, program: nowhere}}")
-    assert "--port is for `upshot serve MODEL`" in refusal(TWO, "--port", "1")
-    assert "--tool-parser is for `upshot serve MODEL`" in refusal(TWO, "--tool-parser", "hermes")
+    assert "--port applies only to `upshot serve MODEL`" in refusal(TWO, "--port", "1")
+    assert "--tool-parser applies only to `upshot serve MODEL`" in refusal(TWO, "--tool-parser", "hermes")
     assert "a map is keyed by model" in refusal("servers: {a: x, b: x}", "--map", "m.json")
     assert main(["serve", "smollm2-135m", "--map", "m.json"]) == 2
     assert not (tmp_path / "a").exists()

@@ -210,7 +210,7 @@ def test_a_server_that_nobody_starts_again_is_an_error_with_its_log(scene: Calla
         here.up = False
         await policy.generate(ASK)
 
-    with pytest.raises(UserError, match=r"does not come back .*log"):
+    with pytest.raises(UserError, match=r"did not come back .*log"):
         here.play(work)
 
 

@@ -59,7 +59,7 @@ def test_the_monitors_calls_count_against_the_budget(tmp_path: Path) -> None:
                 more=THINKS | {"budget": {"max_calls": 1}},
             )
         )
-    assert "budget of 1 calls is spent" in str(user_error_in(caught.value))
+    assert "budget of 1 calls is used up" in str(user_error_in(caught.value))
 
 
 def test_a_monitor_that_is_no_model_or_has_nothing_to_predict_is_refused(tmp_path: Path) -> None:

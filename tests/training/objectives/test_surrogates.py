@@ -127,7 +127,7 @@ def test_an_estimator_of_the_users_own_has_one_number_a_span() -> None:
     replies = [Rollout(Conversation(Row("a", ())), credit=Credit({"main": Score(1.0)}, (Span(0, 1),))) for _ in "ab"]
     for wrong in ([[0.5, -0.5]], [[[0.5]]], [0.5], None):
         named = Named(name=path_of(lambda step, wrong=wrong: wrong))
-        with pytest.raises(UserError, match=r"should return a list of groups, of replies, of one number"):
+        with pytest.raises(UserError, match=r"should return one number \(or None\) per span"):
             set_advantages([replies], named)
 
 

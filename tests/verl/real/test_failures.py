@@ -88,7 +88,7 @@ def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_r
     with Judge(tmp_path, concurrency=3) as judge, under_way(tmp_path / "run", *judge.words, *words) as run:
         run.until(lambda: run.steps >= 1)
         assert run.ended() == 2
-        assert "the budget of 100 calls is spent (100)" in run.words and "raise budget.max_calls" in run.words
+        assert "the budget of 100 calls is used up (100)" in run.words and "raise budget.max_calls" in run.words
         tally = judge.tally()  # every endpoint is tried once before the start; a worker has a whole share of 3
         assert tally["calls"] == 1 + 100 and tally["most"] == 2
         assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')

@@ -102,7 +102,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     from upshot.core.errors import UserError
 
     if args.purpose in ("rl", "user") and args.min:
-        raise UserError("--min is for sft and dpo: of other rows no reply is scored")
+        raise UserError("--min applies only to --for sft and --for dpo: other rows have no scored replies")
     summary = _prepare_verified(args) if args.purpose == "rl" and args.task else None
     if args.purpose == "user":
         from upshot.offline.data.users import prepare_user
@@ -158,5 +158,5 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
         return None
     for flag, value in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
         if value:
-            raise UserError(f"{flag} is for rows with a hidden goal; those of '{args.task}' have none")
+            raise UserError(f"{flag} applies only to rows with a hidden goal; '{args.task}' has none")
     return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed, args.sandbox)

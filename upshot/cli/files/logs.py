@@ -7,10 +7,10 @@ import argparse
 from upshot.cli.options import JOB, add_options, add_parts, run_of
 
 FIELDS = {
-    "outcome": "what came of a conversation",
-    "customer": "whose it is",
-    "time": "when it was",
-    "kind": "what it is about",
+    "outcome": "the outcome of a conversation",
+    "customer": "the customer",
+    "time": "the time",
+    "kind": "the topic",
 }
 
 
@@ -48,8 +48,8 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     add("--held-out", type=float, default=0.1, metavar="SHARE", help="share of the customers held out (default 0.1)")
     add("--replies", type=int, default=200, metavar="N", help="held-out replies for validity (default 200)")
     add("--samples", type=int, default=4, metavar="N", help="simulated futures of each of them (default 4)")
-    add("--rounds", type=int, default=4, metavar="N", help="most rounds of a future (default 4)")
-    add("--max-tokens", type=int, default=128, metavar="N", help="most tokens of a turn (default 128)")
+    add("--rounds", type=int, default=4, metavar="N", help="maximum rounds of a future (default 4)")
+    add("--max-tokens", type=int, default=128, metavar="N", help="maximum tokens of a turn (default 128)")
     add_options(parser, "seed", *JOB, "json")
     parser.set_defaults(run=run_of("offline.logs.prepare"))
 
@@ -58,6 +58,6 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILES", help=".jsonl, .json or .parquet files, or folders of them")
     for name, what in FIELDS.items():
-        add(f"--{name}", metavar="FIELD", help=f"where it says {what}, such as metadata.{name} (default: usual names)")
+        add(f"--{name}", metavar="FIELD", help=f"field with {what}, such as metadata.{name} (default: usual names)")
     add("--roles", metavar="NAME=ROLE,…", help="unusual names of roles, such as clerk=assistant")
     add("--keep-personal", action="store_true", help="do not mask email addresses, phone and card numbers")

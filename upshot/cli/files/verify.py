@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, help="time limit per item (default 10; for a judge: its own)")
     add("--out", metavar="FILE", help="write each row with its score (or the reason it is missing) to this JSONL file")
     add_options(parser, "option", "judge", "sandbox", "limit", "at_once", "json", at_once={"default": 256})
-    checks = (
-        "checks of programs that the judge cannot decide: believed if the row's profile says so, always, or left out"
-    )
+    checks = "checks that the judge cannot decide: believed as the row's profile says, always believed, or left out"
     add("--verdict", default="profile", choices=["profile", "believe", "strict"], help=checks)
     add("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
     add_options(parser, "host", "port", port={"default": 8900})

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = "a Hugging Face folder or Hub name, a run folder (its best checkpoint), or smollm2-135m"
     add("model", metavar="MODEL|FILE.yaml|status|stop", help=models)
-    add("file", nargs="?", metavar="FILE.yaml", help="with status and stop (default: the servers up in this folder)")
+    add("file", nargs="?", metavar="FILE.yaml", help="with status and stop (default: what runs in this folder)")
     add("--map", default="", metavar="FILE", help="with a FILE.yaml: write the classmate map to this file")
     add("--while-used", action="store_true", help="with a FILE.yaml: stop when no run uses the servers any more")
     add_options(parser, "host", "port", port={"default": 8000})
@@ -70,9 +70,9 @@ def _run_model(args: argparse.Namespace) -> int:
 
     if args.file or args.map or args.while_used:
         extra = args.file or ("--map" if args.map else "--while-used")
-        raise UserError(f"'{extra}' goes with a FILE.yaml, and '{args.model}' is a model")
+        raise UserError(f"'{extra}' applies only to a FILE.yaml, but '{args.model}' is a model")
     if args.memory and args.kv_gib:
-        raise UserError("--memory and --kv-gib say the same in two ways; give one")
+        raise UserError("--memory and --kv-gib set the same thing; give only one")
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
@@ -110,13 +110,13 @@ def _run_file(args: argparse.Namespace) -> int:
     for option in OF_ONE_MODEL:
         if getattr(args, option) != args.default_of(option):
             flag = f"--{option.replace('_', '-')}"
-            raise UserError(f"{flag} is for `upshot serve MODEL`; a serve file says it itself (see docs/serving.md)")
+            raise UserError(f"{flag} applies only to `upshot serve MODEL`; set it in the serve file (docs/serving.md)")
     if args.model in ("status", "stop"):
         if args.map or args.while_used:
-            raise UserError(f"--map and --while-used are for `upshot serve FILE.yaml`, not for {args.model}")
+            raise UserError(f"--map and --while-used apply only to `upshot serve FILE.yaml`, not to {args.model}")
         return _status(args.file) if args.model == "status" else _stop(args.file)
     if args.file:
-        raise UserError(f"one serve file at a time; '{args.file}' is a second")
+        raise UserError(f"one serve file at a time; leave out '{args.file}'")
     return _start(Path(args.model), Path(args.map) if args.map else None, args.while_used)
 
 
@@ -137,7 +137,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
     with lock(folder / SUPERVISOR_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
         if not free:
             pid = (read_state(folder) or {}).get("pid", "of unknown number")
-            raise UserError(f"the servers of '{file}' are up already (process {pid}); `upshot serve stop {file}`")
+            raise UserError(f"the servers of '{file}' are already running (process {pid}); `upshot serve stop {file}`")
         supervisor = Supervisor(file.resolve(), config, folder, _say, map_file)
         _say(f"starting {len(config.servers)} servers; logs in {folder}")
 
@@ -175,7 +175,7 @@ def _files(file: str | None) -> list[str]:
         states = [read_state(folder) for folder in sorted(Path().glob(f"*{SUFFIX}"))]
         return [state["file"] for state in states if state is not None]
     if not Path(file).expanduser().is_file() and not folder_of(file).is_dir():
-        raise UserError(f"no such serve file: '{file}'")
+        raise UserError(f"the serve file '{file}' does not exist")
     return [file]
 
 
@@ -198,7 +198,7 @@ def _stop(file: str | None) -> int:
 
     files = _files(file)
     if file is None and len(files) > 1:
-        raise UserError(f"several are up: name one of {', '.join(files)}")
+        raise UserError(f"several serve files are in use: name one of {', '.join(files)}")
     stopped = [name for name in files if stop(name)]
     _say(f"stopped the servers of {stopped[0]}" if stopped else "nothing to stop")
     return 0

@@ -78,7 +78,7 @@ def shape_of(model: torch.nn.Module) -> Shape:
         if getattr(adapter, "is_prompt_learning", False):
             raise UserError(
                 f"the engine cannot drive {type(adapter).__name__.removesuffix('Config')}: "
-                "it adds ids of its own to every prompt; use LoRA or another adapter of weights"
+                "it adds its own ids to every prompt; use LoRA or another adapter that changes weights"
             )
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):

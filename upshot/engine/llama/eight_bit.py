@@ -22,7 +22,7 @@ from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_
 PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
 FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 """Families whose block was run in 8 bits; what others add to it (experts, norms behind products) was not."""
-WAY_OUT = "leave it out, and the weights are sampled as they are"
+WAY_OUT = "leave it out to sample with the weights as they are"
 LARGEST, LEAST = 448.0, 1e-12
 """The largest number of E4M3; a row of zeros has a scale, too."""
 MOST_KEY_BIAS = 10.0
@@ -127,7 +127,7 @@ def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> Non
     """`UserError` where the engine cannot sample in 8 bits; `fused`: whether it has the block's kernels for it."""
     asked = "weights: fp8 (model.engine.weights, models.NAME.weights)"
     if settings.exact:
-        raise UserError(f"{asked} and exact log-probabilities exclude each other; leave one of them out")
+        raise UserError(f"{asked} and exact log-probabilities cannot be combined; leave one of them out")
     if shape.device.type != "cuda" and not settings.kernels:
         raise UserError(f"{asked} needs a GPU with 8-bit products (Hopper or later), not {shape.device}; {WAY_OUT}")
     if shape.device.type == "cuda":
@@ -145,17 +145,17 @@ def check_eight_bit_cache(model: torch.nn.Module, shape: Any, settings: Any, fus
     """`UserError` where keys and values cannot be kept in 8 bits; `fused`: whether there are the block's kernels."""
     asked = "kv: fp8 (model.engine.kv, models.NAME.kv)"
     if settings.exact:
-        raise UserError(f"{asked} and exact log-probabilities exclude each other; leave one of them out")
+        raise UserError(f"{asked} and exact log-probabilities cannot be combined; leave one of them out")
     if shape.device.type == "cuda" and torch.cuda.get_device_capability(shape.device) < (8, 9):
-        raise UserError(f"{asked} needs a GPU that knows 8-bit numbers (compute capability 8.9 or later); kv: model")
+        raise UserError(f"{asked} needs a GPU with 8-bit numbers (compute capability 8.9 or later); set kv: model")
     if not fused:
-        raise UserError(f"{asked} needs a GPU and a family that the fused block serves (docs/engine.md); kv: model")
+        raise UserError(f"{asked} needs a GPU and a family that the fused block serves (docs/engine.md); set kv: model")
     names = ("k_proj.bias", "k_proj.base_layer.bias")
     biases = [float(bias.detach().abs().max()) for name, bias in model.named_parameters() if name.endswith(names)]
     if max(biases, default=0.0) > MOST_KEY_BIAS:
         raise UserError(
             f"{asked} would round away the differences between this model's keys, which have biases of up to "
-            f"{max(biases):.0f} (at most {MOST_KEY_BIAS:.0f}); kv: model"
+            f"{max(biases):.0f} (at most {MOST_KEY_BIAS:.0f}); set kv: model"
         )
 
 

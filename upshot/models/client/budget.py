@@ -34,7 +34,7 @@ class Budget:
             spent, limit = getattr(self, what), getattr(self, f"max_{what}")
             if limit is not None and spent >= limit:
                 raise BudgetExceeded(
-                    f"the budget of {limit:g} {what} is spent ({spent:g}); what is finished is saved: "
+                    f"the budget of {limit:g} {what} is used up ({spent:g}); finished work is saved: "
                     f"raise budget.max_{what} and resume (a training: --resume RUN budget.max_{what}=…)"
                 )
 

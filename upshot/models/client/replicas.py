@@ -143,7 +143,7 @@ class ReplicatedModel(GuardedModel):
         try:
             await model.start()
             if self._likeness not in (None, likeness(model)):
-                raise UserError(f"'{model.name}' is unlike the other replicas: {likeness(model)}, not {self._likeness}")
+                raise UserError(f"'{model.name}' differs from other replicas: {likeness(model)}, not {self._likeness}")
         except BaseException as error:
             await model.aclose()
             if isinstance(error, UserError):
@@ -172,7 +172,7 @@ class ReplicatedModel(GuardedModel):
         self._likeness = common_likeness(self._list_open())
         self.abilities = self._common_abilities()
         for url, error in failures.items():
-            log.warning("%s goes on without a replica: %s", self.name, error)
+            log.warning("%s continues without a replica: %s", self.name, error)
             self.routing.put_out(url)
 
     def _list_open(self) -> list[GuardedModel]:
@@ -218,8 +218,8 @@ def common_likeness(models: list[GuardedModel]) -> tuple[str, ...]:
     if len(names) > 1:
         (one, a), (other, b), *_ = names.items()
         raise UserError(
-            f"the replicas '{a}' {one} and '{b}' {other} differ; serve the same model by the same server, or say "
-            "what holds for all with 'model' and 'token_ids'"
+            f"the replicas '{a}' {one} and '{b}' {other} differ; serve the same model with the same server, or set "
+            "'model' and 'token_ids' for all of them"
         )
     return next(iter(names))
 

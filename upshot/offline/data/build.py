@@ -89,9 +89,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(f"candidates is {args.candidates}; at least one reply must be tried")
     for name, share in (("proactive-share", args.proactive_share), ("system-share", args.system_share)):
         if not 0 <= share <= 1:
-            raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
+            raise UserError(f"{name} is {share}; it must be a share from 0 to 1")
     if args.max_messages is not None and args.max_messages < 2:
-        raise UserError(f"max-messages is {args.max_messages}; a question and a reply are two")
+        raise UserError(f"max-messages is {args.max_messages}; it must be at least 2 (a question and a reply)")
 
 
 def settings_of(args: argparse.Namespace, task: CollabTask, metrics: Mapping[str, Any]) -> dict[str, Any]:

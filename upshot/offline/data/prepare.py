@@ -136,7 +136,7 @@ def write_splits(
 def check_share(validation: float) -> None:
     """Refuse a number that is neither a share of goals nor a count."""
     if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
-        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
+        raise UserError(f"validation is {validation}; give a share of the goals (0 to below 1) or their number")
 
 
 def read_splits(

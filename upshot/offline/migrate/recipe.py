@@ -285,12 +285,12 @@ def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
     if "key" not in line:
         raise ValueError(line.get("reason") or (f"is `{line['command']}`" if line else "no counterpart is known"))
     if "$" in str(value).replace("$HOME", "") and line.get("how") not in ("name", "interaction", "tools"):
-        raise ValueError("the shell alone knows its value")
+        raise ValueError("only the shell knows its value")
     if "how" in line:
         return CONVERSIONS[line["how"]](TheirSetting(line, name, value, others))
     values = line.get("values", {str(value): value})
     if str(value) not in values:
-        raise ValueError(f"known are {', '.join(values)}")
+        raise ValueError(f"known values: {', '.join(values)}")
     converted = values[str(value)]
     return converted if "values" in line and isinstance(converted, dict) else {line["key"]: converted}
 

@@ -126,7 +126,7 @@ class Chat:
     async def fork(self, n: int) -> list[Rollout]:
         """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
         if not any(turn.message.role == "user" for turn in self.conversation.turns):
-            raise UserError("nothing was said yet that could be replied to")
+            raise UserError("there is nothing to reply to yet")
         self._take_facts()
         before = self._before_reply()
         one_reply = replace(self.context, max_turns=1, environment=None)
@@ -137,7 +137,7 @@ class Chat:
     def take(self, number: int) -> Turn:
         """Go on with one of the forked replies."""
         if not 1 <= number <= len(self.forks):
-            raise UserError(f"there is no reply {number}: /fork N makes some, and they count from 1")
+            raise UserError(f"there is no reply {number}; /fork N makes some, numbered from 1")
         chosen = self.forks[number - 1].conversation
         self.conversation.turns = chosen.turns
         self.conversation.ended = None
@@ -180,5 +180,5 @@ class Chat:
         """The model's reply to what was said last."""
         turn = await self.context.policy.reply(self.conversation)
         if turn is None:
-            raise UserError("the conversation fills the model's context; begin another one with /new")
+            raise UserError("the conversation fills the model's context; start another with /new")
         return turn

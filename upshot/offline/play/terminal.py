@@ -72,7 +72,7 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
     if args.recipe or is_run:
         for option in ("user", "judge", "metrics"):
             if getattr(args, option):
-                raise UserError(f"--{option}: the recipe says it; override it: models.{option}=… or reward.metrics=…")
+                raise UserError(f"--{option}: the recipe sets it; override models.{option}=… or reward.metrics=…")
         recipe = load_recipe(args.recipe or args.model, args.overrides).recipe
         recipe = recipe.model_copy(update={"episode": recipe.episode.model_copy(update=_sampling(args))})
         async with open_recipe(recipe, _spec(args)) as opened:
@@ -81,7 +81,7 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
         return
     if args.overrides:
         raise UserError(
-            f"'{args.overrides[0]}' overrides a recipe, and there is none; give --recipe NAME, or a run folder"
+            f"'{args.overrides[0]}' overrides a recipe, but there is none; give --recipe NAME, or a run folder"
         )
     async with _without_recipe(args) as chat:
         yield chat
@@ -217,7 +217,7 @@ class Terminal:
     def _user(self, rest: str) -> None:
         for _ in range(_number(rest, 1)):
             if self.chat.conversation.ended is not None:
-                raise UserError(f"the conversation has ended ({self.chat.conversation.ended}); /new begins another")
+                raise UserError(f"the conversation has ended ({self.chat.conversation.ended}); /new starts another")
             heard = self._telling_goal(self.chat.hear_user())
             for message in heard:
                 self.console.print(f"user> {clean(message.content)}", style="green")
@@ -262,7 +262,7 @@ class Terminal:
     def _fact(self, name: str) -> Callable[[str], None]:
         def put(rest: str) -> None:
             if not rest:
-                raise UserError(f"/{name} TEXT: which one?")
+                raise UserError(f"/{name} needs a text: /{name} TEXT")
             self.chat.set_fact(name, rest)
 
         return put

@@ -52,8 +52,8 @@ def check_shape(advantages: Advantages, step: Step, name: str) -> None:
         shape = []
     if shape != wanted:
         raise UserError(
-            f"train.advantage '{name}' should return a list of groups, of replies, of one number (or None) a span; a "
-            f"step of {wanted} spans by group and reply got {shape or repr(advantages)[:80]}"
+            f"train.advantage '{name}' should return one number (or None) per span, in lists by group and reply; a "
+            f"step with {wanted} spans by group and reply got {shape or repr(advantages)[:80]}"
         )
 
 

@@ -54,7 +54,7 @@ class RemoteManager(Manager):
             if error.status == 422:
                 raise UserError(f"{where} refused the claim: {error.detail}") from error
             if error.status in (401, 403):
-                raise UserError(f"{where} wants a key: set {KEY_VARIABLE} to the one it was given") from error
+                raise UserError(f"{where} requires a key: set {KEY_VARIABLE} to the one it was started with") from error
             self._counts["failures"] += 1
             return Score.missing(Reason.read(error.reason), f"remote: {error.reason}")
         except (KeyError, TypeError, ValueError):

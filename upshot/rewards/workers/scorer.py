@@ -88,5 +88,5 @@ def _claim(raw: bytes) -> Claim:
         raise UserError(f"verifier '{claim.source}' is a path; a scorer serves registered names only")
     for name in OWN:
         if name in options:
-            raise UserError(f"option '{name}' is the scorer's own; it was chosen when the scorer was started")
+            raise UserError(f"option '{name}' is set when the scorer is started; a request cannot choose it")
     return claim

@@ -14,7 +14,7 @@ def check_agent(recipe: Recipe) -> None:
     if episode.max_turns > 1 or episode.with_user:
         raise UserError(f"{who}, and takes as many turns as it likes: leave out episode.max_turns and with_user")
     if recipe.futures.name not in ("talk", "none"):
-        raise UserError(f"{who}: futures '{recipe.futures.name}' go on from one reply; set futures.name=none")
+        raise UserError(f"{who}: but futures '{recipe.futures.name}' continue a single reply; set futures.name=none")
     if not credit_rule(recipe.credit).one_reward:
         raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
     if train.samples and not method_of(train.method).credits_tokens:

@@ -54,7 +54,7 @@ class CallRecording:
 
     def __init__(self, conversation: Conversation, policy: Policy, dialect: Dialect, most: int) -> None:
         if policy.renderer is None:
-            raise UserError("episode.agent needs a policy whose ids are seen: a model in this process, or on vLLM")
+            raise UserError("episode.agent needs a policy that reports token ids: a model in this process, or vLLM")
         self.conversation = conversation
         self.policy = policy
         self.dialect = dialect
@@ -117,7 +117,7 @@ class CallRecording:
         formed = request.schema is not None
         if formed or asked.must_call:
             if not policy.model.abilities.schema:
-                raise UserError("this policy keeps to no format: leave out response_format, use tool_choice auto")
+                raise UserError("this policy enforces no format; drop response_format and use tool_choice auto")
             policy.form = {"schema": request.schema}
         if asked.must_call:
             form = self.dialect.reply_format(policy.context(path), bool(request.tools), formed, several)

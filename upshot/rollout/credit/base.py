@@ -68,4 +68,4 @@ def check_rule(config: CreditConfig) -> None:
     named, _, _ = parameters_of(rules.get(config.by, "credit.by"))
     for name in SHARED:
         if name not in named and getattr(config, name) != type(config).model_fields[name].default:
-            raise UserError(f"credit.{name} does nothing with credit.by={config.by}; leave it out")
+            raise UserError(f"credit.{name} has no effect with credit.by={config.by}; leave it out")

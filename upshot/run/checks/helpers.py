@@ -41,7 +41,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
     openings = [] if services.user is not None else context.task.rows("train")
     silent = [row.id for row in openings if row.goal and not has_opening(row)]
     if silent:
-        says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
+        says = f"{len(silent)} rows (such as '{silent[0]}') have a goal but no message, and no user to open"
         yield Finding(f"{says}; set futures.user")
     specs = {spec.model_dump_json(): spec for role, spec in _specs(recipe).items() if role not in later}
     tries = [_try_model(spec, recipe, context.offline) for spec in specs.values()]

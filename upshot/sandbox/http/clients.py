@@ -93,7 +93,7 @@ class CompatibleRunner(HttpRunner):
 
     def _name_language(self, language: str) -> dict[str, str]:
         if canonical(language) != "python":
-            raise UserError(f"language '{language}': the compatible code API runs Python alone")
+            raise UserError(f"language '{language}': the compatible code API runs only Python")
         return {}
 
     async def _post(

@@ -125,6 +125,6 @@ def demand(layers: Layers, cgroup: bool, required: Iterable[str]) -> None:
             )
     if not layers.seccomp or not (layers.namespaces or layers.landlock):
         raise UserError(
-            f"no isolation worth the name here: seccomp {described['seccomp']}, namespaces {described['namespaces']}, "
+            f"this machine isolates too little: seccomp {described['seccomp']}, namespaces {described['namespaces']}, "
             f"landlock {described['landlock']}; the sandbox needs seccomp and one of the other two"
         )

@@ -96,7 +96,7 @@ class ConversationServer(ApiServer):
         key = "" if conversation is None else conversation.reward_key if reward else conversation.key
         keys = [http.headers.get("authorization", "").removeprefix("Bearer ").strip(), http.headers.get("x-api-key")]
         if conversation is None or not any(hmac.compare_digest((one or "").encode(), key.encode()) for one in keys):
-            raise HTTPException(401, "no open conversation has this address and key: it is over, or the key is wrong")
+            raise HTTPException(401, "no open conversation has this address and key: it has ended, or the key is wrong")
         return conversation
 
     async def models(self, http: HttpRequest) -> Response:

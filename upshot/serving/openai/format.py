@@ -182,7 +182,7 @@ class ChatRequest(CommonFields):
         for i, tool in enumerate(self.tools):
             check_tool(tool, f"tools.{i}")
         if self.must_call and self.schema_of() is not None:
-            raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
+            raise ValueError("response_format and a tool_choice that demands a call cannot be combined; leave one out")
         if self.must_call:
             self.demanded_tools()
         if self.top_logprobs and not self.logprobs:

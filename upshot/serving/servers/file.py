@@ -97,9 +97,9 @@ class ServerConfig(PlainNumbers):
                     "`replicas` takes one each"
                 )
         if self.devices == "cpu" and self.memory is not None:
-            raise ValueError("memory is a share of a GPU, and devices is cpu; leave it out")
+            raise ValueError("memory is a share of a GPU, but devices is cpu; leave it out")
         if self.engine == "upshot" and self.program != "vllm":
-            raise ValueError(f"program '{self.program}' does nothing for the upshot engine; it is for engine: vllm")
+            raise ValueError(f"program '{self.program}' has no effect with the upshot engine, only with engine: vllm")
         return self
 
     def split_replicas(self) -> list[ServerConfig]:
@@ -156,7 +156,7 @@ class ServersConfig(PlainNumbers):
         ports = [server.port for server in servers_by_name.values() if server.port != "auto"]
         for port in ports:
             if ports.count(port) > 1:
-                raise ValueError(f"port {port} is given to two servers; one process listens on a port, or say auto")
+                raise ValueError(f"port {port} is given to two servers; give each its own, or auto")
         self.servers = servers_by_name
         return self
 

@@ -101,7 +101,7 @@ def stop(file: str | Path, within_s: float = 60.0) -> bool:
     if state is None:
         return False
     if state["machine"] != socket.gethostname():
-        raise UserError(f"'{file}' is up on {state['machine']} (process {state['pid']}); stop it there")
+        raise UserError(f"'{file}' is running on {state['machine']} (process {state['pid']}); stop it there")
     os.kill(state["pid"], signal.SIGTERM)
     while is_up(folder):
         if time.monotonic() > deadline:
@@ -130,10 +130,10 @@ def _add_address(spec: ModelSpec, where: str, file: str | None, from_elsewhere: 
     if name is None:
         return spec
     if file is None:
-        raise UserError(f"{where} is '{spec.model}', and the recipe names no serve file; set `serve: FILE.yaml`")
+        raise UserError(f"{where} is '{spec.model}', but the recipe names no serve file; set `serve: FILE.yaml`")
     state = read_state(folder_of(file))
     if state is None:
-        raise UserError(f"the servers of '{file}' are not up; `upshot serve {file}` starts them")
+        raise UserError(f"the servers of '{file}' are not running; `upshot serve {file}` starts them")
     check_text(file, state)
     check_server(where, name, {server["asked_as"] for server in state["servers"].values()}, file)
     urls = [server["url"] for server in state["servers"].values() if server["asked_as"] == name]

@@ -66,7 +66,7 @@ def find(recipe: Recipe, run: Path) -> Address:
     folder = folder_of(file_of(run))
     state = read_state(folder)
     if state is None:
-        raise UserError(f"the policy's vLLM server is not up; its log: {folder / f'{NAME}.log'}")
+        raise UserError(f"the policy's vLLM server is not running; its log: {folder / f'{NAME}.log'}")
     server = state["servers"][NAME]
     spec = ModelSpec(
         url=server["url"], model=NAME, token_ids=True, api_key_env=KEY, concurrency=1024, retries=0, timeout_s=3600

@@ -179,7 +179,7 @@ class VllmPolicy(PolicySampler):
                     _release()  # it needs room to start
                 if time.monotonic() > deadline or not self.address.is_up():
                     raise UserError(
-                        f"the policy's vLLM server does not come back ({error}); its log: {self.address.log}"
+                        f"the policy's vLLM server did not come back ({error}); its log: {self.address.log}"
                     ) from error
             await asyncio.sleep(POLL_S)
 

@@ -205,7 +205,7 @@ def _replies(record: Mapping[str, Any], name: str, futures: bool, where: str) ->
     messages = messages_of(whole, where=where)
     spoken = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
-        raise UserError(f"{where}: nobody answers in this conversation; it has no assistant message to score")
+        raise UserError(f"{where}: this conversation has no assistant message to score")
     cut = spoken[-1] if futures else spoken[0]
     ending = messages[cut : cut + 1] if futures else messages[cut:]
     return RecordedReplies(_scored_row(record, name, messages[:cut]), said=ending)

@@ -85,7 +85,7 @@ def read_step(result: Any) -> tuple[Any, float, bool]:
         return result[0], float(result[1] or 0), bool(result[2])
     if hasattr(result, "observation") and hasattr(result, "done"):
         return result.observation, float(getattr(result, "reward", None) or 0), bool(result.done)
-    raise TypeError(f"step returned {type(result).__name__}, which is no (seen, reward, terminated, truncated, info)")
+    raise TypeError(f"step returned {type(result).__name__}, not (observation, reward, terminated, truncated, info)")
 
 
 class ArenaGame:

@@ -187,7 +187,7 @@ class McpEnvironment(ToolEnvironment):
         thread.start()
         thread.join()
         if not found or isinstance(found[0], ServerGone):
-            raise UserError(f"task.server: {found[0] if found else 'it cannot be asked for its tools'}")
+            raise UserError(f"task.server: {found[0] if found else 'it does not list its tools'}")
         self.tools = {tool.name: McpTool(tool, self) for tool in found[0]}
 
     async def _list(self) -> list[Any] | ServerGone:
@@ -259,7 +259,7 @@ class McpTask(ToolUse):
         """
         fixed = {"tools", "corpus", "results", "sandbox"} & rows.keys()
         if fixed:
-            raise UserError(f"task 'mcp' takes no '{min(fixed)}': its tools are the server's; use task 'tools'")
+            raise UserError(f"task 'mcp' does not take '{min(fixed)}': the server sets its tools; use task 'tools'")
         super().__init__(tools=(), verifier=verifier, verifier_options=verifier_options, role=role, **rows)
         self._environment: McpEnvironment = McpEnvironment(server, shared, role, seconds)
         if describe:

@@ -82,7 +82,7 @@ class PlainUser(User):
         seed: seed for drawing personas.
         """
         if "{goal}" not in prompt:
-            raise UserError(f"the prompt of the user 'plain' has no {{goal}}: '{prompt}'")
+            raise UserError(f"the prompt of the user 'plain' does not contain {{goal}}: '{prompt}'")
         self.model = find_model("the user 'plain'", model, models or {})
         check_persona(persona)
         self.prompt, self.persona, self.noise, self.seed, self.task = prompt, persona, noise, seed, task

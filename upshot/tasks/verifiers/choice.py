@@ -84,7 +84,7 @@ class MultipleChoiceVerifier(Verifier):
         """The right letter."""
         letter = letter_of(reference, extra)
         if letter is None:
-            raise BadRow("reference is none of the choices")
+            raise BadRow("the reference is not one of the choices")
         return letter
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:

@@ -68,7 +68,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
     method.check_loss(recipe)
     rows = policy.fit_prompts(run.task.rows("train"))
     if not rows:
-        raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
+        raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; check the options under `task`")
     phase = TrainingPhase(run, config, len(rows))
     if phase.over:
         return  # before any helper is started
@@ -193,7 +193,7 @@ def lesson_of(
     config = learner.config
     charged = bool(config.kl.weight) and config.kl.where == "reward"
     if charged and not estimate:
-        raise UserError("train.kl.where is 'reward', but advantages that are given have no reward to take it off")
+        raise UserError("train.kl.where is 'reward', but given advantages have no reward to subtract it from")
     credits, logs = charge_replies(learner, groups) if charged else (None, {})
     replies = list(chain.from_iterable(groups))
     if estimate:

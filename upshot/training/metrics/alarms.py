@@ -165,7 +165,7 @@ ALARMS = (
         "rollout/future_repeats",
         lambda past: past.now > 0.3 and past.now > past.first + 0.2,
         "{now:.0%} of the policy's turns in futures repeat one that it said before (first {first:.0%}): it has "
-        "forgotten how to go on. " + FALLING,
+        "forgotten how to continue. " + FALLING,
     ),
 )
 

@@ -114,7 +114,7 @@ def _check_kind(metric: str, recipe: Recipe) -> None:
     keys = [f"metric/{label}" for label in metric_labels(one.name for one in recipe.reward.metrics).values()]
     if name.startswith("metric/") and recipe.futures.name in ("talk", "none") and name not in keys:
         raise UserError(
-            f"train.save.best is '{metric}', which is none of reward.metrics; "
+            f"train.save.best is '{metric}', which is not among reward.metrics; "
             f"{did_you_mean(metric, [f'eval/{one}' for one in keys])}"
         )
 

@@ -39,7 +39,7 @@ class RankServer:
     ) -> TokenOutput:
         """Continue the ids."""
         if unsupported := [name for name, value in more.items() if value]:
-            raise UserError(f"rollout.name={BACKEND} takes token ids alone; it was given {', '.join(unsupported)}")
+            raise UserError(f"rollout.name={BACKEND} takes only token ids; it was given {', '.join(unsupported)}")
         output = await self.sampler.generate(prompt_ids, sampling_params)
         return TokenOutput(
             token_ids=output.ids,
@@ -146,7 +146,7 @@ class UpshotRollout(BaseRollout):  # type: ignore[misc]
     ) -> None:
         """Carry all weights over; a failure is raised after the last tensor, for other ranks wait for each of them."""
         if wire_format != "named_tensors":
-            raise UserError(f"rollout.name={BACKEND} takes whole weights, not {wire_format}; look at checkpoint_engine")
+            raise UserError(f"rollout.name={BACKEND} takes whole weights, not {wire_format}; see checkpoint_engine")
         if peft_config is not None:
             raise UserError(
                 f"rollout.name={BACKEND} takes merged adapters; set actor_rollout_ref.model.lora.merge=true"

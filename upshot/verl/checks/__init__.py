@@ -103,7 +103,7 @@ def _critic(plan: VerlPlan) -> Iterator[Finding]:
     chosen = any(s.key.startswith(f"{CRITIC}.model.override") and s.source == COMMAND_LINE for s in plan.settings)
     if plan.value(f"{CRITIC}.enable") and attention == "sdpa" and not chosen:
         yield Finding(
-            "train.method=ppo: verl loads its critic with flash attention alone, which is not installed here: "
+            "train.method=ppo: verl loads its critic only with flash attention, which is not installed here: "
             "pip install flash-attn --no-build-isolation, or take train.method=rl"
         )
 

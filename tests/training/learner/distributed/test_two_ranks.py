@@ -183,7 +183,7 @@ def test_a_budget_is_spent_by_all_ranks_together_and_ends_a_run_that_can_go_on(p
     folder = RunFolder.open(place / "spent")
     assert folder.spent()["calls"] == BUDGET
     told = json.loads((folder.path / "status.json").read_text())
-    assert told["state"] == "stopped" and f"the budget of {BUDGET} calls is spent" in told["reason"]
+    assert told["state"] == "stopped" and f"the budget of {BUDGET} calls is used up" in told["reason"]
     latest = folder.latest()
     assert latest is not None and latest.step == metrics(folder.path)[-1]["step"] > 0
 

@@ -100,7 +100,7 @@ class ClassmatesOptions(Section):
         names = [config.name for config in named]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"'{twice}' is there twice; name it once, with a weight or more `samples`")
+            raise ValueError(f"'{twice}' appears twice; name it once, with a weight or more `samples`")
         if not any(config.weight for config in named):
             raise ValueError("name at least one of the recipe's models, with a weight above 0")
         return named

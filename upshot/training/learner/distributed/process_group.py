@@ -288,7 +288,7 @@ def open_ranks(device: str = "auto") -> Ranks:
         return ALONE
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
         raise UserError(
-            f"{size} ranks on several machines: `upshot train` uses the GPUs of one; "
+            f"{size} ranks on several machines: `upshot train` uses the GPUs of one machine; "
             "start it there with torchrun --nproc-per-node N"
         )
     _take_gpu(device, int(os.environ["LOCAL_RANK"]))

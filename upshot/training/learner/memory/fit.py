@@ -186,8 +186,8 @@ def require_sizes(recipe: Recipe) -> None:
     for name, spec in named_models(recipe).items():
         if spec.kind == "provider" and not PROVIDER.match(spec.model):
             raise UserError(
-                f"models.{name}={spec.model} would be asked at a provider called '{spec.model.partition('/')[0]}'; for "
-                f"the hub's model on this device: models.{name}=local:{spec.model}"
+                f"models.{name}={spec.model} would be looked up at a provider called "
+                f"'{spec.model.partition('/')[0]}'; for a hub model here, set models.{name}=local:{spec.model}"
             )
         if not is_beside(spec, recipe) or find_config(spec.model) is not None:
             continue
