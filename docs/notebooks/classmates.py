@@ -2,8 +2,8 @@
 # # Classmates from zero
 #
 # A thought is worth what it makes *other* models answer. Here a tiny policy can think in plain steps or in a
-# private code, and answers well either way. A classmate knows plain steps only. Rewarded by the classmate's
-# answer as well, the policy learns to think in the open.
+# private code, and answers well either way. A classmate understands only plain steps. If the classmate's answer counts
+# in the reward, the policy learns to think in plain steps.
 
 # %%
 import upshot
@@ -13,7 +13,7 @@ PEER_STEPS, WARM_STEPS, STEPS, ROWS = 150, 200, 24, 100
 # %% [markdown]
 # ## The classmate
 #
-# A small model with a vocabulary of its own, taught on plain thoughts.
+# A small model with its own vocabulary, trained on plain thoughts.
 
 # %%
 peer = upshot.train("classmate-mini-peer", train={"steps": PEER_STEPS}, run_dir="runs/peer")
@@ -32,7 +32,7 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## Two twins
 #
-# Same start, same rows, same steps. One is rewarded by its own answer alone (`futures=none`), one also by the
+# Same start, same rows, same steps. One is rewarded only for its own answer (`futures=none`), the other also for the
 # classmate's answer, which is credited to the tokens of the thought.
 
 # %%
@@ -50,8 +50,8 @@ together = upshot.train("classmate-mini", run_dir="runs/together", **shared)
 # %% [markdown]
 # ## What changed
 #
-# The monitor is a script that follows plain steps and trusts nothing that it cannot read. Its F1 says how well
-# question and thought alone foretell whether the answer is right.
+# The monitor is a script that follows plain steps and trusts nothing that it cannot read. Its F1 shows how well
+# question and thought predict whether the answer is right.
 
 
 # %%
@@ -72,7 +72,7 @@ for run in (alone, together):
     print(run.path.name, "|", run.rollouts[-1]["messages"][-1])
 
 # %% [markdown]
-# One seed, a few steps, and evaluations at temperature 0: each model shows its likeliest way to think, so the
+# This is one seed, a few steps, and evaluation at temperature 0, where each model always thinks in its most likely way, so the
 # numbers are extreme. The measured table, with three seeds at temperature 1, its caveats and all options are in
 # [classmates](../classmates.md). With real models (not run here: their data and models come from a hub):
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # CollabLLM from zero
 #
-# CollabLLM scores a reply by the conversation that comes of it. Here the whole way is walked with a tiny model on
-# a CPU: a warm start, the worth of single replies, training by two rewards, a comparison. The last section has
+# CollabLLM scores a reply by the conversation that follows from it. This page goes through all of it with a tiny model
+# on a CPU: a warm start, what single replies are worth, training with two rewards, a comparison. The last section has
 # the commands for real models.
 
 # %%
@@ -14,8 +14,8 @@ WARM_STEPS, STEPS, ROWS = 120, 60, 200
 # %% [markdown]
 # ## A customer with a hidden goal
 #
-# The task `slots` is a shop. The customer wants three things and opens with all, some or none of them. Goal and
-# reference are never shown to the policy.
+# The task `slots` is a shop. The customer wants a thing of a certain size and colour, and mentions all, some or none of
+# this in the first message. The policy never sees the goal or the reference.
 
 # %%
 task = SlotsTask()
@@ -35,9 +35,9 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## What is a reply worth?
 #
-# As it stands (0 rounds) a question earns nothing. By its futures (2 rounds) it earns what the conversation comes
-# to: the customer answers, the model goes on. `upshot.reward` plays that for any candidates, any policy and any
-# user.
+# Scored as it stands (0 rounds), a question earns nothing. Scored by its futures (2 rounds), it earns what the
+# conversation leads to: the customer answers, and the model continues. `upshot.reward` plays that for any candidates,
+# policy and user.
 
 # %%
 candidates = ["which size and colour and thing ?", "here is a small red lamp"]
@@ -60,8 +60,8 @@ for message in replies[0].futures[0].conversation.messages:
 # %% [markdown]
 # ## Two rewards, two models
 #
-# From the same warm start, with the same budget: once every reply is scored as it stands, once by two futures of
-# up to two rounds, with credit along the tree.
+# Both models start from the same warm start and train for the same number of steps. For the first, every reply is
+# scored as it stands; for the second, by two futures of up to two rounds, with credit along the tree.
 
 # %%
 shared = {
@@ -97,16 +97,16 @@ for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
 # This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table is in
 # [five minutes](../tour.md).
 #
-# The second model also trains what the policy says in the futures (credit along the tree). With a real model this
-# decides whether it keeps what it learned under `dr-grpo` (the quickstart's estimator), `rloo` and PPO: trained on the
-# reply alone it learns to ask every time and forgets how to answer. Under `grpo` nothing falls, the tree adds a few
-# hundredths, and the model asks only where something is missing: [results](../results.md), [why the
+# The second training also trains what the policy says in the futures (credit along the tree). With a real model and
+# `dr-grpo` (the quickstart's estimator), `rloo` or PPO, this decides whether the model keeps what it learned: if only
+# the reply is trained, it learns to ask every time and forgets how to answer. With `grpo` it does not forget, the tree
+# adds a few hundredths, and the model asks only where something is missing: [results](../results.md), [why the
 # tree](../why/tree.md).
 #
 # ## The same with real models
 #
-# The published settings are recipes. They need a GPU, a hub or data, a user model and a judge; none of these
-# lines was run here at 8B ([what was](../results.md)):
+# The published settings are recipes. They need a GPU, a hub or data, a user model and a judge. We have not run these
+# commands with an 8B model ([what we have run](../results.md)):
 #
 #     upshot data build --task math-hard --policy SPEC --user SPEC --judge SPEC --out data/built          # (key, hub)
 #     upshot data prepare --dataset data/built --for sft --out data/math-hard                             # (GPU)
@@ -115,5 +115,5 @@ for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
 #     upshot train collabllm-grpo model.path=CHECKPOINT models.user=SPEC models.judge=SPEC                # (GPU, key)
 #     upshot eval --task math-hard --models base=MODEL,trained=runs/… --user SPEC --judge SPEC  # (GPU, key, hub)
 #
-# `make collabllm-smoke` walks that way end to end on tiny models. Details: [CollabLLM](../collabllm.md),
+# `make collabllm-smoke` runs these steps end to end on tiny models. Details: [CollabLLM](../collabllm.md),
 # [data](../data.md), [evaluation](../evaluation.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A task in a notebook
 #
-# Rows, an environment, a verifier and a metric, defined in cells, trained with `upshot.train`. The kiosk of [your
-# own task](../own-task.md), cut down: a clerk may look a price up instead of guessing it.
+# Rows, an environment, a verifier and a metric are defined in cells and trained with `upshot.train`. The task is a small version of the kiosk in [your
+# own task](../own-task.md): a clerk may look up a price instead of guessing it.
 
 # %%
 import random
@@ -16,7 +16,7 @@ WARM_STEPS, STEPS, SIZE = 150, 20, 400
 # %% [markdown]
 # ## The environment: what comes back after a turn of the policy
 #
-# One object serves all conversations at once. What belongs to one lives in `conversation`.
+# One object serves all conversations at once. Whatever belongs to a single conversation is kept in `conversation`.
 
 
 # %%
@@ -80,7 +80,7 @@ class Kiosk(Task):
 # %% [markdown]
 # ## The recipe, as a mapping
 #
-# Classes and functions stand where a recipe in a file has names.
+# Where a recipe file has names, a mapping may have classes and functions.
 
 # %%
 recipe = {
@@ -105,7 +105,7 @@ for line in (steps[0], steps[len(steps) // 2], steps[-1]):
     print(f"step {line['step']:3}  right {line['reward/mean']:.2f}  turns {line['rollout/turns']:.2f}")
 
 # %% [markdown]
-# Guessing is right once in five times; looking costs a turn and tells the price. An unscored reply would have the
+# A guess is right one time in five; looking it up costs a turn and gives the price. A reply without a score would show the
 # reward `None` here:
 
 # %%
