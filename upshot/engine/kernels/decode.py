@@ -292,7 +292,7 @@ def tune(programs: int, k: Tensor) -> Tuning:
 
     No `programs`: many small parts, for which it does not matter.
     """
-    page, dim = k.shape[2], triton.next_power_of_2(k.shape[3])
+    page, dim = k.shape[2], max(16, triton.next_power_of_2(k.shape[3]))
     block = page if page >= 16 else 16
 
     def filled(stages: int) -> float:
@@ -329,7 +329,7 @@ def decode_attention(
     kv_heads, page = k.shape[1], k.shape[2]
     group = heads // kv_heads
     scale, window, softcap, sinks, _ = options
-    width, tile = triton.next_power_of_2(dim), max(16, triton.next_power_of_2(MEMBERS * group))
+    width, tile = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(MEMBERS * group))
     if window or tile * width * q.element_size() > MOST_TILE_BYTES:
         shared = None  # a sliding window rarely reaches back to the prefix
     parts = splits + (shared.splits if shared is not None else 0)

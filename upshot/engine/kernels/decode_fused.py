@@ -99,8 +99,8 @@ def _fused_rows(
 
 
 def can_fuse(dim: int, cos: Tensor, norms: HeadNorms | None) -> bool:
-    """Whether one kernel can do it: heads of a power of two, rotated whole, each with a norm of its own or none."""
-    return dim.bit_count() == 1 and 2 * cos.shape[1] == dim and (norms is None or len(norms.q) == dim)
+    """Whether one kernel can do it: heads of a power of two from 16 on, rotated whole, with their own norm or none."""
+    return dim >= 16 and dim.bit_count() == 1 and 2 * cos.shape[1] == dim and (norms is None or len(norms.q) == dim)
 
 
 def fused_decode_attention(
