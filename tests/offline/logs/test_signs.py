@@ -72,7 +72,7 @@ def test_the_survey_compares_outcomes_with_and_without_a_sign() -> None:
         said = ("hi", "which one?" if asking else "done", "ok", "fine")
         survey.add(talk(*said, outcome=float(asking), place=str(number)))
     survey.add(talk("hi", "no outcome here"))
-    sign = survey.to_dict()["signs"]["the assistant asks"]
+    sign = survey.to_dict()["signs"]["asks"]
     assert sign["with"]["value"] == 1 and sign["without"]["value"] == 0 and sign["without"]["n"] == 20
     assert sign["share"]["n"] == 31, "conversations without an outcome have signs, too"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable
-from upshot.offline.logs.page import counts, spread, write_page
+from upshot.offline.logs.page import counts, side, spread, write_page
 from upshot.offline.logs.read import USUAL, LogReader
 from upshot.offline.logs.signs import Survey
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def print_survey(survey: Any, account: list[str], records: int) -> None:
     """The survey as tables on a terminal."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
@@ -53,9 +54,9 @@ def print_survey(survey: Any, account: list[str], records: int) -> None:
     for name, own in survey["sizes"].items():
         console.print(f"  {name}: {spread(own)}")
     console.print(f"  languages: {counts(survey['languages'])}")
-    table = Table("", "share", "outcome with it", "outcome without")
+    table = Table("the assistant", "share", "outcome with it", "outcome without", "difference", box=SIMPLE)
     for name, sign in survey["signs"].items():
-        table.add_row(name, *(spread(sign[key]) for key in ("share", "with", "without")))
+        table.add_row(name, f"{sign['share']['value']:.1%}", spread(sign["with"]), spread(sign["without"]), side(sign))
     console.print(table)
     for line in account:
         console.print(line, style="yellow", soft_wrap=True)

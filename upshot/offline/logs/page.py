@@ -13,7 +13,15 @@ from upshot.run.report.page import read_asset
 
 def spread(found: Mapping[str, float] | None) -> str:
     """A mean with its interval, for a reader."""
-    return f"{found['value']:.3g} ({found['low']:.3g} to {found['high']:.3g})" if found else "–"
+    return "{value:.2f} ({low:.2f} to {high:.2f})".format(**found) if found else "–"
+
+
+def side(sign: Mapping[str, Any]) -> str:
+    """Whether conversations with a sign ended better or worse than those without it, where the intervals are apart."""
+    yes, no = sign["with"], sign["without"]
+    if not yes or not no:
+        return ""
+    return "worse" if yes["high"] < no["low"] else "better" if yes["low"] > no["high"] else ""
 
 
 def counts(numbers: Mapping[str, int]) -> str:
@@ -26,7 +34,7 @@ def write_page(path: Path, account: Sequence[str], **shown: Any) -> None:
     from jinja2 import Environment
 
     pages = Environment(autoescape=True)
-    pages.filters |= {"spread": spread, "counts": counts}
+    pages.filters |= {"spread": spread, "side": side, "counts": counts}
     template = pages.from_string((files("upshot.offline.logs") / "page.j2").read_text("utf-8"))
     page = template.render(account=account, style=read_asset("page.css"), **shown)
     write_atomic(path, page.encode("utf-8", "replace"))

@@ -63,11 +63,11 @@ def uses_tools(talk: LoggedConversation) -> bool:
 
 
 SIGNS: dict[str, Callable[[LoggedConversation], bool]] = {
-    "the assistant asks": asks,
-    "the assistant repeats itself": repeats,
-    "the assistant is corrected": corrected,
-    "the assistant is abandoned": abandoned,
-    "tools are used": uses_tools,
+    "asks": asks,
+    "repeats itself": repeats,
+    "is corrected": corrected,
+    "is abandoned": abandoned,
+    "uses tools": uses_tools,
 }
 
 
@@ -144,7 +144,7 @@ class Survey:
         present = {name: sign(talk) for name, sign in SIGNS.items()}
         for name, shows in present.items():
             self.shares[name].add(float(shows))
-        bad = sum(present.values()) - present["the assistant asks"] - present["tools are used"]
+        bad = sum(present.values()) - present["asks"] - present["uses tools"]
         if talk.outcome is not None:
             self.outcome.add(talk.outcome)
             if talk.kind in self.kinds or len(self.kinds) < 50:
