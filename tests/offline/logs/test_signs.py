@@ -101,7 +101,7 @@ def test_the_page_holds_no_markup_of_the_logs_and_needs_no_network(
     assert told["conversations"] == 2 and told["outcome"]["value"] == 3
     text = page.read_text()
     assert "<script" not in text and "<img" not in text and "&lt;script&gt;" in text
-    assert "default-src 'none'" in text and "outcome 1: logs.jsonl, line 1" in text
+    assert "default-src 'none'" in text and "<b>outcome 1</b>" in text and "logs.jsonl, line 1," in text
 
 
 def test_no_conversation_at_all_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
