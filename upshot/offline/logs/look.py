@@ -56,7 +56,8 @@ def print_survey(survey: Any, account: list[str], records: int) -> None:
     console.print(f"  languages: {counts(survey['languages'])}")
     table = Table("the assistant", "share", "outcome with it", "outcome without", "difference", box=SIMPLE)
     for name, sign in survey["signs"].items():
-        table.add_row(name, f"{sign['share'].get('value', 0.0):.1%}", spread(sign["with"]), spread(sign["without"]), side(sign))
+        share = f"{sign['share'].get('value', 0.0):.1%}"
+        table.add_row(name, share, spread(sign["with"]), spread(sign["without"]), side(sign))
     console.print(table)
     for line in account:
         console.print(line, style="yellow", soft_wrap=True)
