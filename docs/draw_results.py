@@ -5,8 +5,8 @@
 This calls `draw_estimators.py` (estimators, credit and TRL) and `draw_settings.py` (further settings, number formats,
 reasoning-gym, a published table).
 
-`results/demo/` has tables of `upshot demo` on different machines; README and the tour show ranges
-that hold them all.
+`results/demo/` has the tables of `upshot demo` with five seeds on two kinds of processors; README and the tour show
+ranges that hold them all.
 
 A file is one run: the lines of its metrics.jsonl with the keys that are needed here. Runs whose names differ only in
 the number after the last dash are seeds of one setting.
@@ -231,12 +231,24 @@ def demo_table() -> str:
     return markdown(rows)
 
 
+def demo_seeds_table() -> str:
+    """The multiturn-aware model of the demo, processor by processor, a figure for every seed, in Markdown."""
+    kept: dict[str, list[list[Any]]] = {}
+    for table in demo_tables():
+        kept.setdefault(table["machine"].partition(",")[0], []).append(table["rows"][-1][1:])
+    rows = [["processor", *demo_tables()[0]["columns"][1:]]]
+    for processor, models in kept.items():
+        cells = [[f"{cell['value']:.{1 if cell['value'] > 2 else 2}f}" for cell in cells] for cells in models]
+        rows.append([processor, *(" ".join(figures) for figures in zip(*cells, strict=True))])
+    return markdown([rows[0], ["---"] * len(rows[0]), *rows[1:]])
+
+
 def main() -> int:
     """Draw and print."""
     for name in ("draw_estimators.py", "draw_settings.py"):
         runpy.run_path(str(DOCS / name), run_name="__main__")
-    tables = (table, other_worlds, other_ways, gsm8k_table, classmates_table, quickstart_table, demo_table)
-    print(*(made() for made in tables), sep="\n\n")
+    tables = (table, other_worlds, other_ways, gsm8k_table, classmates_table, quickstart_table, demo_seeds_table)
+    print(*(made() for made in (*tables, demo_table)), sep="\n\n")
     return 0
 
 

@@ -72,9 +72,9 @@ for run in (alone, together):
     print(run.path.name, "|", run.rollouts[-1]["messages"][-1])
 
 # %% [markdown]
-# This is one seed, a few steps, and evaluation at temperature 0, where each model always thinks in its most likely way, so the
-# numbers are extreme. The measured table, with three seeds at temperature 1, its caveats and all options are in
-# [classmates](../classmates.md). With real models (not run here: their data and models come from a hub):
+# This is one seed, a few steps, and evaluation at temperature 0, where each model always thinks in its most likely
+# way, so the numbers are extreme. The measured table, with three seeds at temperature 1, its caveats and all options
+# are in [classmates](../classmates.md). With real models (not run here: their data and models come from a hub):
 #
 #     upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k
 #     upshot train classmate-gsm8k model.path=MODEL models.peer=PEER                     # (GPU)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A task in a notebook
 #
-# Rows, an environment, a verifier and a metric are defined in cells and trained with `upshot.train`. The task is a small version of the kiosk in [your
-# own task](../own-task.md): a clerk may look up a price instead of guessing it.
+# Rows, an environment, a verifier and a metric are defined in cells and trained with `upshot.train`. The task is a
+# small version of the kiosk in [your own task](../own-task.md): a clerk may look up a price instead of guessing it.
 
 # %%
 import random
@@ -105,8 +105,8 @@ for line in (steps[0], steps[len(steps) // 2], steps[-1]):
     print(f"step {line['step']:3}  right {line['reward/mean']:.2f}  turns {line['rollout/turns']:.2f}")
 
 # %% [markdown]
-# A guess is right one time in five; looking it up costs a turn and gives the price. A reply without a score would show the
-# reward `None` here:
+# A guess is right one time in five; looking it up costs a turn and gives the price. A reply without a score would show
+# the reward `None` here:
 
 # %%
 for reply in run.replies[-3:]:
