@@ -1,6 +1,6 @@
 """A trained model as others take it: a checkpoint without what a resume needs, merged if asked, with a model card.
 
-The card says what the model is made of, by which recipe, on what data, with what results. It is written to be public:
+The card says what the model is made of, by which recipe, on what data, with what results (`card.md.j2`). It is public:
 no paths of this machine, and of the helper models only their names. Torch is imported only to merge an adapter.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -136,33 +137,26 @@ def merge_adapter(checkpoint: Path, to: Path) -> None:
 
 def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merged: bool = False) -> str:
     """The card in Markdown."""
+    from jinja2 import Environment
+
     recipe = folder.recipe
     start = base or recipe.model.path
-    origin = public_name(start) or (f"a local model ({Path(start).name})" if start else "a new model of random weights")
-    lines = folder.lines(checkpoint.phase)
-    adapter = base is not None and not merged
-    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    front |= {"base_model": public_name(start)} if public_name(start) else {}
-    note = "# loads the base model and puts the adapter on it (pip install peft)\n" if adapter else ""
-    parts = [
-        f"---\n{yaml.safe_dump({**front, 'tags': ['upshot']}, sort_keys=False)}---\n",
-        f"# {recipe.name}\n",
-        f"{'A LoRA adapter of' if adapter else 'Trained from'} {origin} with Upshot {_version(folder)}: "
-        f"`{recipe.train.method}`, {checkpoint.step} steps"
-        f"{' (warm start)' if checkpoint.phase == 'warm-start' else ''}, seed {recipe.seed}.\n",
-        "## Use\n",
-        f"```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n{note}"
-        'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER", dtype="auto")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")\n```\n',
-        "## Results\n",
-        _results(lines, checkpoint.step),
-        "## Data\n",
-        _data(recipe),
-        "## Recipe\n",
-        "What differs from the defaults; `upshot train` takes it as a file.\n",
-        f"```yaml\n{public_recipe(recipe)}```\n",
-    ]
-    return "\n".join(parts)
+    public, adapter = public_name(start), base is not None and not merged
+    front = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    front |= {"base_model": public} if public else {}
+    cards = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    cards.filters["file_name"] = lambda path: Path(path).name
+    return cards.from_string((files("upshot.run") / "card.md.j2").read_text("utf-8")).render(
+        recipe=recipe,
+        checkpoint=checkpoint,
+        adapter=adapter,
+        front=yaml.safe_dump({**front, "tags": ["upshot"]}, sort_keys=False),
+        origin=public or (f"a local model ({Path(start).name})" if start else "a new model of random weights"),
+        version=_version(folder),
+        results=_results(folder.lines(checkpoint.phase), checkpoint.step),
+        options=_without_paths(recipe.task.options),
+        settings=public_recipe(recipe),
+    )
 
 
 def public_name(name: str) -> str:
@@ -194,26 +188,13 @@ def _version(folder: RunFolder) -> str:
     return str(json.loads(file.read_text()).get("upshot", "")) if file.is_file() else ""
 
 
-def _results(lines: Sequence[Mapping[str, Any]], step: int) -> str:
-    """The first and the last number of each metric up to the exported step."""
-    rows = []
+def _results(lines: Sequence[Mapping[str, Any]], step: int) -> list[tuple[str, float, float]]:
+    """Each metric with its first and last number up to the exported step."""
+    results = []
     for prefix in RESULTS:
-        names = dict.fromkeys(name for line in lines for name in line if name.startswith(prefix))
-        for name in names:
+        for name in dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)):
             step_of = evaluated_step if name.startswith("eval/") else itemgetter("step")
-            seen = [line[name] for line in lines if line.get(name) is not None and step_of(line) <= step]
-            if seen:
-                rows.append(f"| {name} | {seen[0]:.4g} | {seen[-1]:.4g} |")
-    return "\n".join(["| metric | first | last |", "|---|---|---|", *rows, ""]) if rows else "None were recorded.\n"
-
-
-def _data(recipe: Recipe) -> str:
-    options = ", ".join(f"{key}: {value}" for key, value in _without_paths(recipe.task.options).items())
-    lines = [f"- task: `{recipe.task.name}`" + (f" ({options})" if options else "")]
-    if recipe.train.data:
-        lines.append(f"- examples: `{Path(recipe.train.data).name}`")
-    lines.append(f"- {recipe.train.prompts_per_step} a step")
-    if recipe.eval.every:
-        held_out = Path(recipe.eval.data).name if recipe.eval.data else f"split `{recipe.eval.split}`"
-        lines.append(f"- held out: {held_out}, {recipe.eval.rows} rows, {recipe.eval.samples} sample(s) each")
-    return "\n".join([*lines, ""])
+            logged = [line[name] for line in lines if line.get(name) is not None and step_of(line) <= step]
+            if logged:
+                results.append((name, logged[0], logged[-1]))
+    return results
