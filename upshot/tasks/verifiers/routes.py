@@ -6,26 +6,15 @@ Dolci and OLMo mixes label rows in `dataset` (a name or a list of one), sometime
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from upshot.tasks.verifiers.base import verifiers
 
-_LABELS = {
-    label: name
-    for name, labels in {
-        "gsm8k": "gsm8k",
-        "math": "math strict-math math-hard hendrycks-math",
-        "code": "code",
-        "code-stdio": "code-stdio",
-        "code-contests": "code-contests",
-        "code-contests-modify-code": "code-contests-modify-code",
-        "humaneval": "newfacade/leetcodedataset leetcode",
-        "constraints": "ifeval ifeval-old instruction-following precise-if",
-        "general-quality": "general general-reward general-quality general-quality-ref",
-        "exact-match": "string-matcher string-f1 flan",
-    }.items()
-    for label in labels.split()
-}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_LABELS = {label: verifier for verifier, labels in _TABLE.items() for label in labels.split()}
 """Labels of the Dolci and OLMo mixes, as `_spelling` writes them → verifiers."""
 
 

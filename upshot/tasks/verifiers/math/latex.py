@@ -8,30 +8,15 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from pathlib import Path
 
-_UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "π": "\\pi ", "∞": "\\infty ",
-    "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
-    "≠": "\\ne ", "≈": "\\approx ", "∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ",
-    "ℝ": "\\R ", "±": "\\pm ", "°": "^\\circ ", "∨": "\\lor ", "∧": "\\land ", "\u2062": "", "\u200b": "", "\xa0": " ",
-    "\u2009": "\\,", "\u202f": "\\,", "…": "\\ldots ", "∛": "\\sqrt[3]",
-    "⟨": "(", "⟩": ")", "\u2329": "(", "\u232a": ")", "\u3008": "(", "\u3009": ")", "∶": ":",
-    "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
-    "⅕": "\\frac{1}{5}", "⅖": "\\frac{2}{5}", "⅗": "\\frac{3}{5}", "⅘": "\\frac{4}{5}", "⅙": "\\frac{1}{6}",
-    "⅚": "\\frac{5}{6}", "⅛": "\\frac{1}{8}", "⅜": "\\frac{3}{8}", "⅝": "\\frac{5}{8}", "⅞": "\\frac{7}{8}",
-})  # fmt: skip
+import yaml
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_UNICODE = str.maketrans(_TABLE["characters"])
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_SAME = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
-    "neq": "ne", "lt": "<", "gt": ">", "varnothing": "emptyset", "backslash": "setminus", "smallsetminus": "setminus",
-    "vee": "lor", "wedge": "land", "lbrace": "⦃", "rbrace": "⦄", "lvert": "|", "rvert": "|",
-    "langle": "(", "rangle": ")",
-    "dbinom": "binom", "tbinom": "binom", "degree": "^\\circ", "colon": ":", "mid": "|", "vert": "|", "cdotp": "cdot",
-    "left": "", "right": "", "displaystyle": "", "textstyle": "", "limits": "", "quad": " ", "qquad": " ",
-    "big": "", "Big": "", "bigg": "", "Bigg": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "",
-    "biggr": "", "Biggl": "", "Biggr": "", "middle": "", "ast": "*",
-}  # fmt: skip
+_SAME: dict[str, str] = _TABLE["commands"]
 """Commands that are spellings of another one."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textup|mathrm|mbox|mathsf|mathtt)\s*\{([^{}]*)\}")

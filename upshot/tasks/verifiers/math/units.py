@@ -9,46 +9,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
-_SIZES: dict[str, tuple[str, Fraction]] = {
-    name: (dimension, Fraction(size))
-    for dimension, sizes in {
-        "length": {"mm": "0.001", "cm": "0.01", "dm": "0.1", "m": "1", "km": "1000", "in": "0.0254", "ft": "0.3048",
-                   "yd": "0.9144", "mi": "1609.344"},
-        "mass": {"mg": "0.001", "g": "1", "kg": "1000"},
-        "volume": {"ml": "0.001", "l": "1"},
-        "time": {"s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"},
-        "dollars": {"cent": "0.01", "dollar": "1"},
-    }.items()
+import yaml
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_SIZES = {
+    name: (dimension, Fraction(str(size)))
+    for dimension, sizes in _TABLE["sizes"].items()
     for name, size in sizes.items()
-}  # fmt: skip
-_ALIASES = {
-    alias: name
-    for name, aliases in {
-        "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-        "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram",
-        "kg": "kilogram", "l": "liter litre L", "ml": "milliliter millilitre mL", "s": "second sec", "min": "minute",
-        "h": "hour hr", "cent": "¢", "dollar": "usd bucks", "degree": "deg °", "radian": "rad", "percent": "%",
-        "unit": "units", "pound": "lb lbs £", "euro": "€", "person": "people",
-        "child": "children", "man": "men", "woman": "women",
-    }.items()
-    for alias in (name, *aliases.split())
-}  # fmt: skip
-_KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), "day", "week", "month", "year", "way", "point", "N"}
-_ABOUT = frozenset(
-    word
-    for line in (
-        "not no none never is are was were be isn't aren't or and but if else than less more most least fewer greater",
-        "about approximately roughly nearly almost around over under above below plus minus times divided squared",
-        "cubed root factorial twice double half dozen dozens remainder mod modulo to from with without wrong false",
-        "incorrect answer answers hundreds thousands millions except unless maybe perhaps this that it does doesn't so",
-        "yes guess versus vs equals equal pairs halves thirds quarters fourths fifths sixths sevenths",
-        "eighths ninths tenths twelfths hundredths thousandths base tens ones twos",
-    )
-    for word in line.split()
-)
-"""Words that say something about the number before them, so that it is no longer the answer."""
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+}
+_ALIASES = {alias: name for name, aliases in _TABLE["names"].items() for alias in (name, *aliases.split())}
+_KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), *_TABLE["counted"].split()}
+_ABOUT = frozenset(_TABLE["about"].split())
+_SCALES: dict[str, int] = _TABLE["scales"]
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|and),?\s*)?(?:(?:the|our|my)\s+)?(?:final\s+|correct\s+)?(?:answer|result)\s*"
     r"(?:is|:|=)*\s*:?",
