@@ -2,7 +2,7 @@
 
 "Anna has some apples and buys 4 more. How many apples does Anna have now?" A model may guess, or ask and then answer.
 Guessing is short and wrong; asking pays only to someone who looks at what comes next, and only if what it says next is
-right. Everything is made by rule from a seed: no data file is needed.
+right. Everything is made by rule from a seed and the sentences of `withheld.yaml`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
@@ -36,49 +38,19 @@ class Kind:
     """A kind of problem about {n}'s {t} with the numbers {a} and {b}."""
 
     text: str
-    ask: tuple[str, str]
+    ask: list[str]
     """The question for each number."""
-    tell: tuple[str, str]
+    tell: list[str]
     """The user's answer to it."""
-    words: tuple[str, str]
+    words: list[str]
     """What a question in other words must say to be about it, as a regular expression."""
     sum: str
     """How it is worked out."""
-    unknown: tuple[str, str] = ("some", "some")
+    unknown: list[str]
     """What stands in the place of a number that is withheld."""
 
 
-KINDS = (
-    Kind(
-        "{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?",
-        ("How many {t} did {n} have at first?", "How many {t} did {n} buy?"),
-        ("{n} had {a} {t} at first.", "{n} bought {b} {t}."),
-        (r"first|start|begin", r"buy|bought|more"),
-        "{a} + {b}",
-    ),
-    Kind(
-        "{n} had {a} {t} and gave {b} of them away. How many {t} are left?",
-        ("How many {t} did {n} have at first?", "How many {t} did {n} give away?"),
-        ("{n} had {a} {t} at first.", "{n} gave {b} {t} away."),
-        (r"first|start|begin|had", r"give|gave|away"),
-        "{a} - {b}",
-    ),
-    Kind(
-        "{n} has {a} boxes with {b} {t} in each. How many {t} is that in all?",
-        ("How many boxes are there?", "How many {t} are in each box?"),
-        ("There are {a} boxes.", "There are {b} {t} in each box."),
-        (r"many boxes", r"each"),
-        "{a} * {b}",
-        ("several", "the same number of"),
-    ),
-    Kind(
-        "{n} has {a} {t} in each of two bags and {b} more on the table. How many {t} is that in all?",
-        ("How many {t} are in each bag?", "How many {t} are on the table?"),
-        ("There are {a} {t} in each bag.", "There are {b} {t} on the table."),
-        (r"bag", r"table"),
-        "{a} + {a} + {b}",
-    ),
-)
+KINDS = [Kind(**kind) for kind in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))]
 
 
 @dataclass(frozen=True)
