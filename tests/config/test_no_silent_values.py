@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import runpy
 import typing
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from tests.support.option_types import option_types
 from upshot.config.bools import is_misplaced_bool
 from upshot.config.load import load_recipe
-from upshot.config.reference import sections
 from upshot.config.registry import Registry, check_options
 from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
@@ -245,7 +245,8 @@ BASES: dict[str, dict[str, Any]] = {
 def keys() -> dict[str, Any]:
     """Every key of the reference and the options of all things that it can name, with their types."""
     out: dict[str, Any] = {}
-    for title, model, _ in sections():
+    reference = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "draw_reference.py"))
+    for title, model, _ in reference["sections"]():
         prefix = "" if title == "top level" else f"{title.replace('NAME', 'peer').replace('.N', '.0')}."
         out |= {f"{prefix}{name}": field.annotation for name, field in model.model_fields.items()}
     places = {"task": tasks, "futures": kinds, "futures.user": users, "reward.manager": managers}

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from upshot.config.layers import COMMAND_LINE, put, untag
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
-from upshot.config.reference import models_in
 from upshot.config.short_form import ShortForm
+from upshot.config.validation import models_in
 from upshot.core.errors import UserError
 
 

@@ -13,7 +13,7 @@ from upshot.cli.options import add_options, add_parts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below it."""
-    parts = {"list": _list, "show": _show, "diff": _diff, "schema": _schema, "reference": _reference, "import": _import}
+    parts = {"list": _list, "show": _show, "diff": _diff, "schema": _schema, "import": _import}
     add_parts(parser, **parts)
 
 
@@ -40,11 +40,6 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 def _schema(parser: argparse.ArgumentParser) -> None:
     """Print the JSON schema of recipes, for editors."""
     parser.set_defaults(run=run_schema)
-
-
-def _reference(parser: argparse.ArgumentParser) -> None:
-    """Print the page of every key, as in docs/reference.md."""
-    parser.set_defaults(run=run_reference)
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
@@ -131,14 +126,6 @@ def run_schema(args: argparse.Namespace) -> int:
     from upshot.config.recipe import Recipe
 
     print(json.dumps(Recipe.model_json_schema(), indent=2))
-    return 0
-
-
-def run_reference(args: argparse.Namespace) -> int:
-    """The page of every key."""
-    from upshot.config.reference import page
-
-    print(page(), end="")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Every recipe key as a page, from the fields of `recipe/` and the docstrings under them: `docs/reference.md`."""
+"""Writes docs/reference.md, every key of a recipe, from the fields of `config/recipe/` and the docstrings under them.
+
+python docs/draw_reference.py
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,41 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named, Recipe
 from upshot.config.validation import models_in
 
+DOCS = Path(__file__).resolve().parent
+HEAD = """\
+# Every key of a recipe
+
+Generated from the schema by `python docs/draw_reference.py`; a test keeps it current. `upshot recipe show
+NAME` prints a recipe with all its values and where each comes from. `recipes/schema.json` gives your editor the same
+information (`# yaml-language-server: $schema=…` as the first line of a recipe).
+
+**A recipe is a YAML file.** Keys that it does not set have the defaults below. An unknown key, a key that appears twice
+or a value of the wrong type is refused; the message names it and says what to do.
+
+**`extends`** (a name, a path, or a list of them) lays the file over others: mappings are merged key by key, everything
+else is replaced. Options of a named thing are inherited only while its `name` stays the same: a recipe that names a
+different task starts with that task's defaults.
+
+**Overrides** on the command line take precedence over files: `upshot train RECIPE train.lr=1e-5
+reward.metrics.accuracy.weight=2`. A section may be given in its short form (`train.kl=0.1`, `credit: turns`); later
+overrides of its other keys keep that value. Items of a list are named by position or by their `name`. Values are YAML.
+In Python: `upshot.load("RECIPE", train={"lr": 1e-5})`.
+
+**A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a string or a
+mapping with `name`. The other keys of the mapping are options of its constructor; their names, types and bounds are
+checked. The name is a built-in one, or `my_pkg.module:Thing` for your own code ([own-task.md](own-task.md)). A
+constructor that has a parameter called `task`, `judge`, `tokenizer`, `models` or `sandbox` gets it from the program.
+
+**A model** under `models` is a string (a URL with `#name`, `provider/model`, a folder, `policy`, `policy@start`,
+`scripted:…`) or a mapping with the keys at the end of this page ([models.md](models.md)).
+"""
 YAML_TYPES: dict[Any, str] = {str: "text", int: "whole number", float: "number", Any: "anything"}
 YAML_TYPES |= {bool: "true or false", type(None): "null"}
 
 
 def page() -> str:
     """The whole page."""
-    parts = [(Path(__file__).parent / "reference_head.md").read_text("utf-8")]
+    parts = [HEAD]
     for title, model, note in sections():
         parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | |\n|---|---|---|---|\n{_rows(title, model)}")
     return "".join(parts)
@@ -96,3 +127,8 @@ def first_line(model: type[BaseModel]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (DOCS / "reference.md").write_text(page(), encoding="utf-8")
+    print(DOCS / "reference.md")
