@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+
+import yaml
 
 from upshot.tasks.verifiers.ifeval.checks import (
     Check,
@@ -241,14 +244,5 @@ OLD: dict[str, Check] = {
     "validate_end": lambda text, end_phrase: text.rstrip().endswith(end_phrase.rstrip()),
 }
 """Checks by the names of the older functions."""
-SAME: dict[str, tuple[str, dict[str, str]]] = {
-    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
-    "validate_quotation": ("startend:quotation", {}),
-    "validate_response_language": ("language:response_language", {}),
-    "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}),
-    "validate_title": ("detectable_format:title", {}),
-    "validate_choice": ("detectable_format:constrained_response", {}),
-    "validate_highlighted_sections": ("detectable_format:number_highlighted_sections", {"N": "num_highlights"}),
-    "validate_no_commas": ("punctuation:no_comma", {}),
-}
+SAME: dict[str, tuple[str, dict[str, str]]] = yaml.safe_load(Path(__file__).with_name("same.yaml").read_text("utf-8"))
 """Functions that mean what an IFEval kind means → its id, and how their arguments are called there."""
