@@ -161,6 +161,13 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         self.config.critic.ppo_mini_batch_size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         return super()._balance_batch(batch, metrics=metrics, **more)
 
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Of the reference, which is the policy without its adapters: verl leaves that word in the batch, and a critic,
+        which has no adapters, would fail by it."""
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        batch.extra_info.pop("no_lora_adapter", None)
+        return batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
         rows = self._read_measures(batch)
