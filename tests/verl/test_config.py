@@ -11,8 +11,8 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.config import compose
-from upshot.verl.plan import SPECIAL, ClusterPlace, flatten_recipe, is_theirs, uncarried_entry
-from upshot.verl.table import CARRIED, LEFT, PLAYED
+from upshot.verl.plan import ClusterPlace, flatten_recipe, is_theirs, uncarried_entry
+from upshot.verl.table import CARRIED, LEFT, PLAYED, SPECIAL
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
@@ -28,7 +28,7 @@ def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
 
 
 def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
-    carried = {key for line in CARRIED for key in line.ours} | SPECIAL
+    carried = {key for line in CARRIED for key in line.ours}.union(SPECIAL)
     known = [*carried, *PLAYED, *LEFT]
     full = load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8}"]).recipe
     lost = [key for key, _ in flatten_recipe(full) if not any(key == k or key.startswith(k + ".") for k in known)]

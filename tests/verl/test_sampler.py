@@ -43,12 +43,12 @@ async def named(module: Any) -> AsyncIterator[tuple[str, torch.Tensor]]:
 
 async def sync(to: Sampler, module: Any, step: int, most: int = 1 << 30) -> int:
     """Send all weights; in how many parts."""
-    to.begin()
+    to.begin_weights()
     sent = 0
     async for part in parts(named(module), torch.float32, most):
-        to.load(part)
+        to.load_weights(part)
         sent += 1
-    to.loaded(step)
+    to.end_weights(step)
     return sent
 
 
@@ -56,7 +56,7 @@ def test_a_seed_draws_what_local_mode_draws_by_it() -> None:
     here = Engine(model(0), RENDERER.end_ids)
     (seq,) = here.submit(prompt(), Rules(max_tokens=8, seed=7))
     here.run_until_done()
-    said = [asyncio.run(sampler().generate(prompt(), {**PARAMS, "seed": 7})) for _ in range(2)]
+    said = [asyncio.run(sampler().sample(prompt(), {**PARAMS, "seed": 7})) for _ in range(2)]
     assert [one.ids for one in said] == [seq.sampled] * 2
     assert said[0].logprobs == pytest.approx(seq.logprobs, abs=1e-6)
     assert len(said[0].logprobs) == len(said[0].ids)
@@ -65,7 +65,7 @@ def test_a_seed_draws_what_local_mode_draws_by_it() -> None:
 def test_without_a_seed_two_requests_draw_apart() -> None:
     async def both() -> list[list[int]]:
         own = sampler()
-        return [(await own.generate(prompt(), {**PARAMS, "max_tokens": 30})).ids for _ in range(2)]
+        return [(await own.sample(prompt(), {**PARAMS, "max_tokens": 30})).ids for _ in range(2)]
 
     first, second = asyncio.run(both())
     assert first != second
@@ -74,12 +74,12 @@ def test_without_a_seed_two_requests_draw_apart() -> None:
 def test_after_a_sync_the_new_weights_sample_and_the_step_is_said() -> None:
     async def run() -> tuple[Any, ...]:
         own = sampler(0)
-        before = await own.generate(prompt(), {**PARAMS, "seed": 3})
+        before = await own.sample(prompt(), {**PARAMS, "seed": 3})
         sent = await sync(own, model(1), step=5, most=1000)
-        return before, await own.generate(prompt(), {**PARAMS, "seed": 3}), sent
+        return before, await own.sample(prompt(), {**PARAMS, "seed": 3}), sent
 
     before, after, sent = asyncio.run(run())
-    fresh = asyncio.run(sampler(1).generate(prompt(), {**PARAMS, "seed": 3}))
+    fresh = asyncio.run(sampler(1).sample(prompt(), {**PARAMS, "seed": 3}))
     assert sent > 2
     assert (before.step, after.step) == (None, 5)
     assert after.ids == fresh.ids and after.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
@@ -94,29 +94,29 @@ def test_bfloat16_goes_through_as_bytes() -> None:
 
 def test_a_weight_that_is_unknown_or_does_not_come_is_said_by_name() -> None:
     own = sampler()
-    own.begin()
+    own.begin_weights()
     with pytest.raises(UserError, match=r"'model\.norm2'.*none of that name"):
-        own.load({"model.norm2": PackedTensor.of(torch.zeros(2))})
+        own.load_weights({"model.norm2": PackedTensor.of(torch.zeros(2))})
     with pytest.raises(UserError, match=r"model\.norm\.weight.*has shape \(16,\)"):
-        own.load({"model.norm.weight": PackedTensor.of(torch.zeros(2))})
-    own.load({"model.norm.weight": PackedTensor.of(torch.ones(16))})
+        own.load_weights({"model.norm.weight": PackedTensor.of(torch.zeros(2))})
+    own.load_weights({"model.norm.weight": PackedTensor.of(torch.ones(16))})
     with pytest.raises(UserError, match=r"sent no weights for model\.embed_tokens\.weight"):
-        own.loaded(1)
+        own.end_weights(1)
 
 
 def test_requests_wait_while_weights_come_and_those_under_way_are_aborted() -> None:
     async def run() -> tuple[Any, Any]:
         own = sampler()
-        early = asyncio.ensure_future(own.generate(prompt(), {**PARAMS, "max_tokens": 200}))
+        early = asyncio.ensure_future(own.sample(prompt(), {**PARAMS, "max_tokens": 200}))
         await asyncio.sleep(0)
-        own.begin()
-        late = asyncio.ensure_future(own.generate(prompt(), PARAMS))
+        own.begin_weights()
+        late = asyncio.ensure_future(own.sample(prompt(), PARAMS))
         for _ in range(5):
             await asyncio.sleep(0)
         assert early.done() and not late.done()
         async for part in parts(named(model(1)), torch.float32, 1 << 30):
-            own.load(part)
-        own.loaded(2)
+            own.load_weights(part)
+        own.end_weights(2)
         return await early, await late
 
     early, late = asyncio.run(run())
@@ -126,11 +126,11 @@ def test_requests_wait_while_weights_come_and_those_under_way_are_aborted() -> N
 @pytest.mark.parametrize("given", [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.5}, {"ignore_eos": True}])
 def test_what_the_engine_does_not_have_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(given))):
-        asyncio.run(sampler().generate(prompt(), {**PARAMS, **given}))
+        asyncio.run(sampler().sample(prompt(), {**PARAMS, **given}))
 
 
 def test_a_stop_id_ends_the_reply() -> None:
-    free = asyncio.run(sampler().generate(prompt(), {**PARAMS, "seed": 1}))
+    free = asyncio.run(sampler().sample(prompt(), {**PARAMS, "seed": 1}))
     stop = free.ids[1]
-    cut = asyncio.run(sampler().generate(prompt(), {**PARAMS, "seed": 1, "stop_token_ids": [stop]}))
+    cut = asyncio.run(sampler().sample(prompt(), {**PARAMS, "seed": 1, "stop_token_ids": [stop]}))
     assert cut.ids == free.ids[: free.ids.index(stop) + 1]

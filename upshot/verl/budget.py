@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.models.client.budget import SPENT, Budget
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
@@ -94,17 +95,22 @@ class WorkerBudget:
         await self._client.report(self.worker, dict(self._own), True)
 
     async def _report_on(self, close: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        closing = False
+        while not closing:
             try:
-                self._others, closing = await self._client.report(self.worker, dict(self._own))
-            except Exception as error:  # whatever the way to the ledger raises, there is none any more
-                self._lost = UserError(describe_loss(error))
-                log.error("%s", self._lost)
+                self._others, closing = await self._ask(self._client.report(self.worker, dict(self._own)))
+            except UserError as error:
+                log.error("%s", error)
                 return
-            if closing:
-                await close()
-                return
-            await asyncio.sleep(BEAT_S)
+            await (close() if closing else asyncio.sleep(BEAT_S))
+
+    async def _ask(self, answer: Awaitable[T]) -> T:
+        """What the ledger says; whatever the way to it raises, there is none any more."""
+        try:
+            return await answer
+        except Exception as error:
+            self._lost = UserError(describe_loss(error))
+            raise self._lost from error
 
     def _tally(self, what: str, amount: float) -> float:
         self._own[what] += amount
@@ -112,17 +118,12 @@ class WorkerBudget:
 
     async def _take_call(self) -> None:
         """Ask for a call; `BudgetExceeded` when none is left for anybody."""
-        if self._lost is None and self.budget.max_calls is not None:
-            try:
-                granted = await self._client.take_call(self.worker)
-            except Exception as error:
-                self._lost = UserError(describe_loss(error))
-            else:
-                if not granted:
-                    self._others["calls"] = max(self._others["calls"], self.budget.max_calls - self._own["calls"])
-                    self.budget.check()
         if self._lost is not None:
             raise self._lost
+        most = self.budget.max_calls
+        if most is not None and not await self._ask(self._client.take_call(self.worker)):
+            self._others["calls"] = max(self._others["calls"], most - self._own["calls"])
+            self.budget.check()
 
 
 def describe_loss(error: BaseException) -> str:

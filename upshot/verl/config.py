@@ -35,6 +35,7 @@ from upshot.verl.plan import (
 )
 from upshot.verl.table import (
     ACTOR,
+    AS_POLICY,
     BACKEND,
     CARRIED,
     CRITIC,
@@ -204,16 +205,6 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
             if is_under(setting.key, ours):
                 critic.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
     return critic
-
-
-AS_POLICY = {
-    f"{ACTOR}.optim": f"{CRITIC}.optim",
-    f"{ACTOR}.grad_clip": f"{CRITIC}.grad_clip",
-    f"{ACTOR}.strategy": f"{CRITIC}.strategy",
-    f"{ACTOR}.fsdp_config": f"{CRITIC}.fsdp",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": f"{CRITIC}.ppo_max_token_len_per_gpu",
-}
-"""Settings of the policy that the critic has as well, by prefix."""
 
 
 def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list[MissingKey]]:

@@ -14,8 +14,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,9 @@ def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
     paths = [
         shards / f"model_world_size_{size}_rank_{rank}.pt" for size in [world_size(shards)] for rank in range(size)
     ]
-    with _quiet(), torch.serialization.safe_globals(_kinds()):
+    # torch warns of meshes that were unpickled without process groups; none is needed to read them.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    with torch.serialization.safe_globals(_kinds()):
         return [torch.load(path, map_location="cpu", weights_only=True, mmap=True) for path in paths]
 
 
@@ -170,15 +171,3 @@ def _kinds() -> list[Any]:
     from torch.distributed.tensor.placement_types import Partial
 
     return [DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial, torch.Size]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch warns of meshes that were unpickled without process groups; none is needed to read them."""
-    log = logging.getLogger("torch.distributed.device_mesh")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

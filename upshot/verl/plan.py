@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from upshot.config.layers import flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
+from upshot.verl.table import CARRIED, LEFT, SPECIAL, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
@@ -140,13 +140,6 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
     return settings, list({m.reason: m for m in missing}.values())
 
 
-SPECIAL = {
-    *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save.every", "train.token_budget"),
-}
-"""Recipe keys that are carried by more than a line of the table."""
-
-
 def find_uncarried(recipe: Recipe) -> list[MissingKey]:
     """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
     usual = dict(flatten_recipe(Recipe(task=recipe.task)))
@@ -160,7 +153,7 @@ def find_uncarried(recipe: Recipe) -> list[MissingKey]:
 
 def uncarried_entry(key: str) -> str | None:
     """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
-    carry_over = {name for line in CARRIED for name in line.ours} | SPECIAL
+    carry_over = {name for line in CARRIED for name in line.ours}.union(SPECIAL)
     fits = [name for name in LEFT if is_under(key, name)]
     return None if any(is_under(key, name) for name in carry_over) or not fits else max(fits, key=len)
 

@@ -30,6 +30,7 @@ from upshot.training.learner.distributed.ranks import add_counts
 from upshot.training.metrics.alarms import Alarms
 from upshot.verl.checkpoints import saved_steps
 from upshot.verl.checks.watchdog import MARK
+from upshot.verl.table import METRICS as METRIC_NAMES
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
@@ -101,16 +102,6 @@ class StepRecorder:
         return self.folder.checkpoints.path / f"global_step_{step}"
 
 
-OURS = {
-    "actor/grad_norm": "train/grad_norm",
-    "actor/loss": "loss/policy",
-    "actor/pg_clipfrac": "policy/clipped",
-    "timing_s/gen": "time/rollout",
-    "timing_s/update_actor": "time/learn",
-}
-"""Those that mean the same here; all others keep their name, under `verl/`. Our trainer tells `policy/entropy` and
-`train/lr` itself: `actor/entropy` is of the whole distribution (local mode's of the sampled tokens, unless a bonus asks
-for it), `actor/lr` the rate of the next step; `actor/pg_loss` is a part of `actor/loss`."""
 OWN = "upshot/"
 """Before those that our trainer works out itself, from the replies, as local mode does."""
 
@@ -125,7 +116,7 @@ def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
             continue
         if math.isfinite(number) and not isinstance(value, str):
             ours = name.removeprefix(OWN)
-            out[ours if ours != name else OURS.get(name, f"verl/{name}")] = number
+            out[ours if ours != name else METRIC_NAMES.get(name, f"verl/{name}")] = number
         if name == "actor/grad_norm":
             out["train/skipped"] = float(not math.isfinite(number))  # so does verl's engine
     return out

@@ -1,7 +1,7 @@
 """The policy on our engine, as a server of a cluster: ids in, ids and log-probabilities out, weights as they come.
 
 Nothing here imports verl or Ray; `adapters/rollout.py` puts it behind verl's servers. Weights come by name in parts
-(`begin`, `load` …, `loaded`); from the first to the last part no request is computed.
+(`begin_weights`, `load_weights` …, `end_weights`); from the first to the last part no request is computed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Sampler:
         self._open.set()
         self._running: set[Running] = set()
 
-    async def generate(self, prompt: Sequence[int], params: Mapping[str, Any]) -> SampledOutput:
+    async def sample(self, prompt: Sequence[int], params: Mapping[str, Any]) -> SampledOutput:
         """Continue the ids; waits while weights are coming in."""
         rules = self._rules(params)
         await self._open.wait()
@@ -135,12 +135,12 @@ class Sampler:
 
     # --- weights
 
-    def begin(self) -> None:
+    def begin_weights(self) -> None:
         """Weights are about to come: nothing more is computed on the old ones."""
         self.hold()
         self._left = {tensor.data_ptr() for tensor in self.module.parameters()}
 
-    def load(self, part: Mapping[str, PackedTensor]) -> None:
+    def load_weights(self, part: Mapping[str, PackedTensor]) -> None:
         """Take a part of the weights."""
         with torch.no_grad():
             for name, packed in part.items():
@@ -151,13 +151,13 @@ class Sampler:
                 target.copy_(packed.tensor())
                 self._left.discard(target.data_ptr())
 
-    def loaded(self, step: int | None) -> None:
+    def end_weights(self, step: int | None) -> None:
         """All weights are here; they are those after the trainer's `step`. `UserError` where some did not come."""
         if self._left:
             lost = [name for name, tensor in self._tensors.items() if tensor.data_ptr() in self._left]
             raise UserError(f"the trainer sent no weights for {', '.join(lost[:3])} ({len(lost)} in all)")
         self._steps[self.engine.weights_changed()] = step
-        self.go_on()
+        self.resume_generation()
 
     # --- pauses
 
@@ -169,6 +169,6 @@ class Sampler:
             self.engine.abort(seq)
         return len(running)
 
-    def go_on(self) -> None:
+    def resume_generation(self) -> None:
         """Take requests again."""
         self._open.set()

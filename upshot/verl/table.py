@@ -122,6 +122,10 @@ USUAL: dict[str, tuple[Any, str]] = _TABLE["usual"]
 OF_FSDP: list[str] = _TABLE["of_fsdp"]
 REFUSED: dict[str, str] = _TABLE["refused"]
 PLAYED: dict[str, str] = _TABLE["played"]
+SPECIAL: list[str] = _TABLE["special"]
+AS_POLICY: dict[str, str] = _TABLE["as_policy"]
+METRICS: dict[str, str] = _TABLE["metrics"]
+PHASES: dict[str, str] = _TABLE["phases"]
 LEFT = {
     key: UnmappedKey(why, section == "left_and_refused")
     for section in ("left", "left_and_refused")

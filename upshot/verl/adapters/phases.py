@@ -8,22 +8,8 @@ from typing import Any, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.verl.adapters.budget import find_budget
+from upshot.verl.table import PHASES
 
-PHASES = {
-    "_setup": "starting workers and servers",
-    "_load_checkpoint": "loading a checkpoint",
-    "on_init_end": "weight sync to the servers (the first)",
-    "on_sample_begin": "rollouts: waiting for conversations",
-    "on_sample_end": "putting the servers to sleep",
-    "_compute_old_log_prob": "log-probabilities",
-    "_compute_ref_log_prob": "log-probabilities of the reference",
-    "_update_critic": "updating the critic",
-    "_update_actor": "updating the policy",
-    "on_step_end": "weight sync to the servers",
-    "_validate": "validation: waiting for conversations",
-    "_save_checkpoint": "saving a checkpoint",
-}
-"""Methods of verl's trainer, and what they do."""
 Trainer = TypeVar("Trainer", bound=type)
 
 

@@ -20,17 +20,17 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from upshot.core.errors import UserError
 from upshot.models.local import load_local, pick_dtype
 from upshot.models.rendering import Renderer
-from upshot.verl.sampler import PackedTensor, Sampler, parts
+from upshot.verl.sampler import Sampler, parts
 from upshot.verl.table import BACKEND
 
 
-class RankServer:
-    """The actor that samples for one rank."""
+class RankServer(Sampler):
+    """The actor that samples for one rank; weights and pauses are the sampler's own."""
 
     def __init__(self, path: str, dtype: str, device: str, seed: int, most_tokens: int, frees: bool) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         module, tokenizer = load_local(path, dtype, device)
-        self.sampler = Sampler(module, Renderer(tokenizer).end_ids, seed, most_tokens)
+        super().__init__(module, Renderer(tokenizer).end_ids, seed, most_tokens)
         self.frees = frees
         """Whether memory is given back while the trainer works (`rollout.free_cache_engine`)."""
 
@@ -40,7 +40,7 @@ class RankServer:
         """Continue the ids."""
         if unsupported := [name for name, value in more.items() if value]:
             raise UserError(f"rollout.name={BACKEND} takes only token ids; it was given {', '.join(unsupported)}")
-        output = await self.sampler.generate(prompt_ids, sampling_params)
+        output = await self.sample(prompt_ids, sampling_params)
         return TokenOutput(
             token_ids=output.ids,
             log_probs=output.logprobs,
@@ -49,41 +49,25 @@ class RankServer:
             extra_fields={"global_steps": output.step},
         )
 
-    async def begin_weights(self) -> None:
-        """Weights are about to come."""
-        self.sampler.begin()
-
-    async def load_weights(self, part: dict[str, PackedTensor]) -> None:
-        """Take a part of the weights."""
-        self.sampler.load(part)
-
-    async def end_weights(self, step: int | None) -> None:
-        """All weights are here."""
-        self.sampler.loaded(step)
-
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Abort what is under way; what comes waits."""
-        return {"aborted_count": self.sampler.hold(), "request_ids": []}
-
-    async def resume_generation(self) -> None:
-        """Take requests again."""
-        self.sampler.go_on()
+        return {"aborted_count": self.hold(), "request_ids": []}
 
     async def sleep(self) -> None:
         """Give the memory of keys and values back; the weights stay."""
         if self.frees:
-            self.sampler.engine.park()
+            self.engine.park()
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take that memory again."""
         if tags is None or "kv_cache" in tags:
-            self.sampler.engine.resume()
+            self.engine.resume()
 
     release_kv_cache = sleep
 
     async def resume_kv_cache(self) -> None:
         """Take the memory of keys and values again."""
-        self.sampler.engine.resume()
+        self.engine.resume()
 
     async def nothing(self, **_: Any) -> None:
         """What has no meaning here: old keys and values are forgotten with the weights, and there is no profiler."""
