@@ -7,9 +7,8 @@ forward and backward of six while learning, at rates that such a device reaches 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from upshot.config.load import load_recipe
 from upshot.config.method import method_of
@@ -18,9 +17,10 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.offline.arguments import read_metrics, read_model
 from upshot.offline.sweep import plan_runs
-from upshot.run.forecast import REMOTE, amount, count_examples, count_judged, helper_costs, price
+from upshot.run.forecast import REMOTE, HelperCost, amount, count_examples, count_judged, helper_costs, price
 from upshot.run.pace import sampled_tokens
 from upshot.tasks.base import tasks
+from upshot.training.learner.distributed.ranks import sum_by_name
 
 SAMPLING_RATE = 8e13
 """Operations a second while sampling: 5,000 tokens of an 8B model."""
@@ -31,20 +31,9 @@ PROMPT_TOKENS = 600
 WEIGHTS = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 
 
-class StageCost(NamedTuple):
-    """About what a stage costs."""
-
-    calls: int = 0
-    tokens: int = 0
-    """Of helpers, in and out."""
-    dollars: float = 0.0
-    sampled: int = 0
-    """Tokens of the policy."""
-    gpu_hours: float = 0.0
-
-    def plus(self, other: StageCost) -> StageCost:
-        """Both together."""
-        return StageCost(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
+PARTS = ("calls", "tokens", "dollars", "sampled", "gpu_hours")
+"""Of a cost: calls, tokens (in and out) and dollars of helpers, tokens of the policy, hours of the device."""
+Cost = Mapping[str, float]
 
 
 def describe_costs(
@@ -58,30 +47,33 @@ def describe_costs(
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
     stages = zip(costs.items(), shown, strict=True)
     lines = [f"{name:<14}{_line(cost)}\n{'':<14}upshot {command}" for (name, cost), command in stages]
-    return "\n".join([*lines, f"{'all stages':<14}{_line(sum_of(list(costs.values())))}"])
+    return "\n".join([*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"])
 
 
-def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> StageCost:
+def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
     """What a command costs; preparing data costs nothing worth counting."""
     if words[0] == "train":
         return train_cost(load_recipe(words[1], words[2:]).recipe, examples, weights)
     if words[0] == "sweep":
         runs = plan_runs(words[1], [word for word in words[2:] if "=" in word], 1)
-        return sum_of([train_cost(run.runs[0][0], examples, weights) for run in runs])
-    return eval_cost(words, goals, weights) if words[0] == "eval" else StageCost()
+        return _sum(train_cost(run.runs[0][0], examples, weights) for run in runs)
+    return eval_cost(words, goals, weights) if words[0] == "eval" else _sum([])
 
 
-def sum_of(costs: Sequence[StageCost]) -> StageCost:
+def _line(cost: Cost) -> str:
+    helpers = f"{amount(cost['calls'])} calls, {amount(cost['tokens'])} tokens, ${cost['dollars']:,.2f}"
+    return f"about {helpers}; {amount(cost['sampled'])} tokens sampled, {cost['gpu_hours']:,.1f} GPU hours"
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
     """All together."""
-    total = StageCost()
-    for cost in costs:
-        total = total.plus(cost)
-    return total
+    return sum_by_name([dict.fromkeys(PARTS, 0.0), *costs])
 
 
-def _line(cost: StageCost) -> str:
-    helpers = f"{amount(cost.calls)} calls, {amount(cost.tokens)} tokens, ${cost.dollars:,.2f}"
-    return f"about {helpers}; {amount(cost.sampled)} tokens sampled, {cost.gpu_hours:,.1f} GPU hours"
+def _cost(helpers: Iterable[HelperCost], sampled: float, gpu_hours: float) -> Cost:
+    """What helpers are asked, what the policy samples, and how long the device works."""
+    asked = [{"calls": h.calls, "tokens": h.tokens_in + h.tokens_out, "dollars": h.dollars or 0.0} for h in helpers]
+    return _sum([*asked, {"sampled": sampled, "gpu_hours": gpu_hours}])
 
 
 def weights_of(name: str) -> float:
@@ -90,7 +82,7 @@ def weights_of(name: str) -> float:
     return float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()] if sizes else 0.0
 
 
-def train_cost(recipe: Recipe, examples: int, weights: float) -> StageCost:
+def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
     """What a training costs; a file that is not made yet is taken to hold `examples`."""
     try:
         there = count_examples(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"))
@@ -100,19 +92,15 @@ def train_cost(recipe: Recipe, examples: int, weights: float) -> StageCost:
     steps = config.resolve_steps(max(there, 1)).steps
     if not config.samples:
         learned = steps * config.prompts_per_step * EXAMPLE_TOKENS * (1 + method_of(config.method).pairs)
-        return StageCost(gpu_hours=6 * weights * learned / LEARNING_RATE / 3600)
+        return _cost([], 0, 6 * weights * learned / LEARNING_RATE / 3600)
     sampled = sampled_tokens(recipe, steps)
     replies = steps * config.prompts_per_step * config.group_size
     learned = replies * (PROMPT_TOKENS + recipe.episode.max_turns * recipe.episode.max_tokens // 2)
-    helpers = helper_costs(recipe, steps)
     hours = (2 * weights * sampled / SAMPLING_RATE + 6 * weights * learned / LEARNING_RATE) / 3600
-    tokens = sum(cost.tokens_in + cost.tokens_out for cost in helpers)
-    return StageCost(
-        sum(cost.calls for cost in helpers), tokens, sum(c.dollars or 0.0 for c in helpers), sampled, hours
-    )
+    return _cost(helper_costs(recipe, steps), sampled, hours)
 
 
-def eval_cost(words: Sequence[str], goals: int, weights: float) -> StageCost:
+def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
     """What the table of an evaluation costs: every model plays every goal to its end."""
     options = dict(pairwise(words))
     talks = int(options.get("--goals", goals)) * len(options.get("--models", "").split(","))
@@ -122,10 +110,8 @@ def eval_cost(words: Sequence[str], goals: int, weights: float) -> StageCost:
         "--user": talks * turns,
         "--judge": talks * count_judged(list(read_metrics([options.get("--metrics", "")]))),
     }
-    cost = StageCost(0, 0, 0.0, talks * turns * length, 2 * weights * talks * turns * length / SAMPLING_RATE / 3600)
-    for option, count in calls.items():
-        spec = ModelSpec.parse(read_model(options[option])) if option in options else None
-        if spec is not None and spec.kind in REMOTE:
-            asked = price(option, spec, count, PROMPT_TOKENS + turns * length)
-            cost = cost.plus(StageCost(asked.calls, asked.tokens_in + asked.tokens_out, asked.dollars or 0.0))
-    return cost
+    sampled = talks * turns * length
+    specs = {option: ModelSpec.parse(read_model(options[option])) for option in calls if option in options}
+    remote = {option: spec for option, spec in specs.items() if spec.kind in REMOTE}
+    asked = [price(option, spec, calls[option], PROMPT_TOKENS + turns * length) for option, spec in remote.items()]
+    return _cost(asked, sampled, 2 * weights * sampled / SAMPLING_RATE / 3600)

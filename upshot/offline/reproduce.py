@@ -25,9 +25,10 @@ from upshot.config.layers import flatten, merge
 from upshot.config.load import RECIPES, load_recipe, read_yaml
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.files import write_json
+from upshot.core.files import write_atomic, write_json
 from upshot.offline.costs import describe_costs
 from upshot.offline.sweep import TABLE
+from upshot.run.console import print_rows
 from upshot.run.folder import RunFolder
 from upshot.verl.plan import is_theirs
 
@@ -297,20 +298,13 @@ def free_memory() -> None:
 
 def print_paper(paper: Paper) -> None:
     """The table on a terminal, what differs below it; as Markdown in OUT/table.md."""
-    from rich.console import Console
-    from rich.table import Table
-
     head, *rows = paper.table()
     title = f"{paper.file['title']}{f', {paper.task}' if paper.task else ''}: ours (published)"
-    shown = Table(*head)
-    for row in rows:
-        shown.add_row(*row)
     print(title)
-    Console(markup=False).print(shown)
-    lines = [head, ["---"] * len(head), *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    differences = "\n".join(f"- {line}" for line in tell_differences(paper))
-    (paper.out / "table.md").write_text(f"{title}\n\n{text}\n\n{differences}\n", encoding="utf-8")
+    print_rows(head, rows)
+    lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+    differences = [f"- {line}" for line in tell_differences(paper)]
+    write_atomic(paper.out / "table.md", "\n".join([title, "", *lines, "", *differences, ""]).encode())
     print_differences(paper)
     print(f"saved in {paper.out}")
 

@@ -26,7 +26,7 @@ from upshot.core.files import write_json
 from upshot.offline.statistics import Estimate, student
 from upshot.rollout.check_names import check_names
 from upshot.run import checks
-from upshot.run.console import Reporter, make_reporter, whole_console
+from upshot.run.console import Reporter, make_reporter, print_rows
 from upshot.run.folder import RunFolder
 from upshot.training.metrics.best import BestTracker
 
@@ -191,13 +191,8 @@ def _numbers(interval: Estimate | None) -> dict[str, float]:
 
 def print_table(table: Mapping[str, Any], last: str) -> None:
     """The table on a terminal."""
-    from rich.table import Table
-
-    shown = Table("", *table["metrics"])
-    for row in table["rows"]:
-        shown.add_row(row["setting"], *(cell_text(row["metrics"][metric]) for metric in table["metrics"]))
-    console = whole_console()
-    console.print(shown)
+    rows = [[row["setting"], *(cell_text(row["metrics"][m]) for m in table["metrics"])] for row in table["rows"]]
+    console = print_rows(["", *table["metrics"]], rows)
     console.print("mean ± half of the 95 % interval over seeds (Student's t); one seed has none", style="dim")
     console.print(last, highlight=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.offline.statistics import Difference, Estimate, compare, estimate, macro
 from upshot.rewards.build import ARROW
+from upshot.run.console import print_rows
 
 Line = Mapping[str, Any]
 TOKENS = "token_amount"
@@ -181,14 +182,8 @@ def markdown(columns: Sequence[Column], cells: Cells) -> str:
 
 def print_table(title: str, columns: Sequence[Column], cells: Cells, last: str = "") -> None:
     """The table on a terminal, and a last line below it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False)
-    table = Table("", *(column.title for column in columns), title=title, title_justify="left")
-    for model, row in cells.items():
-        table.add_row(model, *(cell.text for cell in row))
-    console.print(table)
+    rows = [[model, *(cell.text for cell in row)] for model, row in cells.items()]
+    console = print_rows(["", *(column.title for column in columns)], rows, title)
     console.print(NOTE, style="dim")
     for line in missing_lines(columns, cells):
         console.print(f"missing: {line}", style="yellow", highlight=False)

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SHOWN = (
@@ -194,6 +194,18 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Any:
+    """A table on a terminal, whole wherever it goes: words stay as they are. The console, for what stands below it."""
+    from rich.table import Table
+
+    table = Table(*head, title=title or None, title_justify="left", show_header=any(head))
+    for row in rows:
+        table.add_row(*row)
+    console = whole_console()
+    console.print(table)
+    return console
 
 
 def metrics_table(rows: list[tuple[str, float]]) -> Any:

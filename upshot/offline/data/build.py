@@ -33,6 +33,7 @@ from upshot.rollout.play import describe_failure, open_by, score_reply
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import Services
 from upshot.rollout.speaker import Policy
+from upshot.run.console import print_rows
 from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
 from upshot.tasks.participants.ask import Flaw, ask, text_schema
 from upshot.tasks.participants.base import Observation, Participant
@@ -336,12 +337,9 @@ def _print(summary: dict[str, Any], stats: dict[str, float], as_json: bool) -> N
     if as_json:
         print(json.dumps({**summary, "stats": stats}, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "", title="data built", title_justify="left", show_header=False)
+    rows = []
     for key, value in summary.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v:g}" for k, v in value.items()) or "none"
-        table.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    Console(markup=False).print(table)
+        rows.append((key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value)))
+    print_rows(("", ""), rows, "data built")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import check_writable
 from upshot.offline.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
+from upshot.run.console import print_rows
 from upshot.tasks.datasets.candidates import Candidate, candidate_of, goal_groups
 from upshot.tasks.datasets.files import Record, read_tables
 from upshot.tasks.datasets.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
@@ -73,23 +74,12 @@ class PrepareSummary:
 
     def print(self) -> None:
         """What was read, written and dropped, and why, as a table for people."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("", title=f"data for {self.purpose}", title_justify="left")
-        table.add_column("rows", justify="right")
-        table.add_column("goals", justify="right")
-        table.add_row("records read", f"{self.read:,}", "")
-        for split, rows in self.rows.items():
-            table.add_row(f"written to {split}", f"{rows:,}", f"{self.goals[split]:,}")
-        for reason, count in self.dropped.most_common():
-            table.add_row(f"dropped: {reason}", f"{count:,}", "", style="yellow")
-        console = Console(markup=False)
-        console.print(table)
-        for file in self.files:
-            console.print(file, soft_wrap=True, highlight=False)
-        if self.profiles:
-            console.print(self.profiles, soft_wrap=True, highlight=False)
+        rows = [("records read", f"{self.read:,}", "")]
+        rows += [(f"written to {split}", f"{n:,}", f"{self.goals[split]:,}") for split, n in self.rows.items()]
+        rows += [(f"dropped: {reason}", f"{count:,}", "") for reason, count in self.dropped.most_common()]
+        console = print_rows(("", "rows", "goals"), rows, f"data for {self.purpose}")
+        for line in (*self.files, *filter(None, [self.profiles])):
+            console.print(line, soft_wrap=True, highlight=False)
 
 
 def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:
@@ -119,8 +109,11 @@ def write_splits(
 
     A source of which nothing is left to learn from is refused, with the reasons.
     """
+    summary.dropped = +summary.dropped  # without reasons that dropped nothing
     if not rows["train"]:
-        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        reasons = (
+            "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        )
         left = " is left for training; all that are left are held out" if any(rows.values()) else ""
         raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
     for split, content in rows.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from upshot.tasks.datasets.candidates import Candidate, CandidatePair
@@ -14,18 +14,11 @@ ROUNDING = 1e-9
 
 def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """Candidates without repeats of the same reply to the same history of a goal; repeats average their scores."""
-    groups: dict[tuple[bytes, str], list[Candidate]] = {}
-    for candidate in candidates:
-        key = (candidate.place, candidate.completion.strip())
-        groups.setdefault(key, []).append(candidate)
     merged = []
-    for same in groups.values():
-        if len(same) == 1:
-            merged.append(same[0])
-            continue
+    for same in _groups(candidates, lambda c: (c.place, c.completion.strip())):
         scores = [c.score for c in same if c.score is not None]
-        merged.append(replace(same[0], score=sum(scores) / len(scores)) if scores else same[0])
-        _count(dropped, "duplicate candidate", len(same) - 1)
+        merged.append(replace(same[0], score=sum(scores) / len(scores)) if scores and len(same) > 1 else same[0])
+        dropped["duplicate candidate"] += len(same) - 1
     return merged
 
 
@@ -38,22 +31,19 @@ def best_conversations(
     none of the file's candidates has a score (an ordinary prompt/completion file).
     """
     ranked = any(c.score is not None for c in candidates)
-    conversations: dict[object, list[Candidate]] = {}
-    for number, candidate in enumerate(candidates):
-        conversations.setdefault(candidate.conv_id or number, []).append(candidate)
     chosen: list[Candidate] = []
-    for tried in conversations.values():
+    for tried in _groups(candidates, lambda c: c.conv_id or id(c)):
         last_turn = max(c.turn for c in tried)
         usable = [c for c in tried if c.turn == last_turn and (c.score is not None or not ranked)]
         if not usable:
-            _count(dropped, "no score at the last turn", len(tried))
+            dropped["no score at the last turn"] += len(tried)
             continue
         best = max(usable, key=_score)
         low = too_low(best, least or {})
         if low is not None:
-            _count(dropped, low, len(tried))
+            dropped[low] += len(tried)
             continue
-        _count(dropped, "not the best of its conversation", len(tried) - 1)
+        dropped["not the best of its conversation"] += len(tried) - 1
         chosen.append(best)
     return _drop_repeats(chosen, dropped, "duplicate conversation", with_reply=True)
 
@@ -61,7 +51,7 @@ def best_conversations(
 def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """RL: one row per history of a goal; which of its candidates stands for it does not matter."""
     with_goal = [c for c in candidates if c.goal]
-    _count(dropped, "no hidden goal", len(candidates) - len(with_goal))
+    dropped["no hidden goal"] += len(candidates) - len(with_goal)
     return _drop_repeats(with_goal, dropped, "same prompt and goal", with_reply=False)
 
 
@@ -69,23 +59,19 @@ def best_and_worst(
     candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float, least: Mapping[str, float] | None = None
 ) -> list[CandidatePair]:
     """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
-    turns: dict[bytes, list[Candidate]] = {}
-    for candidate in candidates:
-        if candidate.score is None:
-            _count(dropped, "no score", 1)
-        else:
-            turns.setdefault(candidate.place, []).append(candidate)
+    scored = [c for c in candidates if c.score is not None]
+    dropped["no score"] += len(candidates) - len(scored)
     pairs = []
-    for tried in turns.values():
+    for tried in _groups(scored, lambda c: c.place):
         best, worst = max(tried, key=_score), min(tried, key=_score)
         if len(tried) < 2:
-            _count(dropped, "only one scored candidate", 1)
+            dropped["only one scored candidate"] += 1
         elif _score(best) - _score(worst) < max(min_gap - ROUNDING, ROUNDING):
-            _count(dropped, f"gap below {min_gap:g}", len(tried))
+            dropped[f"gap below {min_gap:g}"] += len(tried)
         elif (low := too_low(best, least or {})) is not None:
-            _count(dropped, low, len(tried))
+            dropped[low] += len(tried)
         else:
-            _count(dropped, "neither best nor worst", len(tried) - 2)
+            dropped["neither best nor worst"] += len(tried) - 2
             pairs.append(CandidatePair(best, worst))
     return pairs
 
@@ -104,19 +90,18 @@ def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
 def _drop_repeats(
     candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool
 ) -> list[Candidate]:
-    seen: dict[tuple[bytes, str], Candidate] = {}
+    groups = _groups(candidates, lambda c: (c.place, c.completion.strip() if with_reply else ""))
+    dropped[why] += len(candidates) - len(groups)
+    return [same[0] for same in groups]
+
+
+def _groups(candidates: Iterable[Candidate], key: Callable[[Candidate], object]) -> list[list[Candidate]]:
+    """Candidates by what they have in common, in the order in which that first came."""
+    groups: dict[object, list[Candidate]] = {}
     for candidate in candidates:
-        key = (candidate.place, candidate.completion.strip() if with_reply else "")
-        if key in seen:
-            _count(dropped, why, 1)
-        seen.setdefault(key, candidate)
-    return list(seen.values())
+        groups.setdefault(key(candidate), []).append(candidate)
+    return list(groups.values())
 
 
 def _score(candidate: Candidate) -> float:
     return float("-inf") if candidate.score is None else candidate.score
-
-
-def _count(dropped: Counter[str], why: str, how_many: int) -> None:
-    if how_many:
-        dropped[why] += how_many
