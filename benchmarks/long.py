@@ -3,6 +3,8 @@
     python benchmarks/long.py                                # attention, sampling, learning, growth (1.1B, 8B)
     python benchmarks/long.py --parts learn --shapes 8b --lengths 32768 --again mlp --alone
     python benchmarks/long.py --parts sample grow --eight    # weights, keys and values in 8 bits
+    python benchmarks/long.py --parts sample --shapes 8b --vllm          # and --eight: beside vLLM, the ratio
+    python benchmarks/long.py --parts profile --shapes 8b    # which kernels the time of the sampling rows goes to
     python benchmarks/long.py --tiny                         # CPU, in seconds: shows that it runs
 
 Every figure stands beside the one of the path that it replaces, in the same process; random weights, bfloat16.
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
+import subprocess
 import sys
 import time
 import traceback
@@ -87,8 +91,9 @@ def attention_rates(lengths: list[int], device: torch.device) -> None:
 
 
 def sampling(shape: str, work: dict[str, tuple[int, int, int]], device: torch.device, settings: dict[str, Any]) -> None:
-    """Seconds of whole requests, with our prefill kernel (unless `alone`) and with the library's."""
-    alone = settings.pop("alone", False)
+    """Seconds of whole requests, with our prefill kernel (unless `alone`) and with the library's; vLLM's."""
+    alone, peer = settings.pop("alone", False), settings.pop("vllm", False)
+    theirs = vllm_seconds("weights" in settings) if peer else {}
     engine = engine_of(shape, device, settings)
     library = getattr(engine.runner, "long_run", 0)
     for title, size in work.items():
@@ -98,7 +103,43 @@ def sampling(shape: str, work: dict[str, tuple[int, int, int]], device: torch.de
             engine.weights_changed()  # nothing is read out of the cache
             taken[name] = generate.measure(engine, generate.batch_work(*size), 1)[0]
         ratio = "" if alone else f", ours {taken['ours']:.2f} s ({taken['ours'] / taken['library']:.2f})"
+        if title in theirs:
+            ratio += f", vLLM {theirs[title]:.2f} s ({theirs[title] / taken['library']:.2f} x)"
         print(f"{shape} {settings} {title}: library {taken['library']:.2f} s{ratio}", flush=True)
+
+
+def profile(shape: str, work: dict[str, tuple[int, int, int]], device: torch.device, settings: dict[str, Any]) -> None:
+    """Where the GPU's time goes in each row of work: kernels by their sum, and what no kernel accounts for."""
+    settings.pop("alone", False)
+    engine = engine_of(shape, device, settings)
+    for title, size in work.items():
+        generate.measure(engine, generate.batch_work(1, min(size[1], 8192), 2), 1)
+        engine.weights_changed()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            began = time.perf_counter()
+            generate.batch_work(*size)(engine, random.Random(1))
+            torch.cuda.synchronize()
+            taken = time.perf_counter() - began
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+        total = sum(row.self_device_time_total for row in rows) / 1e6
+        print(f"{shape} {settings} {title}: {taken:.2f} s, kernels {total:.2f} s", flush=True)
+        for row in rows[:22]:
+            print(f"  {row.self_device_time_total / 1e3:9.1f} ms {row.count:7} x  {row.key[:110]}", flush=True)
+
+
+def vllm_seconds(eight: bool) -> dict[str, float]:
+    """vLLM's time for each row of WORK, in a process of its own; the best of its rounds."""
+    command = [sys.executable, str(Path(__file__).with_name("vllm_generate.py")), "--rows", *WORK, "--repeats", "1"]
+    command += ["--weights", "fp8", "--kv", "fp8"] if eight else []
+    taken: dict[str, float] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("{"):
+                row = json.loads(line)
+                taken[row["row"]] = min(row["seconds"], taken.get(row["row"], float("inf")))
+    return taken
 
 
 def engine_of(shape: str, device: torch.device, settings: dict[str, Any]) -> Engine:
@@ -199,6 +240,7 @@ def main() -> int:
         "--again", nargs="*", default=["none", "mlp"], help="what an 8B computes again; mlp:20: in 20 layers"
     )
     parser.add_argument("--total", type=int, default=65536, help="tokens of a step of learning")
+    parser.add_argument("--vllm", action="store_true", help="vLLM on the sampling rows first; only the library's path")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -213,7 +255,9 @@ def main() -> int:
     if "attention" in args.parts:
         jobs.append(lambda: attention_rates(args.lengths, device))
     if "sample" in args.parts and "8b" in args.shapes:
-        jobs.append(lambda: sampling("8b", WORK, device, {**room, "alone": args.alone}))
+        jobs.append(lambda: sampling("8b", WORK, device, {**room, "alone": args.alone or args.vllm, "vllm": args.vllm}))
+    if "profile" in args.parts:
+        jobs.append(lambda: profile("8b", WORK, device, dict(room)))
     for shape in args.shapes:
         if "learn" in args.parts:
             again = args.again if shape == "8b" else ["none"]

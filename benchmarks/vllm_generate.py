@@ -1,7 +1,8 @@
-"""vLLM's tokens per second on the work of generate.py: the peer of its '256 prompts' and 'CollabLLM' rows.
+"""vLLM's tokens per second on the work of generate.py and long.py: the peer of their rows.
 
     python benchmarks/vllm_generate.py --shape 8b --weights bf16
     python benchmarks/vllm_generate.py --shape 8b --weights fp8 --kv fp8
+    python benchmarks/vllm_generate.py --rows "4 x 32,768 -> 16" "64 x 8,192 -> 128" --repeats 1   # long.py --vllm does
 
 Random weights, random prompts, every reply of full length with the log-probability of every id, prefixes cached as
 vLLM does by itself. In CollabLLM's shape a reply's futures begin as soon as it has ended, as in generate.py. vLLM is
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.generate import COLLAB, SHAPES, ids_of
 
 Ended = Callable[[list[int]], None]
+Work = Callable[["Requests", random.Random, int], float]
 
 
 class Requests:
@@ -66,12 +69,13 @@ class Requests:
                     ended([*ids, *reply])
 
 
-def batch_rows(requests: Requests, rng: random.Random, vocab: int) -> float:
-    """256 prompts of 256 ids, 256 new ones each; when the clock started."""
-    rows = [ids_of(rng, vocab, 256) for _ in range(256)]
+def batch_rows(size: tuple[int, int, int], requests: Requests, rng: random.Random, vocab: int) -> float:
+    """Prompts of so many ids, so many new ones each; when the clock started."""
+    prompts, ids, new = size
+    rows = [ids_of(rng, vocab, ids) for _ in range(prompts)]
     began = time.perf_counter()
-    for ids in rows:
-        requests.submit(ids, 256)
+    for row in rows:
+        requests.submit(row, new)
     return began
 
 
@@ -97,10 +101,15 @@ def collab_rows(requests: Requests, rng: random.Random, vocab: int) -> float:
     return began
 
 
-WORK = {"256 prompts": batch_rows, "CollabLLM": collab_rows}
+LONG = {"4 x 32,768 -> 16": (4, 32768, 16), "64 x 8,192 -> 128": (64, 8192, 128)}
+WORK: dict[str, Work] = {
+    "256 prompts": partial(batch_rows, (256, 256, 256)),
+    "CollabLLM": collab_rows,
+    **{name: partial(batch_rows, size) for name, size in LONG.items()},
+}
 
 
-def write_config(folder: Path, name: str) -> None:
+def write_config(folder: Path, name: str, longest: int) -> None:
     """A Llama of the shape, as vLLM reads it; weights it makes up itself."""
     from transformers import LlamaConfig
 
@@ -112,7 +121,7 @@ def write_config(folder: Path, name: str) -> None:
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
         num_key_value_heads=shape["kv"],
-        max_position_embeddings=2048,
+        max_position_embeddings=longest,
         tie_word_embeddings=bool(shape.get("tied", 1)),
     ).to_dict()
     folder.joinpath("config.json").write_text(
@@ -126,21 +135,22 @@ def main() -> int:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--weights", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--kv", choices=["auto", "fp8"], default="auto")
-    parser.add_argument("--rows", nargs="*", choices=list(WORK), default=list(WORK))
+    parser.add_argument("--rows", nargs="*", choices=list(WORK), default=["256 prompts", "CollabLLM"])
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     from vllm import LLM
 
     way = f"{options.shape}, weights {options.weights}, keys and values {options.kv}"
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), options.shape)
+        longest = 33024 if set(options.rows) & set(LONG) else 2048
+        write_config(Path(folder), options.shape, longest)
         began = time.perf_counter()
         llm = LLM(
             folder,
             load_format="dummy",
             skip_tokenizer_init=True,
-            max_model_len=2048,
-            max_num_seqs=1024,
+            max_model_len=longest,
+            max_num_seqs=1024 if longest == 2048 else 256,
             quantization="fp8" if options.weights == "fp8" else None,
             kv_cache_dtype=options.kv,
             gpu_memory_utilization=0.85,
@@ -154,6 +164,7 @@ def main() -> int:
             requests.run_until_done()
             took = time.perf_counter() - began
             print(f"{row}: {requests.made / took:,.0f} tokens/s ({requests.made} in {took:.2f} s)", flush=True)
+            print(json.dumps({"row": row, "seconds": took}), flush=True)
     return 0
 
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from upshot.engine import decode_plan
+from upshot.engine.cuda.slots import DecodeBatch, DeviceSlots
 from upshot.engine.kernels import kv8, plain, sample
-from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
+from upshot.engine.kernels.decode import DecodePlan, decode_attention, tiles_for
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import (
     Rows8,
@@ -36,7 +38,7 @@ from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
-from upshot.engine.sequence import Rules
+from upshot.engine.sequence import Rules, Sequence
 from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
 from upshot.training.learner.layout import Layout, Segment
 
@@ -93,6 +95,30 @@ class Case:
             scores = torch.cat([scores, sinks[:, None]], -1)
         return torch.einsum("hn,hnd->hd", scores.softmax(-1)[:, : last + 1], values)
 
+    def plan(self, least: int = 0) -> DecodePlan:
+        """What is read for whom; rows that share nothing are cut where they have `least` ids too many."""
+        pages = [self.table[slot].tolist()[: -(-length // self.page)] for slot, length in self.places()]
+        rows = [
+            Sequence([0] * (length + 1), Rules(), pages=p) for p, (_, length) in zip(pages, self.places(), strict=True)
+        ]
+        heads, kv_heads, dim = self.k.shape[1] * self.group, self.k.shape[1], self.k.shape[3]
+        tiles = tiles_for(heads, kv_heads, dim, torch.float32, DEVICE)
+        before, decode_plan.LONG = decode_plan.LONG, least
+        reads = decode_plan.plan_reads(rows, self.page, tiles)
+        decode_plan.LONG = before
+        if reads is None:
+            batch = DecodeBatch(DeviceSlots(len(rows), 1, DEVICE), self.page, tiles)
+            return batch.plan(len(rows), 0)
+        tables = [torch.from_numpy(x).to(DEVICE) for x in (reads.narrow, reads.wide, reads.parts)]
+        narrow, wide, parts = tiles.rooms(len(rows))
+        assert len(tables[0]) <= narrow and len(tables[1]) <= wide
+        assert reads.parts[reads.parts[:, 1] > 1, 1].sum() <= parts
+        return DecodePlan(tables[0], tables[1] if len(tables[1]) else None, tables[2], parts)
+
+    def places(self) -> list[tuple[int, int]]:
+        """Slot and length of each row."""
+        return list(zip(self.slots.tolist(), self.lengths.tolist(), strict=True))
+
 
 def some_sinks(heads: int) -> torch.Tensor:
     """One for each head: some that nobody notices, some beside which the keys are nothing."""
@@ -106,7 +132,7 @@ def some_sinks(heads: int) -> torch.Tensor:
     group=st.integers(1, 5),
     page=st.sampled_from([4, 16]),
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
-    splits=st.integers(1, 3),
+    least=st.sampled_from([0, 1 << 20]),
     window=st.sampled_from([0, 0, 5, 40]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     dim=st.sampled_from([16, 24]),
@@ -118,7 +144,7 @@ def test_decode_attention(
     group: int,
     page: int,
     lengths: list[int],
-    splits: int,
+    least: int,
     window: int,
     softcap: float,
     dim: int,
@@ -129,7 +155,8 @@ def test_decode_attention(
     extra = some_sinks(q.shape[1]) if sinks else None
     how = (window, softcap, extra)
     options = AttentionOptions(dim**-0.5, *how)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, splits)
+    plan = case.plan(least)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, plan)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
@@ -138,39 +165,35 @@ def test_decode_attention(
 @given(
     seed=st.integers(0, 1 << 20),
     group=st.integers(1, 4),
-    rows=st.integers(2, MEMBERS + 3),
-    shared=st.integers(1, 9),
-    splits=st.integers(1, 2),
-    prefix_splits=st.integers(1, 3),
+    page=st.sampled_from([4, 16]),
+    tree=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3),
+    window=st.sampled_from([0, 0, 5, 70]),
     dim=st.sampled_from([16, 24]),
     sinks=st.booleans(),
 )
-def test_decode_attention_reads_a_shared_prefix_once(
-    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int, dim: int, sinks: bool
+def test_decode_attention_reads_what_rows_share_once(
+    seed: int, group: int, page: int, tree: list[list[int]], window: int, dim: int, sinks: bool
 ) -> None:
+    """Prompts, replies to each, futures of each reply: all of their own random lengths, some too short to be shared."""
     rng = random.Random(seed)
-    page = 16
-    lengths = [shared * page + rng.randrange(1, 60) for _ in range(rows)]
-    case = Case(rng, 2, group, dim, page, lengths, shared)
-    alone = rng.randrange(rows)  # one row shares the pages but reads them itself
-    members = [row for row in range(rows) if row != alone]
-    groups = [members[i : i + MEMBERS] for i in range(0, len(members), MEMBERS)]
-    groups.append([])
-    table = torch.full((len(groups), MEMBERS), -1, dtype=torch.int32)
-    for i, some in enumerate(groups):
-        table[i, : len(some)] = torch.tensor(some, dtype=torch.int32)
-    starts = torch.tensor([0 if row == alone else shared * page for row in range(rows)], dtype=torch.int32)
-    plan = SharedPrefixes(
-        leaders=torch.tensor([int(case.slots[g[0]]) if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
-        prefix=torch.tensor([shared * page if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
-        members=table.to(DEVICE),
-        starts=starts.to(DEVICE),
-        splits=prefix_splits,
-    )
-    q = torch.randn(rows, 2 * group, dim, device=DEVICE)
-    how = (0, 0.0, some_sinks(q.shape[1]) if sinks else None)
+    paths = []
+    for prompt in range(len(tree)):
+        shared = rng.randrange(10)
+        for reply, futures in enumerate(tree[prompt]):
+            both = shared + rng.randrange(8)
+            paths += [(prompt, shared, (prompt, reply), both)] * futures
+    rng.shuffle(paths)
+    lengths = [both * page + rng.randrange(1, 150) for _, _, _, both in paths]
+    case = Case(rng, 2, group, dim, page, lengths)
+    first: dict[object, int] = {}
+    slots = case.slots.tolist()
+    for row, (prompt, shared, reply, both) in enumerate(paths):
+        case.table[slots[row], :both] = case.table[slots[first.setdefault(reply, row)], :both]
+        case.table[slots[row], :shared] = case.table[slots[first.setdefault(prompt, row)], :shared]
+    q = torch.randn(len(paths), 2 * group, dim, device=DEVICE)
+    how = (window, 0.0, some_sinks(q.shape[1]) if sinks else None)
     options = AttentionOptions(dim**-0.5, *how)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, splits, plan)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, options, case.plan())
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, *how), atol=2e-4, rtol=2e-4)
 
@@ -207,14 +230,15 @@ def test_prefill_attention(
         offset += n
 
 
-@pytest.mark.parametrize(("dim", "page", "splits", "window"), [(16, 16, 1, 0), (24, 16, 2, 0), (16, 4, 3, 5)])
-def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, splits: int, window: int) -> None:
+@pytest.mark.parametrize(("dim", "page", "window"), [(16, 16, 0), (24, 16, 0), (16, 4, 5)])
+def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, window: int) -> None:
     lengths = [5, 37, 90]
     case = Case(random.Random(1), 2, 3, dim, page, lengths)
     k, v = case.narrowed()
     how = (window, 0.0, some_sinks(6))
     q = torch.randn(3, 6, dim, device=DEVICE)
-    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(dim**-0.5, *how), splits)
+    options = AttentionOptions(dim**-0.5, *how)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, options, case.plan())
     blocks = torch.stack([case.slots, torch.arange(3, device=DEVICE), torch.ones_like(case.slots), case.lengths - 1])
     read = prefill_attention(q, k, v, case.table, blocks.to(torch.int32), AttentionOptions(dim**-0.5, *how), 16)
     for row, length in enumerate(lengths):
@@ -223,16 +247,16 @@ def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, splits: i
         torch.testing.assert_close(read[row], expected, atol=2e-3, rtol=2e-3)
 
 
-def test_a_shared_prefix_in_8_bits_is_read_once() -> None:
-    case = Case(random.Random(2), 2, 2, 16, 16, [40, 50, 33], shared=2)
+@pytest.mark.parametrize("rows", [3, 9])
+def test_a_shared_prefix_in_8_bits_is_read_once(rows: int) -> None:
+    lengths = [100 + 7 * row for row in range(rows)]
+    case = Case(random.Random(2), 2, 2, 16, 16, lengths, shared=5)
     k, v = case.narrowed()
-    members = torch.full((1, MEMBERS), -1, dtype=torch.int32, device=DEVICE)
-    members[0, :3] = torch.arange(3)
-    prefix = torch.tensor([32], dtype=torch.int32, device=DEVICE)
-    plan = SharedPrefixes(case.slots[:1], prefix, members, prefix.expand(3).contiguous(), splits=2)
-    q = torch.randn(3, 4, 16, device=DEVICE)
-    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(0.25), 1, plan)
-    for row, length in enumerate([40, 50, 33]):
+    plan = case.plan()
+    assert (plan.wide is not None) == (rows > 8)
+    q = torch.randn(rows, 4, 16, device=DEVICE)
+    out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(0.25), plan)
+    for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-3, rtol=2e-3)
 
 
@@ -252,7 +276,7 @@ def test_in_8_bits_the_fused_kernel_stores_and_attends_to_what_the_others_do() -
     assert torch.equal(k.view(torch.uint8), k2.view(torch.uint8))
     assert torch.equal(v.view(torch.uint8), v2.view(torch.uint8))
     assert bool(v2.float().isfinite().all()) and float(v2.float().abs().max()) == 448.0
-    apart = decode_attention(q, k2, v2, case.table, case.slots, case.lengths, AttentionOptions(0.25))
+    apart = decode_attention(q, k2, v2, case.table, case.slots, case.lengths, AttentionOptions(0.25), case.plan())
     torch.testing.assert_close(fused[1:], apart[1:], atol=2e-3, rtol=2e-3)
 
 

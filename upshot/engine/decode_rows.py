@@ -1,4 +1,4 @@
-"""The rows of a decode step: when each of them needs a look, and which share their first pages. No tensors.
+"""The rows of a decode step: when each of them needs a look. No tensors.
 
 Nearly every step extends the same rows by one id, and a row needs a look only where a page begins or its last id comes.
 So the rows are one list, the same object while nothing changes, and a calendar says who needs a look at which step.
@@ -7,15 +7,8 @@ So the rows are one list, the same object while nothing changes, and a calendar 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from os.path import commonprefix
-
-import numpy as np
 
 from upshot.engine.sequence import Sequence
-
-MIN_SHARERS = 4
-"""Fewer rows read a shared prefix each for themselves."""
-MIN_SHARED_PAGES = 4
 
 
 class DecodeRows:
@@ -87,30 +80,3 @@ class DecodeRows:
         self._calendar.clear()
         for seq in rows:
             self.schedule_look(seq)
-
-
-def find_shared(
-    rows: list[Sequence], page_size: int, most: int, skip: int = 0, least: int = MIN_SHARERS
-) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
-    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start.
-
-    `skip`: this many first pages are known to be the same and do not count. `least`: rows that make a group.
-    """
-    starts = np.zeros(len(rows), dtype=np.int32)
-    families: dict[int, list[int]] = {}
-    for index, seq in enumerate(rows):
-        if skip < len(seq.pages):
-            families.setdefault(seq.pages[skip], []).append(index)
-    groups: list[tuple[int, int, list[int]]] = []
-    for members in families.values():
-        if len(members) < least:
-            continue
-        # Of lists of pages, not of paths; a row's last page is its own.
-        common = len(commonprefix([rows[i].pages[:-1] for i in members]))  # noqa: RUF071
-        if common - skip < MIN_SHARED_PAGES:
-            continue
-        for at in range(0, len(members), most):
-            part = members[at : at + most]
-            groups.append((part[0], common * page_size, part))
-            starts[part] = common * page_size
-    return groups, starts

@@ -19,6 +19,10 @@ from upshot.engine.decode_rows import DecodeRows
 from upshot.engine.pages import ROOT, PagePool
 from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
 
+WHOLE = 4096
+"""Prompts with this many ids to read are read in one step where one can: cut in two, a prompt's attention takes longer.
+So a step may end early, or begin with more ids than were asked for."""
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -124,7 +128,10 @@ class Scheduler:
             if (seq.given and not self._score_room) or not self._admit(seq):
                 break
             del self.waiting[seq]
-            budget -= self._chunk(seq, budget, chunks)
+            taken = self._chunk(seq, budget, chunks)
+            if not taken:
+                break
+            budget -= taken
         return chunks
 
     def _admit(self, seq: Sequence) -> bool:
@@ -149,7 +156,12 @@ class Scheduler:
         return True
 
     def _chunk(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        start = seq.computed
+        start, left = seq.computed, seq.reads - seq.computed
+        if left >= WHOLE and left > budget:
+            if chunks and left <= self.chunk_tokens:
+                return 0
+            if not chunks:
+                budget = min(left, self.chunk_tokens)
         stop = min(seq.reads, start + budget)
         if seq.given:
             first = max(start, seq.spared)

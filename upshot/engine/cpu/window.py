@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from upshot.engine.cpu.store import Store
-from upshot.engine.decode_rows import find_shared
+from upshot.engine.decode_plan import shared_stretches
 from upshot.engine.sequence import Sequence
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -189,19 +189,17 @@ class Window:
             row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
 
     def _share(self, rows: list[WindowRow]) -> None:
-        """Make prefixes of what rows with the same start share after it, and again among those that share it."""
+        """Make prefixes of what rows with the same start share after it."""
         size = self.store.page_size
-        skip = rows[0].start // size
-        for leader, length, members in find_shared([row.seq for row in rows], size, 1 << 30, skip, least=2)[0]:
-            seq = rows[leader].seq
-            cells = torch.from_numpy(self.store.cells(seq, skip * size, length))
+        seqs = [row.seq for row in rows]
+        for stretch in shared_stretches(seqs, size, rows[0].start // size):
+            start, stop, seq = stretch.start, stretch.stop, seqs[stretch.rows[0]]
+            cells = torch.from_numpy(self.store.cells(seq, start, stop))
             dense = [cache[:, cells].transpose(1, 2).contiguous() for cache in (self.store.k, self.store.v)]
-            prefix = Prefix(seq.pages[skip : length // size], skip, *dense)
+            prefix = Prefix(seq.pages[start // size : stop // size], start // size, *dense)
             self._prefixes[prefix.pages[0]] = prefix
-            part = [rows[member] for member in members]
-            for row in part:
-                row.prefixes, row.start = (*row.prefixes, prefix), length
-            self._share(part)
+            for row in (rows[index] for index in stretch.rows):
+                row.prefixes, row.start = (*row.prefixes, prefix), stop
 
     def _compact(self, keep: set[int]) -> None:
         rows = self.rows

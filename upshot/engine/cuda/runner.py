@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from upshot.engine.cuda.slots import DecodeBatch, DeviceSlots, upload
+from upshot.engine.cuda.slots import BUCKETS, DecodeBatch, DeviceSlots, upload
 from upshot.engine.cuda.steps import (
-    BUCKETS,
     PREFILL_BLOCK,
     PREFILL_BUCKETS,
     PREFILL_ROWS,
@@ -33,7 +32,7 @@ from upshot.engine.cuda.steps import (
     pack_chunks,
 )
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import context_splits, decode_attention
+from upshot.engine.kernels.decode import decode_attention, tiles_for
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
@@ -83,8 +82,9 @@ class CudaRunner:
         self.slots = DeviceSlots(max_running, columns, device)
         self.swap_slot = swap_slot
         self.cache = Cache(*self._pages(), self.slots.table)
-        self.batch = DecodeBatch(self.slots, page_size)
-        self.graphs: dict[tuple[int, bool, bool], Graph] = {}
+        tiles = tiles_for(shape.heads, shape.kv_heads, shape.head_dim, shape.dtype, device)
+        self.batch = DecodeBatch(self.slots, page_size, tiles)
+        self.graphs: dict[tuple[int, int, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.seen: set[tuple[int, ...]] = set()
         """Shapes of the steps run so far."""
@@ -388,15 +388,15 @@ class CudaRunner:
 
     def _decode(self, rows: list[Sequence], touched: list[Sequence]) -> Flight:
         self.slots.sync(touched)
-        if rows is not self.batch.rows:
+        if not self.batch.holds(rows):
             self._change_batch(rows)
-        bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
+        bucket = self.batch.bucket
         if self.batch.masked:
             # Some rows follow a grammar. Its mask needs the ids so far, so there is no graph and no look-ahead.
-            logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
+            logits, slots, positions = self._decode_logits(bucket, self.batch.launches)
             apply_grammars(logits, rows)
             return self._land(rows, self._draw(logits, slots, positions, self.batch.cuts), logits, self.batch.tops)
-        key = (bucket, self.batch.shares, self.batch.cuts)
+        key = (bucket, self.batch.launches, self.batch.cuts)
         if not self.use_graphs or (key not in self.graphs and self._is_new(key)):
             return self._land(rows, *self._decode_body(*key), self.batch.tops)
         if key not in self.graphs:
@@ -408,38 +408,36 @@ class CudaRunner:
     def _change_batch(self, rows: list[Sequence]) -> None:
         self.batch.change(rows)
 
-    def _decode_logits(self, bucket: int, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode_logits(self, bucket: int, launches: int) -> tuple[Tensor, Tensor, Tensor]:
         slots, state = self.batch.slots[:bucket], self.slots
         ids, positions, cells, lengths = sample_kernels.begin(
             slots, state.tokens, state.place, state.table, self.page_size
         )
-        step = self._decode_step(positions, cells, slots, lengths, shared)
+        step = self._decode_step(positions, cells, slots, lengths, launches)
         return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
 
-    def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, shared: bool) -> CudaStep:
+    def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, launches: int) -> CudaStep:
         table, heads = self.cache.table, self.shape.heads
-        together = self.batch.shared(len(slots)) if shared else None
-        splits = context_splits(len(slots) * self.shape.kv_heads, slots.device)
+        plan = self.batch.plan(len(slots), launches)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-            return decode_attention(q, k, v, table, slots, lengths, options, splits, together)
+            return decode_attention(q, k, v, table, slots, lengths, options, plan)
 
         def fused(
             qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions
         ) -> Tensor:
             return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, heads, options, norms)
 
-        plain = splits == 1 and together is None
-        return CudaStep(self.cache, heads, positions, cells, attend, fused if plain else None)
+        return CudaStep(self.cache, heads, positions, cells, attend, None if launches else fused)
 
-    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[Tensor, Tensor]:
-        logits, slots, positions = self._decode_logits(bucket, shared)
+    def _decode_body(self, bucket: int, launches: int, cuts: bool) -> tuple[Tensor, Tensor]:
+        logits, slots, positions = self._decode_logits(bucket, launches)
         return self._draw(logits, slots, positions, cuts), logits
 
-    def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
+    def _capture(self, bucket: int, launches: int, cuts: bool) -> Graph:
         """Capture a decode step."""
         with self.batch.nobody():
-            graph, (drawn, logits) = self._record(lambda: self._decode_body(bucket, shared, cuts))
+            graph, (drawn, logits) = self._record(lambda: self._decode_body(bucket, launches, cuts))
         return Graph(graph, drawn, logits)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:

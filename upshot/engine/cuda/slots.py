@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.engine.decode_rows import MIN_SHARERS, find_shared
-from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes
+from upshot.engine.decode_plan import HOLDS, OPEN, DecodeTiles, plan_reads
+from upshot.engine.kernels.decode import DecodePlan
 from upshot.engine.kernels.sample import SlotRules
 from upshot.engine.sequence import Sequence
+
+BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
+"""Rows of a decode step that is captured."""
 
 
 def upload(numbers: np.ndarray, device: torch.device) -> Tensor:
@@ -92,64 +95,71 @@ class DeviceSlots:
 class DecodeBatch:
     """The rows of the last decode step; they stay while nobody comes or goes (the scheduler passes the same list)."""
 
-    def __init__(self, slots: DeviceSlots, page_size: int) -> None:
-        self.count, self.device, self.page_size = slots.count, slots.device, page_size
+    def __init__(self, slots: DeviceSlots, page_size: int, tiles: DecodeTiles) -> None:
+        self.count, self.device, self.page_size, self.tiles = slots.count, slots.device, page_size, tiles
         self.rows: list[Sequence] = []
-        self.shares = self.cuts = self.masked = False
+        self.bucket = 0
+        """Rows of the step's shape: these, and some that are nobody's."""
+        self.launches = 0
+        """Sizes of pieces in the plan: none (each row alone), narrow ones, wide ones beside them."""
+        self.cuts = self.masked = False
         self.tops = 0
         """The most likely ids that any row asks for."""
-        self.slots = self._numbers(self.count + 1, self.count)
-        groups = self.count // MIN_SHARERS + 1
-        self._shared = SharedPrefixes(
-            self._numbers(groups, 0),
-            self._numbers(groups, 0),
-            self._numbers(groups * MEMBERS, -1).view(groups, MEMBERS),
-            self._numbers(self.count + 1, 0),
-        )
+        self._left = 0
+        """Steps for which the plan holds."""
+        self.slots = self._numbers(self.count + 1, value=self.count)
+        narrow, wide, _ = tiles.rooms(self.count + 1)
+        self._narrow, self._wide = self._numbers(narrow, 3 + tiles.narrow), self._numbers(wide, 3 + tiles.wide)
+        self._rows = self._numbers(self.count + 1, 2)
+        whole = np.full((self.count + 1, 3 + tiles.narrow), -1, dtype=np.int32)
+        whole[:, :3], whole[:, 3] = (0, OPEN, 0), np.arange(self.count + 1)
+        self._alone = upload(whole, self.device).contiguous(), self._numbers(self.count + 1, 2, value=1)
 
-    def _numbers(self, count: int, value: int) -> Tensor:
-        return torch.full((count,), value, dtype=torch.int32, device=self.device)
+    def _numbers(self, *size: int, value: int = 0) -> Tensor:
+        return torch.full(size, value, dtype=torch.int32, device=self.device)
+
+    def holds(self, rows: list[Sequence]) -> bool:
+        """Whether these are the rows, and the plan is good for one more step."""
+        self._left -= 1
+        return rows is self.rows and self._left > 0
 
     def change(self, rows: list[Sequence]) -> None:
-        """Other rows: send their slots, and who shares a prefix."""
+        """Other rows, or longer ones: send their slots, and what is read for whom."""
         n = len(rows)
+        self.bucket = next((b for b in BUCKETS if b >= n), n)
         self.cuts = any(s.rules.cuts for s in rows)
         self.masked = any(s.grammar is not None for s in rows)
         self.tops = max(s.rules.top_logprobs for s in rows)
         slots = np.full(self.count + 1, self.count, dtype=np.int32)
         slots[:n] = [s.slot for s in rows]
         self.slots.copy_(upload(slots, self.device))
-        groups, starts = find_shared(rows, self.page_size, MEMBERS)
-        self.shares = bool(groups)
-        if groups:
-            total = len(self._shared.prefix)
-            head = np.zeros((2, total), dtype=np.int32)
-            members = np.full((total, MEMBERS), -1, dtype=np.int32)
-            for index, (leader, length, part) in enumerate(groups):
-                head[:, index] = rows[leader].slot, length
-                members[index, : len(part)] = part
-            own = np.zeros(self.count + 1, dtype=np.int32)
-            own[:n] = starts
-            heads = upload(head, self.device)
-            self._shared.leaders.copy_(heads[0])
-            self._shared.prefix.copy_(heads[1])
-            self._shared.members.copy_(upload(members, self.device))
-            self._shared.starts.copy_(upload(own, self.device))
-        self.rows = rows
+        reads = plan_reads(rows, self.page_size, self.tiles)
+        self.launches = 0 if reads is None else 1 + (len(reads.wide) > 0)
+        if reads is not None:
+            rooms = *self.tiles.rooms(self.bucket)[:2], self.bucket
+            for table, here, room in zip((reads.narrow, reads.wide, reads.parts), self._tables, rooms, strict=True):
+                wide = np.zeros((room, table.shape[1]), dtype=np.int32)
+                wide[: len(table)] = table
+                here[:room].copy_(upload(wide, self.device))
+        self.rows, self._left = rows, HOLDS
 
-    def shared(self, bucket: int) -> SharedPrefixes:
-        """Who shares a prefix among the first `bucket` rows."""
-        groups, all_ = bucket // MIN_SHARERS, self._shared
-        return SharedPrefixes(all_.leaders[:groups], all_.prefix[:groups], all_.members[:groups], all_.starts)
+    @property
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._narrow, self._wide, self._rows
+
+    def plan(self, bucket: int, launches: int) -> DecodePlan:
+        """What is read for whom among the first `bucket` rows."""
+        if not launches:
+            return DecodePlan(self._alone[0][:bucket], None, self._alone[1], 0)
+        narrow, wide, parts = self.tiles.rooms(bucket)
+        return DecodePlan(self._narrow[:narrow], self._wide[:wide] if launches > 1 else None, self._rows, parts)
 
     @contextmanager
     def nobody(self) -> Iterator[None]:
         """Meanwhile the rows are nobody's: a step that is being captured moves no sequence on."""
-        slots, starts = self.slots.clone(), self._shared.starts.clone()
+        slots = self.slots.clone()
         self.slots.fill_(self.count)
-        self._shared.starts.zero_()
         try:
             yield
         finally:
             self.slots.copy_(slots)
-            self._shared.starts.copy_(starts)

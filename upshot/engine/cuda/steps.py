@@ -21,7 +21,6 @@ from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
 
-BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 PREFILL_BLOCK = 64
 PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
 PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]

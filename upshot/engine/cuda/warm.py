@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
+from upshot.engine.cuda.slots import BUCKETS
+from upshot.engine.cuda.steps import PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.kernels import fp8
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, tune
+from upshot.engine.kernels.decode import decode_attention, tune
 from upshot.engine.kernels.decode_fused import can_fuse, fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
 from upshot.engine.kernels.kv8 import in_8_bits
@@ -75,13 +76,12 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     kv = torch.zeros(1, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
     blocks = torch.zeros(4, 4, dtype=torch.int32, device=device)
     logits = torch.zeros(1, shape.vocab, dtype=shape.dtype, device=device)
-    one = torch.zeros(1, dtype=torch.int32, device=device)
-    nobody = SharedPrefixes(one, one, torch.full((1, MEMBERS), -1, dtype=torch.int32, device=device), lengths)
 
     plain = AttentionOptions(1.0)
 
-    def attend(splits: int, shared: SharedPrefixes | None) -> Task:
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, splits, shared)
+    def attend(launches: int) -> Task:
+        some = runner.batch.plan(1, launches)
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, some)
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(
@@ -91,14 +91,14 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     some = torch.zeros(1, 1024, device=device)
     first: list[Task] = [
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, plain, PREFILL_BLOCK),
-        attend(16, None),
+        attend(1),
         lambda: sample_kernels.block_sums(logits, slots, state.rules),
         draw(False),
         lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
     ]
     if not in_8_bits(cache.k):  # nor has any driver but the fused one such a cache, and that one rotates, too
         first.append(lambda: store(kv, zeros[:1], cache.k[0]))
-    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
+    return first, [attend(0), *([attend(2)] if runner.batch.tiles.wide else []), draw(True)]
 
 
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:

@@ -46,7 +46,7 @@ class ExactCudaRunner(CudaRunner):
 
         return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
-    def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, shared: bool) -> CudaStep:
+    def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, launches: int) -> CudaStep:
         """Prompts of one token: every row reads all its pages, as a shared prefix would be summed in another order."""
         rows = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
         blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
@@ -55,7 +55,7 @@ class ExactCudaRunner(CudaRunner):
     def _change_batch(self, rows: list[Sequence]) -> None:
         super()._change_batch(rows)
         # Steps differ in the number of rows only, so that each is captured once.
-        self.batch.shares, self.batch.cuts = False, True
+        self.batch.launches, self.batch.cuts = 0, True
 
     def _draw(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: bool) -> Tensor:
         """Always by the kernel that can cut: it must not matter whether a neighbour's distribution is cut."""

@@ -1,9 +1,9 @@
 """Decode attention straight from the qkv product: one kernel rotates, stores the new key and value, and attends.
 
-For steps without splits and shared prefixes, and heads that `can_fuse` takes: each program serves one sequence and one
-key head, so it alone needs the new key. With splits several programs would wait for the one that stores it; those steps
-rotate and store first (rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one to the
-other.
+For rows that share nothing and are read whole, and heads that `can_fuse` takes: each program serves one sequence and
+one key head, so it alone needs the new key. With pieces several programs would wait for the one that stores it; those
+steps rotate and store first (rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one
+to the other.
 """
 
 from __future__ import annotations
@@ -83,14 +83,13 @@ def _fused_rows(
         m = m * (scale * LOG2E)
     z = tl.full([TILE], 1.0, dtype=tl.float32)
     acc = tl.zeros([TILE, D], dtype=tl.float32) + v_new.to(tl.float32)
-    first = 0
     begin = 0
     if WINDOW:
-        first = tl.maximum(0, position + 1 - window)
-        begin = first // PAGE * PAGE
+        begin = tl.maximum(0, position + 1 - window) // PAGE * PAGE
+    first = position + 1 - window + lanes * 0
     acc, m, z = attend(
         q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
-        KV_HEADS, D, D, PAGE, BLOCK_N, SOFTCAP, EIGHT, STAGES,
+        KV_HEADS, D, D, PAGE, BLOCK_N, WINDOW, SOFTCAP, EIGHT, STAGES,
     )  # fmt: skip
     if SINKS:
         z = add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real)
@@ -99,7 +98,7 @@ def _fused_rows(
 
 
 def can_fuse(dim: int, cos: Tensor, norms: HeadNorms | None) -> bool:
-    """Whether one kernel can do it: heads of a power of two from 16 on, rotated whole, with their own norm or none."""
+    """Whether one kernel can do it: heads of 16, 32, 64 …, rotated whole, each with a norm of its own or none."""
     return dim >= 16 and dim.bit_count() == 1 and 2 * cos.shape[1] == dim and (norms is None or len(norms.q) == dim)
 
 

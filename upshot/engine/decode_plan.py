@@ -1,0 +1,176 @@
+"""What the attention of a decode step reads, and for whom. No tensors.
+
+The rows are a tree by their pages: a prompt, its replies, the futures of each reply. Every stretch of that tree is read
+once for all rows that share it, and what is a row's alone for that row. Long stretches are cut into pieces, so that few
+rows with long contexts keep the whole GPU busy. What a row finds in its pieces are its *parts*, merged in the end
+(kernels/decode.py). A plan stays right while its rows grow: a row's last piece reaches to wherever the row ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os.path import commonprefix
+
+import numpy as np
+
+from upshot.engine.sequence import Sequence
+
+MIN_SHARED_PAGES = 4
+"""Shorter stretches are read by each row: a part more to merge would cost as much."""
+LEVELS = 3
+"""Stretches that a row may share: what all prompts begin with, a prompt, a reply."""
+OPEN = 1 << 30
+"""The end of a row's last piece."""
+GRAIN = 64
+"""Pieces are multiples of this many ids (and of a page)."""
+LONG = 256
+"""Ids beyond its fair share of the GPU from which a row is cut: with parts a layer has three kernels instead of one."""
+HOLDS = 256
+"""Steps after which a plan is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """What programs on this GPU serve: rows at most, and how many pieces keep it busy."""
+
+    narrow: int
+    """Rows whose heads fit in the least tile, which one warp computes."""
+    wide: int
+    """Rows of a large tile; 0: too large a tile for this model."""
+    fill: tuple[int, int]
+    """Narrow and wide pieces that are under way at once."""
+
+    def rooms(self, rows: int) -> tuple[int, int, int]:
+        """Most narrow pieces, wide pieces and parts of a step of that many rows: what a captured one has room for."""
+        shared, wide = self.shared(rows)
+        parts = (1 + LEVELS) * rows + self.narrow * self.fill[0] + self.wide * self.fill[1]
+        return rows + shared + self.fill[0], (wide + self.fill[1]) if self.wide else 0, parts
+
+    def shared(self, rows: int) -> tuple[int, int]:
+        """Most narrow and wide stretches that are shared."""
+        return rows // 2, -(-rows // 4)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Ids start:stop of some rows, in pages that they share."""
+
+    rows: list[int]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """A plan, as the kernels read it."""
+
+    narrow: np.ndarray
+    """[pieces, 3 + rows of a tile] First id, end, place among the parts of each of its rows, the rows (-1: none)."""
+    wide: np.ndarray
+    parts: np.ndarray
+    """[rows, 2] Each row's first part, and how many it has."""
+
+
+def shared_stretches(
+    rows: list[Sequence],
+    page_size: int,
+    skip: int = 0,
+    levels: int = 1 << 30,
+    takes: Callable[[int], bool] = lambda rows: True,
+) -> list[Stretch]:
+    """What several rows share, what more of them share first; a row's stretches follow one another.
+
+    `skip`: this many first pages do not count. `takes`: whether a stretch of so many rows may be shared.
+    """
+    found: list[Stretch] = []
+    todo = [(list(range(len(rows))), skip, skip, levels)]
+    while todo:
+        members, start, at, left = todo.pop()
+        families: dict[int, list[int]] = {}
+        for row in members:
+            pages = rows[row].pages
+            if at < len(pages) - 1:  # a row's last page is its own
+                families.setdefault(pages[at], []).append(row)
+        for family in families.values():
+            if len(family) > 1:
+                # Of lists of pages, not of paths.
+                end = at + len(commonprefix([rows[row].pages[at:-1] for row in family]))  # noqa: RUF071
+                long = end - start >= MIN_SHARED_PAGES and takes(len(family))
+                if long:
+                    found.append(Stretch(family, start * page_size, end * page_size))
+                if left > long:
+                    todo.append((family, end if long else start, end, left - long))
+    return found
+
+
+def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Reads | None:
+    """The plan for these rows; None where each is best read whole, by itself."""
+    room, most = list(tiles.shared(len(rows))), tiles.wide or tiles.narrow
+
+    def kind_of(count: int) -> tuple[int, int]:
+        """Whether the tile of so many rows is a wide one, and how many of them that takes."""
+        return (int(tiles.wide > 0), -(-count // most)) if count > tiles.narrow else (0, 1)
+
+    def takes(count: int) -> bool:
+        kind, chunks = kind_of(count)
+        room[kind] -= chunks if chunks <= room[kind] else 1 << 30
+        return room[kind] >= 0
+
+    stretches = shared_stretches(rows, page_size, levels=LEVELS, takes=takes)
+    lengths = np.fromiter((max(s.length - 1, 1) for s in rows), np.int64, len(rows))  # one id is in the making
+    if not stretches and lengths.max() <= LONG + 2 * lengths.sum() / tiles.fill[0]:
+        return None
+    starts, counts, grain = np.zeros_like(lengths), np.zeros_like(lengths), max(GRAIN, page_size)
+    totals = [0, 0]
+    for stretch in stretches:
+        starts[stretch.rows] = stretch.stop
+        kind, chunks = kind_of(len(stretch.rows))
+        totals[kind] += (stretch.stop - stretch.start) * chunks
+    totals[0] += int((lengths - starts).sum())
+    narrow, wide = (_Pieces(t, fill, g) for t, fill, g in zip(totals, tiles.fill, (grain, 4 * grain), strict=True))
+    for stretch in stretches:
+        kind, chunks = kind_of(len(stretch.rows))
+        pieces, length = (narrow, wide)[kind], stretch.stop - stretch.start
+        for members in np.array_split(stretch.rows, chunks):
+            pieces.members.append(members)
+            pieces.ranges.append((stretch.start, length, counts[stretch.rows[0]], stretch.stop))
+        counts[stretch.rows] += pieces.cut(np.array(length))[1]
+    own = np.stack([starts, lengths - starts, counts, np.full_like(starts, OPEN)], 1)
+    counts += narrow.cut(lengths - starts)[1]
+    of_parts = np.where(counts > 1, counts, 0)  # a row's only part is its result
+    first = np.cumsum(of_parts) - of_parts
+    tables = narrow.table(tiles.narrow, own), wide.table(tiles.wide, own[:0])
+    return Reads(*tables, np.stack([first, counts], 1).astype(np.int32))
+
+
+class _Pieces:
+    """Stretches that programs of one kind read, cut into about `fill` pieces."""
+
+    def __init__(self, total: int, fill: int, grain: int) -> None:
+        self.grain = grain
+        self.most = max(1, -(-total // (fill * grain))) * grain
+        self.ranges: list[tuple[int, ...]] = []
+        """Of each stretch: its start, its length, its place among the parts of its rows, its end."""
+        self.members: list[np.ndarray] = []
+
+    def cut(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The length of the pieces of each stretch, and how many they are."""
+        grains = -(-lengths // -(-lengths // self.most)) + self.grain - 1
+        each = grains // self.grain * self.grain
+        return each, -(-lengths // each)
+
+    def table(self, width: int, own: np.ndarray) -> np.ndarray:
+        """The pieces of the stretches and of what is each row's `own`; the longest first, for they take longest."""
+        rows = np.full((len(self.members) + len(own), width), -1)
+        for place, members in enumerate(self.members):
+            rows[place, : len(members)] = members
+        rows[len(self.members) :, :1] = np.arange(len(own))[:, None]
+        start, length, part, stop = np.concatenate([np.array(self.ranges, dtype=np.int64).reshape(-1, 4), own]).T
+        each, times = self.cut(length)
+        of, number = np.repeat(np.arange(len(start)), times), np.arange(times.sum())
+        number -= np.repeat(np.cumsum(times) - times, times)
+        lo = start[of] + number * each[of]
+        hi = np.where(number == times[of] - 1, stop[of], lo + each[of])
+        order = np.argsort(lo - np.minimum(hi, (start + length)[of]), kind="stable")
+        return np.concatenate([np.stack([lo, hi, part[of] + number], 1), rows[of]], 1).astype(np.int32)[order]
