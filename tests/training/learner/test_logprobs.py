@@ -26,13 +26,14 @@ def at_once(hidden: Tensor, head: Any, targets: Tensor, temperature: float, cap:
 @pytest.mark.parametrize("rows", [1, 10, 1000])
 @pytest.mark.parametrize(("temperature", "cap"), [(1.0, 0.0), (0.6, 2.0), (0.0, 0.0)])
 @pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
 def test_chunks_change_nothing(
-    rows: int, temperature: float, cap: float, entropy: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, temperature: float, cap: float, entropy: bool, bias: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_BYTES", rows * VOCAB * 4)
     torch.manual_seed(0)
     hidden = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    head = nn.Linear(HIDDEN, VOCAB, bias=bias)
+    head = nn.Linear(HIDDEN, VOCAB, bias=bias).requires_grad_(not frozen)
     targets = torch.randint(0, VOCAB, (ROWS,))
     weights = torch.randn(2, ROWS)
     found, spread = linear_logprobs(hidden, head, targets, temperature, entropy, cap)
@@ -44,7 +45,7 @@ def test_chunks_change_nothing(
         loss, other = loss + (spread * weights[1]).sum(), other + (wide * weights[1]).sum()
     else:
         assert spread is None
-    inputs = (hidden, *head.parameters())
+    inputs = (hidden, *(() if frozen else head.parameters()))
     for a, b in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(other, inputs), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 

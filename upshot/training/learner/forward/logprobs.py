@@ -3,7 +3,8 @@
 Rows are taken in chunks: product with the head, log-sum-exp and pick (and entropy) in one pass over the logits; on the
 way back the logits are computed again and become their own gradients in place. The head comes last on the way there
 and first on the way back, so the last chunk's logits are kept: that costs no memory at the peak, and where one chunk
-holds all rows nothing is computed twice.
+holds all rows nothing is computed twice. A head that is frozen needs no second time at all: the gradient of a row's
+hidden state is that of its log-probability, computed on the way there, times a number that is known on the way back.
 """
 
 from __future__ import annotations
@@ -59,11 +60,22 @@ class LinearLogprobs(torch.autograd.Function):
         """Log-probabilities and entropies (zeros unless asked for)."""
         kernels, parts = kernels_for(hidden), chunks(len(hidden), len(weight), hidden.element_size())
         found = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
+        frozen = ctx.needs_input_grad[0] and not ctx.needs_input_grad[1] and not entropy
+        units = torch.empty_like(hidden) if frozen else None
         logits = hidden.new_empty(0)
         for part in parts:
             del logits
             logits = hidden[part] @ weight.t()
             found[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
+            if units is not None:
+                ones = torch.ones_like(found[0, part])
+                kernels.token_logprobs_backward(
+                    logits, targets[part], found[1, part], found[2, part], ones, None, inverse, cap
+                )
+                torch.mm(logits, weight, out=units[part])
+        if units is not None:
+            ctx.save_for_backward(units)
+            return found[0], found[2]
         kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
         ctx.save_for_backward(hidden, weight, targets, found[1], found[2])
         ctx.kept, ctx.parts, ctx.options = kept, parts, (inverse, cap, entropy)
@@ -72,6 +84,9 @@ class LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grads: Tensor, entropy_grads: Tensor) -> Any:
         """Gradients of the hidden states and of the weight, the latter added up in float32."""
+        if len(ctx.saved_tensors) == 1:  # the gradients of log-probabilities of a frozen head
+            (units,) = ctx.saved_tensors
+            return (units * grads[:, None]).to(units.dtype), None, None, None, None, None
         hidden, weight, targets, sums, entropy = ctx.saved_tensors
         inverse, cap, asked = ctx.options
         grads, entropy_grads = grads.contiguous(), entropy_grads.contiguous()
