@@ -174,7 +174,7 @@ def sampling_growth(shape: str, lengths: list[int], device: torch.device, settin
         )
 
 
-def predicted(shape: str, module: Any, ids: int, again: Any) -> float:
+def predicted(shape: str, module: Any, ids: int, again: Any, layers: int | None) -> float:
     """GB that the memory plan expects while the learner reads a micro-batch of `ids` tokens."""
     model: dict[str, Any] = {"gradient_checkpointing": again}
     if rank := learn.SHAPES[shape].get("lora"):
@@ -182,7 +182,7 @@ def predicted(shape: str, module: Any, ids: int, again: Any) -> float:
     recipe = Recipe.model_validate({"task": "slots", "model": model, "train": {"method": "sft", "token_budget": ids}})
     size = module.get_input_embeddings().weight.element_size()
     job = job_of(recipe, ModelShape.of(module.config), size)
-    return sum(part.learning for part in parts_of(job, MemorySetting(ids, again), 0, 0)) / 1e9
+    return sum(part.learning for part in parts_of(job, MemorySetting(ids, again, layers), 0, 0)) / 1e9
 
 
 def learning(
@@ -200,7 +200,8 @@ def learning_again(
 ) -> None:
     """With `again` recomputed: none, mlp, block, or one of them and the number of layers, such as mlp:20."""
     kind, _, layers = again.partition(":")
-    set_checkpointing(module, kind, int(layers) if layers else None)
+    count = int(layers) if layers else None
+    set_checkpointing(module, kind, count)
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(64)])
     for ids in lengths:
         rng, data = random.Random(0), []
@@ -212,7 +213,7 @@ def learning_again(
         for name in ways:
             attention.SHORTEST = NEVER if name == "flash" else long.SHORTEST
             row = learn.measure(learn.ours(learner, data), 1, device)
-            plan = predicted(shape, module, ids, kind)
+            plan = predicted(shape, module, ids, kind, count)
             print(
                 f"{shape} {ids:6} ids, recomputed: {again:5}, {name:8}: {len(data) * ids / row['best_s']:8.0f} "
                 f"tokens/s, peak {row['peak_gb']:6.1f} GB, planned {plan:6.1f} GB "

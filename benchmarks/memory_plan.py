@@ -28,11 +28,11 @@ from upshot.config.recipe import Recipe
 from upshot.engine.engine import Engine
 from upshot.engine.sequence import Rules
 from upshot.training.adapters import add_lora
+from upshot.training.bundle import engine_settings
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import configure_learner, device_bytes, engine_settings, plan_loaded
+from upshot.training.learner.memory.fit import configure_learner, device_bytes, plan_loaded, table
 from upshot.training.learner.memory.plan import MemoryPlan
-from upshot.training.learner.memory.table import table
 from upshot.training.objectives.objectives import PolicyGradient
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -115,8 +115,7 @@ def amount(number: float) -> str:
 
 def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
     """The memory plan of each rank as a table."""
-    from upshot.training.learner.memory.fit import plan_recipe
-    from upshot.training.learner.memory.table import table
+    from upshot.training.learner.memory.fit import plan_recipe, table
 
     planned = plan_recipe(recipe, len(task.vocabulary() or ()), ranks)
     unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"

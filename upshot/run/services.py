@@ -13,9 +13,10 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run.folder import RunFolder
 from upshot.run.writer import Logs
+from upshot.serving.swap.pool import ModelPool
 from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.distributed.ranks import Ranks, add_counts
-from upshot.training.learner.memory.fit import configure_helpers, make_pool
+from upshot.training.learner.memory.fit import configure_helpers
 
 
 class RunServices:
@@ -37,7 +38,8 @@ class RunServices:
         self, policy: PolicyBundle, resumed_from: Path | None
     ) -> AsyncIterator[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
-        policy.pool = make_pool(self.recipe, policy.memory)
+        layout = policy.memory.layout
+        policy.pool = None if layout is None else ModelPool(layout, policy.module.device)
         policy.sampler.play_ahead(self.recipe.train.async_steps)
         recipe = configure_helpers(self.recipe, policy.memory)
         services = build_services(recipe, policy.task, policy.sampler, policy.tokenizer, policy.renderer, policy.pool)

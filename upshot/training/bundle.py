@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import policy_renderer
 from upshot.models.sampler import PolicySampler
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
@@ -22,13 +24,7 @@ from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start, keep_whole
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import (
-    configure_learner,
-    device_total,
-    engine_settings,
-    kv_of_copies,
-    plan_loaded,
-)
+from upshot.training.learner.memory.fit import configure_learner, kv_of_copies, plan_loaded
 from upshot.training.learner.memory.plan import MemoryPlan, usable
 from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.training.snapshots import PolicyModel, load_weights, save_weights
@@ -81,7 +77,8 @@ class PolicyBundle:
 
             address = find(self.recipe, self.run)
             if address.same_gpu:
-                check_beside(self.memory, share_of(self.recipe), device_total(self.recipe.model))
+                total = torch.cuda.get_device_properties(self.module.device).total_memory
+                check_beside(self.memory, share_of(self.recipe), total)
             return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
         kv = kv_of_copies(self.recipe, self.memory)
         return PolicyModel(self.engine, self.tokenizer, self.renderer, self.module, kv)
@@ -149,6 +146,12 @@ class PolicyBundle:
         """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
         seed = derive_seed(self.recipe.seed, "weights")
         return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
+
+
+def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
+    """The engine of the policy, as the plan has it."""
+    weights, kv, merge = recipe.model.engine.weights, recipe.model.engine.kv, plan.setting.merge
+    return EngineSettings(exact=recipe.model.exact, kv_bytes=plan.kv_bytes, merge=merge, weights=weights, kv=kv)
 
 
 def check_beside(plan: MemoryPlan, share: float, total: int) -> None:

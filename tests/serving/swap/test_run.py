@@ -20,9 +20,8 @@ from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.memory import fit
-from upshot.training.learner.memory.choice import find_nearest
-from upshot.training.learner.memory.fit import job_of, plan_of
-from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
+from upshot.training.learner.memory.fit import job_of, list_settings, plan_of
+from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan, make_plan
 from upshot.training.learner.memory.shape import ModelShape
 
 ROLES = ("user", "judge", "a", "b")
@@ -69,8 +68,9 @@ def plan(own: Recipe, memory: int) -> MemoryPlan:
 
 def tight(own: Recipe) -> int:
     """Memory that the run hardly fits into: every helper takes turns with every other."""
-    closest = find_nearest(job_of(own, shape_of(own), 4), 1 << 40)
-    return CONTEXT + int((closest.peak + MIB) / (1 - SLACK))
+    job = job_of(own, shape_of(own), 4)
+    least = min(make_plan(job, setting, job.least).peak for setting in list_settings(job))
+    return CONTEXT + int((least + MIB) / (1 - SLACK))
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
@@ -123,14 +123,14 @@ def test_helpers_that_fit_stay_and_what_cannot_fit_even_in_turns_is_refused_with
     found = plan(own, tight(own))
     assert found.setting.helpers == "swap" and found.layout is not None
     assert found.peak <= found.limit and len(found.layout.conflicts) > 1
-    assert found.host > 0 and not set(ROLES) & set(found.helper_kv)
+    assert sum(part.host for part in found.parts) > 0 and not set(ROLES) & set(found.helper_kv)
     with pytest.raises(UserError, match=r"does not fit into .*; it would with .*helper models elsewhere"):
         plan(own, tight(own) - 20 * MIB)
 
 
 def test_roles_that_share_a_model_are_planned_for_once(tmp_path: Path, folders: dict[str, str]) -> None:
     own = made(tmp_path, {"user": folders["user"], "judge": folders["user"]})
-    assert [helper.name for helper in plan(own, 8 * 2**30).helpers] == ["user"]
+    assert list(plan(own, 8 * 2**30).helper_kv) == ["user"]
 
 
 def test_keys_and_values_that_the_recipe_gives_a_helper_are_in_the_plan(
@@ -155,7 +155,7 @@ def test_pool_plan_prints_every_model_with_its_place_or_refuses(
     memory = tight(own) / 2**30
     assert main(["pool", "plan", str(file), f"model.memory_gb={memory}"]) == 0
     said = capsys.readouterr().out
-    for word in ("policy", "learner", *ROLES, "of the arena, in turn with", "never together", "helpers' arena"):
+    for word in ("weights", "optimizer", *ROLES, "of the arena, in turn with", "never together", "helpers' arena"):
         assert word in said
     assert main(["pool", "plan", str(file), "model.memory_gb=1.01"]) == 2
     assert "does not fit" in capsys.readouterr().err

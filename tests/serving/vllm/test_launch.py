@@ -107,7 +107,10 @@ def test_with_vllm_probabilities_are_weighed_unless_the_recipe_says_otherwise(tm
 def test_the_servers_memory_is_not_counted_twice(tmp_path: Path) -> None:
     from upshot.training.learner.memory.fit import plan_recipe
 
-    parts = {engine: plan_recipe(made(tmp_path, engine), 50) for engine in ("upshot", "vllm")}
+    recipes = {engine: made(tmp_path, engine) for engine in ("upshot", "vllm")}
+    for asked in recipes.values():
+        asked.model.memory_gb = 8
+    parts = {engine: plan_recipe(asked, 50) for engine, asked in recipes.items()}
     names = {engine: {part.name for part in plan.parts} if plan else set() for engine, plan in parts.items()}
     assert "keys and values" in names["upshot"] and "keys and values" not in names["vllm"]
 

@@ -15,9 +15,10 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.local import load_local
 from upshot.run.run import TrainingRun, train
+from upshot.training.bundle import engine_settings
 from upshot.training.learner.forward.select import checkpointing_of
 from upshot.training.learner.memory import fit
-from upshot.training.learner.memory.fit import configure_helpers, configure_learner, engine_settings, kv_of_copies
+from upshot.training.learner.memory.fit import configure_helpers, configure_learner, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}

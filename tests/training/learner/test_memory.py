@@ -21,11 +21,26 @@ from upshot.config.load import validate_recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.training.adapters import add_lora
-from upshot.training.learner.memory.choice import choose, list_settings
-from upshot.training.learner.memory.fit import job_of, measure_kept, plan_of, plan_recipe
-from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, layer_bytes, optimizer_bytes, parts_of, usable
+from upshot.training.learner.memory.fit import (
+    ENOUGH_KV,
+    choose,
+    job_of,
+    list_settings,
+    measure_kept,
+    plan_of,
+    plan_recipe,
+    table,
+)
+from upshot.training.learner.memory.plan import (
+    MemoryJob,
+    MemoryPlan,
+    MemorySetting,
+    make_plan,
+    optimizer_bytes,
+    parts_of,
+    usable,
+)
 from upshot.training.learner.memory.shape import ModelShape, find_config
-from upshot.training.learner.memory.table import table
 
 GIB = 2**30
 LLAMA_8B = {
@@ -98,7 +113,7 @@ def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str
     assert own.lean and own.joins
     job = job_of(made(), own, 2)
     norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (128 if family in ("gemma3_text", "qwen3") else 0)
-    assert layer_bytes(job) == layer_bytes(job_of(made(), plain, 2)) + 2 * norms
+    assert job.kept == job_of(made(), plain, 2).kept + 3 * 2 * norms
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,7 @@ def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str
 )  # fmt: skip
 def test_any_family_that_transformers_builds_can_be_planned(config: dict[str, Any]) -> None:
     own = shape_of({"pad_token_id": 0, **config})
-    assert not own.lean and own.mlp in (80, 96, 192, 160) and own.parameters > 10_000
+    assert not own.lean and own.mlp in (80, 96, 192, 160 + 2 * 24) and own.parameters > 10_000
     assert plan(24, shape=own, train={"method": "sft"}).learning > 14 * own.parameters
 
 
@@ -130,20 +145,43 @@ def test_a_model_that_cannot_be_built_is_refused_with_what_it_lacks(monkeypatch:
 
 @pytest.mark.parametrize(
     ("config", "lora", "gib", "sampling", "learning"),
-    [(SMOLLM2_135M, 0, 139.2, 5.79, 17.95), (TINYLLAMA_1B, 0, 139.2, 19.31, 30.62), (LLAMA_8B, 32, 139.2, 52.51, 75.53),
-     (LLAMA_8B, 32, 47, 43.24, 40.60)],
+    [(SMOLLM2_135M, 0, 139.2, 6.15, 17.62), (TINYLLAMA_1B, 0, 139.2, 18.50, 29.89), (LLAMA_8B, 32, 139.2, 51.56, 74.45),
+     (LLAMA_8B, 32, 47, 42.79, 41.33)],
     ids=["135M", "1.1B", "8B", "8B in 47 GiB"],
 )  # fmt: skip
-def test_predictions_are_those_that_were_compared_with_a_gpu(
+def test_predictions_are_near_what_was_measured_on_a_gpu(
     config: dict[str, Any], lora: int, gib: float, sampling: float, learning: float
 ) -> None:
-    """The figures of docs, "Memory, predicted and measured", where measured peaks stand beside them."""
+    """The measured peaks of the journal, "Memory, predicted and measured", GiB."""
     model = {"lora": {"r": lora, "dropout": 0.0}} if lora else {}
     more = {"episode": {"max_tokens": 256}, "train": {"lr": 1e-6, "kl": 0.0}}
     shape = shape_of(config | {"max_position_embeddings": 4096})
     asked = Recipe.model_validate({"task": "slots", "model": model, **more})
     found = plan_of(job_of(asked, shape, 2), int(gib * GIB))
-    assert (round(found.sampling / GIB, 2), round(found.learning / GIB, 2)) == (sampling, learning)
+    assert found.sampling / GIB == pytest.approx(sampling, rel=0.1)
+    assert found.learning / GIB == pytest.approx(learning, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "again", "layers", "measured"),
+    [
+        (TINYLLAMA_1B, 2048, "none", None, 22.3), (TINYLLAMA_1B, 8192, "none", None, 27.7),
+        (TINYLLAMA_1B, 32768, "none", None, 50.6), (TINYLLAMA_1B, 65536, "none", None, 76.7),
+        (LLAMA_8B, 2048, "none", None, 24.5), (LLAMA_8B, 8192, "none", None, 44.0),
+        (LLAMA_8B, 32768, "none", None, 121.1), (LLAMA_8B, 32768, "mlp", None, 60.6),
+        (LLAMA_8B, 65536, "mlp", None, 106.4), (LLAMA_8B, 32768, "mlp", 22, 78.0),
+        (LLAMA_8B, 32768, "mlp", 20, 81.8), (LLAMA_8B, 32768, "mlp", 18, 85.6),
+    ],
+)  # fmt: skip
+def test_the_peak_of_learning_is_within_a_tenth_of_what_was_measured_at_every_length(
+    config: dict[str, Any], tokens: int, again: Any, layers: int | None, measured: float
+) -> None:
+    """GB of docs/performance.md and of the journal, "Long contexts": one sequence a micro-batch, 8B with LoRA."""
+    lora = {"lora": {"r": 32, "dropout": 0.0}} if config is LLAMA_8B else {}
+    train = {"method": "sft", "token_budget": tokens}
+    job = job_of(made({**lora, "gradient_checkpointing": again}, train=train), shape_of(config), 2)
+    parts = parts_of(job, MemorySetting(tokens, again, layers), 0, 0)
+    assert sum(part.learning for part in parts) / 1e9 == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -210,7 +248,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> No
     assert "does not fit into 73.3 GiB" in said and "weights 15.0" in said and "optimizer 89.7" in said
     assert "train.optimizer.offload=true" in said and "model.lora={r: 32}" in said
     offloaded = plan(79, train={"optimizer": {"offload": True}})
-    assert offloaded.host > 90 * GIB
+    assert sum(part.host for part in offloaded.parts) > 90 * GIB
     assert not any(part.sampling or part.learning for part in offloaded.parts if part.name == "optimizer")
     with pytest.raises(UserError, match="no setting makes it fit"):
         plan(3)
@@ -229,14 +267,26 @@ def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
     assert plan(60, {**LORA, "max_context": 32768}).setting.checkpointing == "block"
 
 
+@pytest.mark.parametrize("gib", [80, 90, 100])
+def test_no_more_layers_are_computed_again_than_the_memory_asks_for(gib: int) -> None:
+    model = {"lora": {"r": 32, "dropout": 0.0}, "max_context": 32768}
+    job, limit, setting = job_of(made(model), SHAPE, 2), usable(gib * GIB), plan(gib, model).setting
+    assert setting.checkpointing == "mlp" and setting.layers is not None and 0 < setting.layers < 32
+    tokens = max(min(job.wanted, int(ENOUGH_KV * limit) // job.all_kv), job.least)
+    assert make_plan(job, setting, tokens, limit).peak <= limit
+    assert make_plan(job, replace(setting, layers=setting.layers - 1), tokens, limit).peak > limit
+    asked = plan(gib, {**model, "gradient_checkpointing": "mlp"})
+    assert asked.setting.layers is None, "what the recipe asks for is done in all layers"
+
+
 def test_a_length_that_cannot_fit_is_refused_with_the_longest_that_can() -> None:
     with pytest.raises(UserError, match="sequences of up to 65536 tokens") as raised:
-        plan(47, {**LORA, "max_context": 65536})
+        plan(40, {**LORA, "max_context": 65536})
     longest = int(str(raised.value).split("model.max_context=")[1].split()[0])
     assert f"model.max_context={longest} (the longest that fits)" in str(raised.value)
-    assert plan(47, {**LORA, "max_context": longest}).setting.tokens >= longest
+    assert plan(40, {**LORA, "max_context": longest}).setting.tokens >= longest
     with pytest.raises(UserError, match="does not fit"):
-        plan(47, {**LORA, "max_context": longest + 256})
+        plan(40, {**LORA, "max_context": longest + 256})
 
 
 @pytest.mark.parametrize(
@@ -282,7 +332,7 @@ def test_a_micro_batch_is_measured_to_keep_what_the_arithmetic_says(rank: int) -
     module.eval()
     job = job_of(made({"lora": {"r": rank, "dropout": 0.0}} if rank else {}), ModelShape.of(config), 4)
     padded = 3 * 4 * (64 + 2 * 32 + 64)  # without flash attention q, k, v and the result are laid out once more
-    measured, computed = measure_kept(module, allocated=live_bytes), layer_bytes(job) * 3 + 3 * 4 * 48 + padded
+    measured, computed = measure_kept(module, allocated=live_bytes), job.kept + 3 * 4 * 48 + padded
     assert abs(measured / computed - 1) < 0.1 and not module.training
     module.gradient_checkpointing_enable()
     assert measure_kept(module, allocated=live_bytes) == measured and module.is_gradient_checkpointing
@@ -305,7 +355,7 @@ def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     plain, quantized = (job_of(made({**LORA, "quantize": bits}), SHAPE, 2) for bits in ("none", "4bit"))
     weights = next(part for part in parts_of(quantized, next(list_settings(quantized)), 0, 0) if part.name == "weights")
     assert weights.learning < 6 * GIB and not quantized.lends
-    assert layer_bytes(quantized) > 1.5 * layer_bytes(plain), "its adapters are called, which keeps more"
+    assert quantized.kept > 1.5 * plain.kept, "its adapters are called, which keeps more"
 
 
 def test_sft_needs_no_engine() -> None:
@@ -373,7 +423,8 @@ def test_memory_given_by_number_needs_no_device_of_that_name(folder: Path) -> No
 
 def test_the_table_says_what_was_chosen() -> None:
     said = table(plan(24, LORA))
-    assert "each block is computed again" in said and "gives its memory back" in said and "merged in place" in said
+    assert "each block of the first 29 layers is computed again" in said and "merged in place" in said
+    assert "gives its memory back while the learner works" in said
     assert "host" in said
 
 

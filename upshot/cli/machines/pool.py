@@ -7,8 +7,13 @@ its peak. Models that do not fit together take turns; what cannot fit is refused
 from __future__ import annotations
 
 import argparse
+import re
 
 from upshot.cli.options import add_options, add_parts
+from upshot.config.recipe import Recipe
+
+PROVIDER = re.compile(r"[a-z0-9_]+/")
+"""How names of models at providers begin; those of the hub begin with whoever made them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
-    from upshot.training.learner.memory.fit import plan_recipe, require_sizes
-    from upshot.training.learner.memory.table import table
+    from upshot.training.learner.memory.fit import plan_recipe, table
 
     recipe = load_recipe(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -37,3 +41,30 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"'{recipe.model.path}' cannot be planned: its config.json is not on this machine")
     print(table(plan))
     return 0
+
+
+def require_sizes(recipe: Recipe) -> None:
+    """Have the config.json of every helper model on the policy's device here; `UserError` where one cannot be had."""
+    from upshot.core.errors import UserError
+    from upshot.models.local import local_path
+    from upshot.training.learner.memory.fit import is_beside, named_models
+    from upshot.training.learner.memory.shape import find_config
+
+    for name, spec in named_models(recipe).items():
+        if spec.kind == "provider" and not PROVIDER.match(spec.model):
+            raise UserError(
+                f"models.{name}={spec.model} would be looked up at a provider called "
+                f"'{spec.model.partition('/')[0]}'; for a hub model here, set models.{name}=local:{spec.model}"
+            )
+        if not is_beside(spec, recipe) or find_config(spec.model) is not None:
+            continue
+        from huggingface_hub import hf_hub_download
+
+        path = local_path(spec.model)
+        try:
+            hf_hub_download(path, "config.json")
+        except Exception as error:  # no such name, no network, no permission: in all cases its size is not known
+            raise UserError(
+                f"models.{name}: the size of '{spec.model}' is not known: its config.json is not on this machine and "
+                f"cannot be fetched ({type(error).__name__}); name a folder, or: hf download {path} config.json"
+            ) from error

@@ -138,7 +138,7 @@ def test_limits_of_every_endpoint_are_shared_among_ranks(tmp_path: Path, monkeyp
         budget=Budget(),
     )
     monkeypatch.setattr(run_services, "build_services", lambda *_, **__: services)
-    monkeypatch.setattr(run_services, "make_pool", lambda *_: None)
+    monkeypatch.setattr(run_services, "ModelPool", lambda *_: None)
     monkeypatch.setattr(run_services, "configure_helpers", lambda recipe, _: recipe)
     shared: list[Any] = []
     ranks = SimpleNamespace(size=2, share=shared.append)

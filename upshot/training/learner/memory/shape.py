@@ -22,20 +22,14 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder-only model."""
+    """The sizes of a decoder-only model; `queries` and `keys` are those of all heads of a layer together."""
 
     parameters: int
     layers: int
     hidden: int
-    heads: int
     queries: int
-    """Numbers of all queries of a token in one layer."""
     keys: int
-    """Of all its keys in one layer, and of all its values."""
     mlp: int
-    """Numbers between the halves of the MLP for one token: of all experts that it goes through."""
-    experts: int
-    """Experts that a token goes through; 0: the MLP is one."""
     vocab: int
     context: int
     """Most positions; 0: not limited."""
@@ -55,21 +49,18 @@ class ModelShape:
         """The shape of the model that a transformers configuration describes."""
         from torch import nn
 
-        twin, text = twin_of(config), config.get_text_config()
-        heads, kv_heads, head_dim = attention_sizes(text)
-        queries, keys, hidden = heads * head_dim, kv_heads * head_dim, text.hidden_size
-        head, lean = twin.get_output_embeddings(), is_lean(twin)
-        linear, ends = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+        twin, text = _twin_of(config), config.get_text_config()
+        heads, kv_heads, width = attention_sizes(text)
+        queries, keys, hidden, lean = heads * width, kv_heads * width, text.hidden_size, is_lean(twin)
+        head, sizes = twin.get_output_embeddings(), {True: dict[str, tuple[int, ...]](), False: {}}
         for name, part in twin.named_modules():
             if getattr(getattr(part, "weight", None), "ndim", 0) == 2:
-                kind = ends if part is head or isinstance(part, nn.Embedding) else linear
-                kind[name] = tuple(part.weight.shape)
+                sizes[part is head or isinstance(part, nn.Embedding)][name] = tuple(part.weight.shape)
         normed = (queries + 2 * keys) * has_norms_of_heads(twin) + 2 * hidden * has_norms_after(twin) if lean else 0
-        count = sum(parameter.numel() for parameter in twin.parameters())
         return cls(
-            count, text.num_hidden_layers, hidden, heads, queries, keys,
-            mlp_width(text), getattr(text, "num_experts_per_tok", None) or 0, head.weight.shape[0],
-            getattr(text, "max_position_embeddings", None) or 0, linear, ends, is_block_family(twin), lean, normed,
+            sum(parameter.numel() for parameter in twin.parameters()), text.num_hidden_layers, hidden, queries, keys,
+            mlp_width(text), head.weight.shape[0], getattr(text, "max_position_embeddings", None) or 0,
+            sizes[False], sizes[True], is_block_family(twin), lean, normed,
         )  # fmt: skip
 
     @property
@@ -89,23 +80,19 @@ class ModelShape:
 
     def merged(self, lora: LoraConfig, narrow: bool = False) -> int:
         """Weights of the engine's copy with adapters merged into it; `narrow`: of embedding and head alone."""
-        if not self.joins:
-            return 0
-        sizes = self._named(lora, self.ends if narrow else {**self.linear, **self.ends}, beside=True)
-        return sum(rows * columns for rows, columns in sizes)
+        among = self.ends if narrow else {**self.linear, **self.ends}
+        return sum(rows * columns for rows, columns in self._named(lora, among, True)) if self.joins else 0
 
     def _named(self, lora: LoraConfig, among: Sizes, beside: bool = False) -> list[tuple[int, ...]]:
         """Sizes of what is adapted; `beside`: and of what lies in one tensor with it when it is merged."""
-        last_names = [name.rpartition(".")[2] for name in self.linear]
-        targets = lora.targets or default_targets(last_names) or last_names
+        leaves = [name.rpartition(".")[2] for name in self.linear]
+        targets = lora.targets or default_targets(leaves) or leaves
         if beside:
             targets = [*targets, *(name for group in TOGETHER if set(group) & set(targets) for name in group)]
-        ends = tuple(f".{target}" for target in targets)
-        return [size for name, size in among.items() if f".{name}".endswith(ends)]
+        return [size for name, size in among.items() if f".{name}".endswith(tuple(f".{each}" for each in targets))]
 
 
-def twin_of(config: Any) -> Any:
-    """The model of a configuration on the meta device."""
+def _twin_of(config: Any) -> Any:
     import_frameworks()
     import torch
     from transformers import AutoModelForCausalLM
@@ -120,14 +107,13 @@ def twin_of(config: Any) -> Any:
 
 
 def mlp_width(text: Any) -> int:
-    """Numbers between the halves of the MLP for one token."""
+    """Numbers between the halves of the MLP for one token; an expert also keeps a row of its own of the input."""
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     width = max(width) if isinstance(width, list | tuple) else width  # Gemma 3n: one for each layer
-    experts = getattr(text, "num_experts_per_tok", None)
-    if not experts:
+    if not (experts := getattr(text, "num_experts_per_tok", None)):
         return int(width)
     shared = getattr(text, "shared_expert_intermediate_size", None) or 0
-    return int(experts * (getattr(text, "moe_intermediate_size", None) or width) + shared)
+    return int(experts * ((getattr(text, "moe_intermediate_size", None) or width) + text.hidden_size // 2) + shared)
 
 
 def find_config(name: str) -> Any | None:
