@@ -105,7 +105,7 @@ class Evaluation:
         line = self._opened.get(row.id)
         if line is not None:
             turns = tuple(Turn(Message(t["role"], t["content"]), note=t["note"]) for t in line["turns"])
-            return Opening(turns, line["session"], counts=line.get("counts", {}))
+            return Opening(turns, line["session"], counts=line["counts"])
         conversation = Conversation(row, derive_seed(self.args.seed, row.id))
         opening = Opening(conversation.turns)
         if not any(message.role == "user" for message in row.messages):

@@ -50,6 +50,13 @@ def test_without_a_model_the_outcomes_become_a_recipe(log: Path, capsys: pytest.
     assert "held out by customer: 6 of 60 conversations" in capsys.readouterr().out
 
 
+def test_rows_are_made_of_some_conversations_and_all_are_counted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "prepare", str(log), "--out", "out", "--conversations", "20", "--quiet"]) == 0
+    told = capsys.readouterr().out
+    assert "60 conversations of 60 records" in told
+    assert "of 20 conversations; rows are not made of the other 40 (--conversations)" in told
+
+
 def test_a_log_without_conversations_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log.jsonl").write_text("nothing\n")
     assert main(["logs", "prepare", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")]) == 2
@@ -132,7 +139,7 @@ def test_the_fitted_model_sees_the_longest_conversation_and_what_it_cannot_see_i
 
     def context(*words: int) -> tuple[int, list[str]]:
         store = TalkStore(":memory:")
-        store.fill(map(talk, words))
+        store.fill(map(talk, words), 100)
         longest, longer = store.ask("max(words), sum(words > ?)", 2048)
         return context_of(longest, longer, len(words), 2048)
 

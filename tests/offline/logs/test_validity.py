@@ -159,7 +159,7 @@ def talk(*said: str, **more: Any) -> LoggedConversation:
 
 def hold(talks: Iterable[LoggedConversation]) -> TalkStore:
     store = TalkStore(":memory:")
-    store.fill(talks)
+    store.fill(talks, 10**6)
     return store
 
 
@@ -203,6 +203,14 @@ def test_without_customers_the_latest_are_held_out_and_without_times_the_same_wo
     same = [talk(f"word {n % 5}", "b") for n in range(50)]
     train, held_out, _ = split(same, 0.2, 0)
     assert not {at % 5 for at in train} & {at % 5 for at in held_out}
+
+
+def test_of_more_conversations_than_wanted_some_stay_evenly_from_all_of_them() -> None:
+    store = TalkStore(":memory:")
+    store.fill((talk(str(n), "b") for n in range(1000)), 100)
+    kept = [int(one.messages[0].content) for one in store.read()]
+    assert kept == sorted(set(kept)) and len(kept) == 100
+    assert all(5 <= sum(start <= n < start + 100 for n in kept) <= 15 for start in range(0, 1000, 100))
 
 
 def test_a_model_that_plays_everybody_learns_three_sides() -> None:

@@ -39,7 +39,7 @@ from upshot.tasks.logs import VALIDITY
 
 KEPT = (
     *("files", "outcome", "customer", "time", "kind", "roles", "keep_personal", "model", "fit_user", "base", "steps"),
-    *("context", "good_from", "held_out", "replies", "samples", "rounds", "max_tokens", "seed"),
+    *("context", "conversations", "good_from", "held_out", "replies", "samples", "rounds", "max_tokens", "seed"),
 )
 """Options that must stay the same when a preparation is resumed."""
 TINY = "tiny"
@@ -91,7 +91,9 @@ class Preparation:
         self.stage("read", self.read)
         how = self.store.hold_out(self.args.held_out, self.args.seed)
         count, held, least, most = self.store.ask("count(*), sum(held), min(outcome), max(outcome)")
-        self.told.append(f"held out {how}: {held:,} of {count:,} conversations")
+        total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
+        rest = f"; rows are not made of the other {total - count:,} (--conversations)" if total > count else ""
+        self.told.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
         if self.args.model:
             asyncio.run(self.extract())
             self.told.append(goals.tell_goals(self.goals, count))
@@ -162,7 +164,7 @@ class Preparation:
                 survey.add(talk)
                 yield talk
 
-        self.store.fill(surveyed())
+        self.store.fill(surveyed(), self.args.conversations)
         if not survey.conversations:
             reasons = "; ".join(reader.account()) or "no records"
             raise UserError(f"no conversation in {', '.join(self.args.files)}: {reasons}")

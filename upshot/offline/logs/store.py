@@ -21,12 +21,15 @@ class TalkStore:
     def __init__(self, path: Path | str) -> None:
         self._db = sqlite3.connect(path)
 
-    def fill(self, talks: Iterable[LoggedConversation]) -> None:
-        """Hold these conversations, and no others."""
+    def fill(self, talks: Iterable[LoggedConversation], most: int) -> None:
+        """Hold these conversations, and no others; of more than `most`, as many evenly out of all of them."""
         self._db.execute("DROP TABLE IF EXISTS talks")
         self._db.execute(TABLE)
         with self._db:
             self._db.executemany("INSERT INTO talks VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)", map(_row, talks))
+            even = "SELECT rowid FROM talks ORDER BY rowid * 2654435761 % 4294967296 LIMIT ?"
+            self._db.execute(f"DELETE FROM talks WHERE rowid NOT IN ({even})", (most,))
+        self._db.execute("VACUUM")
 
     def hold_out(self, share: float, seed: int) -> str:
         """Hold conversations out of training, and say how they were chosen.

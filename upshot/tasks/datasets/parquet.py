@@ -21,7 +21,7 @@ from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 if TYPE_CHECKING:
     import pyarrow
 
-BATCH = 1000
+BATCH = 250
 """Rows that are written at once."""
 AGENT_NAME = "collabllm_agent"
 """The agent loop that verl runs for a row by default."""
