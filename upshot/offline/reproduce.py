@@ -159,17 +159,14 @@ class Paper:
         for stage in self.stages:
             published = {key: self.fill(value) for key, value in self.file["published"].get(stage.name, {}).items()}
             recipe = stage.recipe
-            ours = _flat(recipe.model_dump(mode="json")) if recipe else self._settings(stage)
+            # Of a stage that trains nothing: the variables, and its options.
+            said = {name: self.fill(value) for name, value in self._values.items()} | dict(pairwise(stage.words))
+            ours = _flat(recipe.model_dump(mode="json")) if recipe else said
             for key, value in published.items():
                 if not _same(ours.get(key), value):
                     reason = reasons.get(f"{stage.name}.{key}", reasons.get(key, ""))
                     changed.append(ChangedSetting(stage.name, key, value, ours.get(key), reason))
         return changed
-
-    def _settings(self, stage: PaperStage) -> dict[str, Any]:
-        """What is said of a stage that trains nothing: the variables, and its options."""
-        options = dict(pairwise(stage.words))
-        return {name: self.fill(value) for name, value in self._values.items()} | options
 
     def table(self) -> list[list[str]]:
         """The table, ours (published): a head, and a row for each of ours."""
@@ -231,9 +228,10 @@ def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[float 
         lines = {row: RunFolder(folder.parent / stage).metrics for row, stage in about["runs"].items()}
         return {row: [_last(row_cells, key) for key in about["metrics"]] for row, row_cells in lines.items()}
     if (folder / TABLE).is_file():
-        swept = json.loads((folder / TABLE).read_text(encoding="utf-8"))
-        return {row["setting"]: [cell.get("mean") for cell in row["metrics"].values()] for row in swept["rows"]}
-    cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
+        rows = json.loads((folder / TABLE).read_text(encoding="utf-8"))["rows"]
+        cells = {row["setting"]: row["metrics"] for row in rows}
+    else:
+        cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
     return {row: [cell.get("mean") for cell in row_cells.values()] for row, row_cells in cells.items()}
 
 
@@ -280,20 +278,14 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
         code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode
     else:
         code = command(stage.command)
-        free_memory()
+        gc.collect()  # what the stage held, the device's memory as well
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
     if code == 130:  # Ctrl-C, which has been reported
         raise KeyboardInterrupt
     if code:
         raise UserError(f"the stage '{stage.name}' ended with status {code}; the same command continues from there")
     write_json(record, {**done, stage.name: words})
-
-
-def free_memory() -> None:
-    """Give back what a finished stage held, the device's memory as well."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def print_paper(paper: Paper) -> None:

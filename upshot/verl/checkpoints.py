@@ -63,7 +63,8 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
     `wanted`: a step or a name such as rl-000040; else the newest.
     """
     recipe, steps = folder.recipe, saved_steps(folder)
-    step = _step(wanted, recipe, steps)
+    names = {name: step for step in steps for name in (str(step), f"{recipe.train.method}-{step:06d}")}
+    step = next(reversed(steps), None) if wanted in ("", "last", "best") else names.get(wanted)
     if step is None:
         return None
     return folder.checkpoints.save(
@@ -72,13 +73,6 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
         max(len(folder.checkpoints.saved()), recipe.train.save.keep) + 1,  # what somebody asked for stays
         lambda to: write_merged(shards_of(folder, step), to, recipe.model.path),
     )
-
-
-def _step(wanted: str, recipe: Recipe, steps: list[int]) -> int | None:
-    names = {name: step for step in steps for name in (str(step), f"{recipe.train.method}-{step:06d}")}
-    if wanted not in ("", "last", "best"):
-        return names.get(wanted)
-    return steps[-1] if steps else None
 
 
 def check_ranks(folder: RunFolder, ranks: int) -> None:

@@ -76,17 +76,14 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
         kept = {merge.key: merge} | kept
     engine = str(overrides["model_engine"].value) if "model_engine" in overrides else "dp"
     if engine != "dp":
-        kept = {key: setting for key, setting in kept.items() if key in overrides or not _is_of_fsdp(key)}
+        of_fsdp = [key for key in kept if any(is_under(key, prefix) for prefix in OF_FSDP)]
+        kept = {key: setting for key, setting in kept.items() if key in overrides or key not in of_fsdp}
         unknown = [*unknown, *_other_engine(recipe, engine)]
     return VerlPlan(
         tuple(kept.values()),
         (*PLAYED.items(), *describe_helpers(recipe)),
         (*missing, *refused, *unknown, *find_uncarried(recipe), *_find_unfit(recipe)),
     )
-
-
-def _is_of_fsdp(key: str) -> bool:
-    return any(is_under(key, prefix) for prefix in OF_FSDP)
 
 
 def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:

@@ -23,15 +23,9 @@ from upshot.verl.plan import MAIN, RECIPE, WORKERS, VerlPlan
 from upshot.verl.prepare import make_start, prepare
 from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
 from upshot.verl.recorder import RunEcho
+from upshot.verl.table import WAITS
 
 LOG = "verl.log"
-WAITS = {
-    "RAY_agent_register_timeout_ms": "600000",
-    "RAY_gcs_server_port_wait_time_s": "600",
-    "RAY_raylet_start_wait_time_s": "600",
-    "RAY_worker_register_timeout_seconds": "600",
-}
-"""How long the processes of a Ray that is started here wait for each other, where the environment does not say."""
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 """hydra leaves no folder and no log of its own where the command was typed."""
 
@@ -78,14 +72,13 @@ def conclude(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Report
     folder.rewind(phases_of(recipe), phase, done or -1)
     reporter.phase(phase, int(plan.value("trainer.total_training_steps", 0)), done)
     echo = RunEcho(folder, phase, reporter)
-    known = {key: value for key, value in folder.status.items() if key in STATUS}
-    folder.write_status("running", **known)
+    _write_state(folder, "running")
     try:
         with stop_on_sigterm():
             yield echo
         echo.follow()
         make_whole(folder)
-        _write_end(folder, "finished")
+        _write_state(folder, "finished")
         write_report(folder.path)
     except BaseException as error:
         _tell_stopped(folder, echo, error)
@@ -96,7 +89,7 @@ STATUS = ("phase", "step", "steps", "alarms", "metrics")
 """What the trainer wrote into status.json that stays when the run has ended."""
 
 
-def _write_end(folder: RunFolder, state: str, **more: str) -> None:
+def _write_state(folder: RunFolder, state: str, **more: str) -> None:
     folder.write_status(state, **{key: value for key, value in folder.status.items() if key in STATUS}, **more)
 
 
@@ -104,7 +97,7 @@ def _tell_stopped(folder: RunFolder, echo: RunEcho, error: BaseException) -> Non
     """Write down what is known of a run that ends with an error; further errors are reported beside it."""
 
     def tell() -> None:
-        _write_end(folder, "stopped", reason=reason_of(error))
+        _write_state(folder, "stopped", reason=reason_of(error))
         if folder.begun:
             write_report(folder.path)
 

@@ -64,9 +64,8 @@ def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
     """The weights of every rank, mapped from their files rather than read."""
     import torch
 
-    paths = [
-        shards / f"model_world_size_{size}_rank_{rank}.pt" for size in [world_size(shards)] for rank in range(size)
-    ]
+    size = world_size(shards)
+    paths = [shards / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
     # torch warns of meshes that were unpickled without process groups; none is needed to read them.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     with torch.serialization.safe_globals(_kinds()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +26,9 @@ def make_absolute(recipe: Recipe) -> Recipe:
 
 def list_paths(recipe: Recipe) -> list[tuple[str, str]]:
     """Files and folders that workers read, with the keys that name them."""
-    return sorted({(key, word) for key, word in _words(recipe) if Path(word).is_absolute() and Path(word).exists()})
+    values = [(key, value) for key, value in flatten(recipe.model_dump(mode="json")) if key not in OWN]
+    words = [(key, word) for key, value in values for word in (value if isinstance(value, list) else [value])]
+    return sorted({(k, w) for k, w in words if isinstance(w, str) and Path(w).is_absolute() and Path(w).exists()})
 
 
 def _find_folder(model: str) -> str:
@@ -36,10 +37,3 @@ def _find_folder(model: str) -> str:
         path = Path(local_path(model)) if model else Path("/nowhere")
         return str(path.resolve()) if path.is_dir() else model
     return model
-
-
-def _words(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    for key, value in flatten(recipe.model_dump(mode="json")):
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and key not in OWN:
-                yield key, word

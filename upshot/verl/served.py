@@ -8,6 +8,7 @@ among them, to the server that has its prefix in memory.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import derive_seed, messages_from
 from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
 
 TRAINED = "policy"
@@ -137,17 +139,13 @@ class ServedModel(Model):
 
         The servers sample on to the end of the turn or the limit: what they share is ids alone.
         """
-        text = self.renderer.decode(ids)
-        places = [at for at in map(text.find, stops) if at >= 0]
-        if not places:
+        whole = self.renderer.decode(ids)
+        text, stopped = cut_at_stop(whole, stops)
+        if not stopped:
             return ids, text, False
-        at = min(places)
-        need = min(at + len(stop) for stop in stops if text.startswith(stop, at))
-        few, enough = 0, len(ids)
-        while few + 1 < enough:  # the fewest ids that spell it
-            middle = (few + enough) // 2
-            few, enough = (few, middle) if len(self.renderer.decode(ids[:middle])) >= need else (middle, enough)
-        return ids[:enough], text[:at], True
+        need = len(text) + min(len(stop) for stop in stops if whole.startswith(stop, len(text)))
+        enough = bisect_left(range(len(ids)), need, lo=1, key=lambda n: len(self.renderer.decode(ids[:n])))
+        return ids[:enough], text, True  # the fewest ids that spell it
 
     def _prompt_ids(self, request: Request) -> list[int]:
         if request.given:

@@ -126,6 +126,8 @@ SPECIAL: list[str] = _TABLE["special"]
 AS_POLICY: dict[str, str] = _TABLE["as_policy"]
 METRICS: dict[str, str] = _TABLE["metrics"]
 PHASES: dict[str, str] = _TABLE["phases"]
+POOLS: dict[str, str] = _TABLE["pools"]
+WAITS: dict[str, str] = _TABLE["waits"]
 LEFT = {
     key: UnmappedKey(why, section == "left_and_refused")
     for section in ("left", "left_and_refused")

@@ -110,7 +110,7 @@ def run_prepare(args: argparse.Namespace) -> int:
         summary = prepare_user(args.dataset, Path(args.out), args.validation, args.seed)
     summary = summary or _prepare_candidates(args)
     if args.json:
-        print(json.dumps(summary.to_dict(), ensure_ascii=False))
+        print(json.dumps(vars(summary), ensure_ascii=False))
     else:
         summary.print()
     return 0

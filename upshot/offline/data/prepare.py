@@ -68,10 +68,6 @@ class PrepareSummary:
     profiles: str = ""
     """What the judge can decide of the rows' programs, as a table."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {**vars(self), "dropped": dict(self.dropped)}
-
     def print(self) -> None:
         """What was read, written and dropped, and why, as a table for people."""
         rows = [("records read", f"{self.read:,}", "")]
@@ -124,12 +120,6 @@ def write_splits(
             path.unlink(missing_ok=True)
 
 
-def check_share(validation: float) -> None:
-    """Refuse a number that is neither a share of goals nor a count."""
-    if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
-        raise UserError(f"validation is {validation}; give a share of the goals (0 to below 1) or their number")
-
-
 def read_splits(
     dataset: str,
     out: Path,
@@ -145,7 +135,8 @@ def read_splits(
 
     A goal of validation leaves train. `without`: columns that are not read. `goal`: what a goal is called here.
     """
-    check_share(validation)
+    if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
+        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
     check_writable(out / f"{purpose}_train.parquet")
     tables = read_tables(dataset, without=without)
     summary = PrepareSummary(purpose, read=sum(map(len, tables.values())))
@@ -171,23 +162,22 @@ def _rows(
     candidates: list[Candidate], split: str, settings: PrepareSettings, summary: PrepareSummary
 ) -> list[dict[str, Any]]:
     """The rows of one split, counted in the summary."""
+
+    def system(candidate: Candidate) -> str:
+        own = candidate.system or settings.default_system
+        return own if settings.system is None else settings.system
+
     chosen: list[Candidate]
     if settings.purpose == "sft":
         chosen = best_conversations(candidates, summary.dropped, settings.least)
-        rows = [sft_row(c, _system(c, settings)) for c in chosen]
+        rows = [sft_row(c, system(c)) for c in chosen]
     elif settings.purpose == "dpo":
         pairs = best_and_worst(candidates, summary.dropped, settings.min_gap, settings.least)
         chosen = [pair.chosen for pair in pairs]
-        rows = [dpo_row(pair, _system(pair.chosen, settings)) for pair in pairs]
+        rows = [dpo_row(pair, system(pair.chosen)) for pair in pairs]
     else:
         chosen = distinct_prompts(candidates, summary.dropped)
         facts = (split, settings.source, settings.task_desc, settings.agent_name)
-        rows = [rl_row(c, _system(c, settings), number, *facts) for number, c in enumerate(chosen)]
+        rows = [rl_row(c, system(c), number, *facts) for number, c in enumerate(chosen)]
     summary.goals[split] = len({c.goal_key for c in chosen})
     return rows
-
-
-def _system(candidate: Candidate, settings: PrepareSettings) -> str:
-    if settings.system is not None:
-        return settings.system
-    return candidate.system or settings.default_system

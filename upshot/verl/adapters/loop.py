@@ -44,7 +44,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         link = ConversationLink(
             Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT
         )
-        request = PlayRequest(row["extra_info"], int(row["session_id"]), step_of(row) - 1)
+        request = PlayRequest(row["extra_info"], int(row["session_id"]), int(row.get("global_steps", 0)) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
             worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0), int(rollout.agent.num_workers))
@@ -117,8 +117,3 @@ def recipe_path() -> str:
     if not path:
         raise UserError(f"this process of verl does not know its recipe: set {RECIPE} in Ray's runtime_env.env_vars")
     return path
-
-
-def step_of(row: dict[str, Any]) -> int:
-    """The step that a row is played for."""
-    return int(row.get("global_steps", 0))

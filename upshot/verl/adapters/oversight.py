@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,9 @@ def oversee(start: Callable[[], Any], config: Any) -> Any:
     check_cluster(recipe, config, folder)
     budget = open_budget(recipe, folder)
     gone, ended, looked = budget.wait_for_ever.remote(), False, time.monotonic()
-    watchdog = Watchdog(folder / LOG, folder / METRICS, lambda: find_waits(budget), _say, Patience.of(config))
+    watchdog = Watchdog(
+        folder / LOG, folder / METRICS, lambda: find_waits(budget), partial(print, flush=True), Patience.of(config)
+    )
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     run = start()
@@ -153,7 +156,3 @@ def _close(budget: Any, folder: RunFolder, seconds: float) -> None:
         return
     if left:
         log.warning("%d workers did not close their helpers within %.0f s: %s", len(left), seconds, "; ".join(left))
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -83,10 +83,10 @@ class PlayedRollouts:
         for (uid, session), reply in first.items():
             places = places_of(reply, self.alone, maybe=True) if partition_id == "train" else []
             self.places |= {f"{uid}_{session}_{number}": place for number, place in enumerate(places)}
-        groups: dict[int, list[tuple[int, Rollout]]] = {}
+        groups: dict[int, dict[int, Rollout]] = {}
         for (_, session), reply in first.items():
-            groups.setdefault(reply.group, []).append((session, reply))
-        return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
+            groups.setdefault(reply.group, {})[session] = reply
+        return [[groups[at][session] for session in sorted(groups[at])] for at in sorted(groups)], logs
 
     def without_untrained(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a batch without those that nothing is learned from, now that the groups are compared."""
@@ -121,7 +121,3 @@ def _session(key: str) -> tuple[str, int]:
     """The prompt's uid and the number of the reply that a row is of."""
     uid, session, _ = key.rsplit("_", 2)
     return uid, int(session)
-
-
-def _by_session(pair: tuple[int, Rollout]) -> int:
-    return pair[0]

@@ -15,15 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshot.run.checks.context import Finding
+from upshot.verl.table import POOLS
 
 CPUS_A_RANK = 3
 GPUS_A_NODE, STORAGE_UNITS = 8, 8
 """verl's own defaults."""
-POOLS = {
-    "reward.reward_model.enable_resource_pool": "reward.reward_model",
-    "distillation.enabled": "distillation",
-}
-"""What has GPUs of its own beside the trainer's: the key that says so, and where its numbers stand."""
 Read = Callable[[str, Any], Any]
 """A key of verl's config, or what is given beside it where it is not set."""
 
@@ -125,10 +121,9 @@ def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterato
             "+ray_kwargs.ray_init.address=auto or RAY_ADDRESS"
         )
         return
-    gpus = read("ray_kwargs.ray_init.num_gpus", None)
-    node = Node("this machine", float(read("ray_kwargs.ray_init.num_cpus", None) or cpus or os.cpu_count() or 1), 0)
-    known = need.gpus if gpus is None else float(gpus)  # how many there are is Ray's to count
-    yield from compare_needs(need, [Node(node.name, node.cpus, known)])
+    cpus = read("ray_kwargs.ray_init.num_cpus", None) or cpus or os.cpu_count() or 1
+    gpus = read("ray_kwargs.ray_init.num_gpus", None)  # how many there are is Ray's to count
+    yield from compare_needs(need, [Node("this machine", float(cpus), need.gpus if gpus is None else float(gpus))])
 
 
 def ports_of(read: Read) -> list[int]:
