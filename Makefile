@@ -79,7 +79,7 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@$(CLUSTER)/bin/python -m tests.verl.real.vllm_cpu
 	@touch $@
 
-MORE := tests/verl/real/test_failures.py tests/verl/real/test_turns.py tests/verl/real/test_ahead.py
+MORE := tests/verl/real/test_failures.py tests/verl/real/test_turns.py tests/verl/real/test_ahead.py tests/verl/real/test_reproduce.py
 
 test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; 15 to 20 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/verl $(MORE:%=--ignore %)

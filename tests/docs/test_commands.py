@@ -120,6 +120,7 @@ ELSEWHERE = {
     "upshot train quickstart --engine verl --dry-run": VERL,
     "pip install -e '.[verl]' vllm": "Makefile::test-cluster",
     "python -m tests.support.verl_cpu quickstart": f"{REAL}/test_quickstart.py::test_every_step_has",
+    "python -m tests.support.verl_cpu reproduce": f"{REAL}/test_reproduce.py::test_a_stage_is_trained_on_verl",
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",

@@ -1,7 +1,8 @@
 """`upshot train … --engine verl` without a GPU: `python -m tests.support.verl_cpu RECIPE key=value …`, from a checkout.
 
 The same command with what verl must be told for it before its words, so that yours win. `--join ADDRESS` joins a Ray
-that was started under `settings.ENVIRONMENT`, instead of starting one.
+that was started under `settings.ENVIRONMENT`, instead of starting one. `reproduce PAPER/TABLE --verl STAGE …` does the
+same for the stages of a published table that are named.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def run(given: list[str]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])  # other packages have `tests`, too
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if given[:1] == ["reproduce"]:
+        stages = [given[at + 1] for at, word in enumerate(given) if word == "--verl"]
+        return main([*given[:2], *(f"{stage}.{word}" for stage in stages for word in list_words(1)), *given[2:]])
     resumed = "--resume" in given  # its folder has the words
     ours = [] if resumed else list_words(int(ranks[-1]) if ranks else 1, address)
     first = [word for word in given[:1] if not resumed]
