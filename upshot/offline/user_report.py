@@ -98,7 +98,9 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
 
     0.5: it cannot tell. Logistic regression on words, pairs of letters and length, in five folds of transcripts.
     """
-    played = [turns for turns in spoken if turns]
+    import numpy as np
+
+    played = [[[_features(turn[side]) for side in SIDES.values()] for turn in turns] for turns in spoken if turns]
     if len(played) < 2:
         return []
     order = random.Random(seed).sample(range(len(played)), len(played))
@@ -106,45 +108,39 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
     out = [0.0] * len(played)
     for fold in folds:
         seen = [turn for number, turns in enumerate(played) if number not in fold for turn in turns]
-        weights = _fit([(turn["real"], 1.0) for turn in seen] + [(turn["said"], 0.0) for turn in seen])
+        often = Counter(name for turn in seen for features in turn for name in features).most_common(2000)
+        names = [name for name, count in often if count > 1]
+        weights = _fit(np.array([[name in features for name in names] for turn in seen for features in turn], float))
         for number in fold:
             # The two are a pair: which of them looks more real? Ties are a coin's.
-            gaps = [_logit(weights, turn["real"]) - _logit(weights, turn["said"]) for turn in played[number]]
-            out[number] = fmean(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps)
+            looks = [
+                [[name in features for name in names] @ weights / len(features) ** 0.5 for features in turn]
+                for turn in played[number]
+            ]
+            out[number] = fmean(1.0 if real > said else 0.5 if real == said else 0.0 for real, said in looks)
     return out
 
 
-def _features(text: str) -> Counter[str]:
+def _features(text: str) -> set[str]:
     tokens = words(text)
-    features = Counter({f"w {word}": 1.0 for word in tokens})
-    features.update({f"c {text[at : at + 2]}": 1.0 for at in range(min(len(text), 200) - 1)})
-    return features + Counter(
-        {f"n {min(len(tokens) // 4, 10)}": 1.0, f"e {text.strip()[-1:]}": 1.0, f"b {text[:1]}": 1.0}
+    pairs = {f"c {text[at : at + 2]}" for at in range(min(len(text), 200) - 1)}
+    return (
+        pairs
+        | {f"w {word}" for word in tokens}
+        | {f"n {min(len(tokens) // 4, 10)}", f"e {text.strip()[-1:]}", f"b {text[:1]}"}
     )
 
 
-def _fit(examples: Sequence[tuple[str, float]], rounds: int = 60, rate: float = 0.5) -> dict[str, float]:
-    """Weights by feature, by gradient steps on the mean loss with a little decay."""
+def _fit(data: Any, rounds: int = 60, rate: float = 0.5) -> Any:
+    """Weights of features, real and said by turns, by gradient steps on the mean loss with a little decay."""
     import numpy as np
 
-    counted = [(_features(text), label) for text, label in examples]
-    often = Counter(name for features, _ in counted for name in features)
-    names = {name: place for place, (name, count) in enumerate(often.most_common(2000)) if count > 1}
-    data = np.zeros((len(counted), len(names)))
-    for row, (features, _) in enumerate(counted):
-        for name in features.keys() & names.keys():
-            data[row, names[name]] = 1.0
     data /= np.maximum(np.sqrt(data.sum(1, keepdims=True)), 1.0)
-    labels, weights = np.array([label for _, label in counted]), np.zeros(len(names))
+    labels, weights = np.arange(len(data)) % 2 == 0, np.zeros(data.shape[1])
     for _ in range(rounds):
         guess = 1 / (1 + np.exp(-data @ weights))
         weights = weights * (1 - 1e-3) + rate * len(labels) ** -0.5 * (data.T @ (labels - guess))
-    return {name: float(weights[place]) for name, place in names.items()}
-
-
-def _logit(weights: Mapping[str, float], text: str) -> float:
-    features = _features(text)
-    return sum(weights.get(name, 0.0) for name in sorted(features)) / max(len(features), 1) ** 0.5
+    return weights
 
 
 def _told(interval: Estimate | None) -> dict[str, float]:

@@ -94,18 +94,16 @@ class Mean:
     n: int = 0
     total: float = 0.0
     squares: float = 0.0
-    binary: bool = True
 
     def add(self, value: float) -> None:
         """One more value."""
         self.n, self.total, self.squares = self.n + 1, self.total + value, self.squares + value * value
-        self.binary = self.binary and value in (0.0, 1.0)
 
     def estimate(self) -> Estimate | None:
         """The mean and its interval; None without values."""
         if not self.n:
             return None
-        if self.binary:
+        if self.squares == self.total:
             return wilson(round(self.total), self.n)
         mean = self.total / self.n
         spread = max(self.squares / self.n - mean * mean, 0.0) / max(self.n - 1, 1)
