@@ -167,7 +167,8 @@ def split(talks: Iterable[LoggedConversation], share: float, seed: int) -> tuple
     """Places of the train and of the held-out conversations, and how they were chosen."""
     store = hold(talks)
     how = store.hold_out(share, seed)
-    return *([number - 1 for number in store.numbers("held = ?", side)] for side in (0, 1)), how  # type: ignore[return-value]
+    train, held_out = ([number - 1 for (number,) in store.rows("rowid", "held = ?", side)] for side in (0, 1))
+    return train, held_out, how
 
 
 def test_one_reply_of_a_conversation_is_chosen_by_the_seed() -> None:

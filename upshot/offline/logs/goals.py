@@ -42,7 +42,7 @@ async def extract_goals(job: Job, model: Model, store: TalkStore, known: dict[st
             known[talk.place] = {"place": talk.place, **check_facts(answer, talk)}
             job.write(known[talk.place], failure=None)
 
-    todo = [number for number, place in store.places() if place not in known]
+    todo = [number for number, place in store.rows("rowid, place") if place not in known]
     await job.run(todo, one, len(known), "goals")
 
 

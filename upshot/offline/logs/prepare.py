@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -90,7 +90,7 @@ class Preparation:
         """All stages in their order."""
         self.stage("read", self.read)
         how = self.store.hold_out(self.args.held_out, self.args.seed)
-        count, held, least, most = self.store.ask("count(*), sum(held), min(outcome), max(outcome)")
+        ((count, held, least, most),) = self.store.rows("count(*), sum(held), min(outcome), max(outcome)")
         total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
         rest = f"; rows are not made of the other {total - count:,} (--conversations)" if total > count else ""
         self.told.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
@@ -105,8 +105,7 @@ class Preparation:
             "rows: " + ", ".join(f"{name} {size:,}" for name, size in json.loads(rows.read_text()).items())
         )
         if self.args.fit_user:
-            longest, longer = self.store.ask("max(words), sum(words > ?)", self.args.context)
-            context, notes = context_of(longest, longer, count, self.args.context)
+            context, notes = context_of([words for (words,) in self.store.rows("words")], self.args.context)
             self.told += notes
             self.stage("fit", lambda: self.fit(context))
         player, found, likeness = self.player(), None, None
@@ -270,10 +269,11 @@ class Preparation:
         return self.write_recipe("recipe.yaml", note, settings)
 
 
-def context_of(longest: int, longer: int, count: int, most: int) -> tuple[int, list[str]]:
+def context_of(words: Sequence[int], most: int) -> tuple[int, list[str]]:
     """How many tokens a fitted model sees: about those of the longest conversation, within bounds; what is too long."""
+    longer = sum(length > most for length in words)
     note = (
-        f"{longer:,} of {count:,} conversations have more than {most:,} words, the most tokens that the fitted model "
-        "sees (--context): their ends are not learned, and late replies have no simulated future"
+        f"{longer:,} of {len(words):,} conversations have more than {most:,} words, the most tokens that the fitted "
+        "model sees (--context): their ends are not learned, and late replies have no simulated future"
     )
-    return min(max(SHORTEST, 3 * longest // 2), most), [note] if longer else []
+    return min(max(SHORTEST, 3 * max(words) // 2), most), [note] if longer else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,15 +77,15 @@ def _marked(talk: LoggedConversation, good_from: float) -> Iterator[Row]:
 
 def prefixes(talks: Iterable[WithGoal], split: str) -> Iterator[Row]:
     """Everything that an assistant replied to, once for each goal."""
-    seen, count = sqlite3.connect(""), 0  # a file that is gone when it is closed: there may be millions
-    seen.execute("CREATE TABLE seen (key PRIMARY KEY) WITHOUT ROWID")
+    seen = set[bytes]()
     for talk, goal in talks:
-        key = hashlib.blake2b(goal.encode(), digest_size=16)
+        so_far = hashlib.blake2b(goal.encode(), digest_size=16)
         for at, message in enumerate(talk.messages):
-            new = message.role == "assistant" and seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key.digest(),))
-            if new and new.rowcount:
-                facts = {"kind": talk.kind}
-                one = Candidate(talk.messages[:at], message.content, talk.place, talk.outcome, goal, "", facts)
-                yield rl_row(one, talk.system, count, split, "logs", "A customer talks to an assistant.", "")
-                count += 1
-            key.update(f"\0{message.content}".encode())
+            key = so_far.digest()
+            if message.role == "assistant" and key not in seen:
+                one = Candidate(
+                    talk.messages[:at], message.content, talk.place, talk.outcome, goal, "", {"kind": talk.kind}
+                )
+                yield rl_row(one, talk.system, len(seen), split, "logs", "A customer talks to an assistant.", "")
+                seen.add(key)
+            so_far.update(f"\0{message.content}".encode())

@@ -37,27 +37,19 @@ class TalkStore:
         By customer where there are any, else the latest ones, else by what was said (the same words on the same side).
         """
         with self._db:
-            customers, timeless, count = self.ask("sum(customer != ''), sum(time = ''), count(*)")
+            ((customers, timeless, count),) = self.rows("sum(customer != ''), sum(time = ''), count(*)")
             if not customers and not timeless:
                 latest = "SELECT rowid FROM talks ORDER BY moment DESC, time DESC, rowid DESC LIMIT ?"
                 self._db.execute(f"UPDATE talks SET held = rowid IN ({latest})", (max(1, round(count * share)),))
                 return "the latest"
-            chosen = hold_out((key for (key,) in self._db.execute("SELECT DISTINCT key FROM talks")), share, seed)
+            chosen = hold_out((key for (key,) in self.rows("key")), share, seed)
             self._db.create_function("chosen", 1, lambda key: key in chosen)
             self._db.execute("UPDATE talks SET held = chosen(key)")
             return "by customer" if customers else "by what was said"
 
-    def ask(self, columns: str, *values: Any) -> tuple[Any, ...]:
-        """Sums over all conversations."""
-        return self._db.execute(f"SELECT {columns} FROM talks", values).fetchone()
-
-    def numbers(self, where: str = "1", *values: Any) -> list[int]:
-        """Those of conversations, by which `read` finds them."""
-        return [number for (number,) in self._db.execute(f"SELECT rowid FROM talks WHERE {where}", values)]
-
-    def places(self) -> Iterator[tuple[int, str]]:
-        """Numbers and places of all conversations."""
-        return self._db.execute("SELECT rowid, place FROM talks")
+    def rows(self, columns: str, where: str = "1", *values: Any) -> list[tuple[Any, ...]]:
+        """Columns of conversations; `rowid` is the number by which `read` finds one."""
+        return self._db.execute(f"SELECT {columns} FROM talks WHERE {where} ORDER BY rowid", values).fetchall()
 
     def read(self, where: str = "1", *values: Any) -> Iterator[LoggedConversation]:
         """Conversations, in the order of the logs."""

@@ -38,8 +38,8 @@ Line = Mapping[str, Any]
 def choose_replies(store: TalkStore, held_out: bool, most: int, seed: int) -> list[tuple[LoggedConversation, int]]:
     """A reply of each of at most this many conversations with an outcome, at a random depth: its place there."""
     rng = random.Random(derive_seed(seed, "validity"))
-    judged = store.numbers("outcome IS NOT NULL AND held = ?", held_out)
-    chosen = [talk for number in rng.sample(judged, min(most, len(judged))) for talk in store.read("rowid = ?", number)]
+    judged = store.rows("rowid", "outcome IS NOT NULL AND held = ?", held_out)
+    chosen = [talk for one in rng.sample(judged, min(most, len(judged))) for talk in store.read("rowid = ?", *one)]
     return [(talk, rng.choice(_replies(talk))) for talk in chosen]
 
 
