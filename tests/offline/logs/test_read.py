@@ -45,6 +45,7 @@ FORMATS = {
         "utterances": [{"speaker": "user", "text": PLAIN[0][1]}, {"speaker": "assistant", "text": PLAIN[1][1]}]
     },
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": PLAIN[0][1]}]}, TOLD]},
+    "strings": {"messages": [{"role": "user", "content": [PLAIN[0][1]]}, TOLD]},
     "bare list": [ASKED, TOLD],
 }
 

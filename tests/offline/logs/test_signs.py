@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from upshot.cli import main
 from upshot.core.conversation import Message
+from upshot.offline.logs.page import side
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.signs import TELLING, Mean, Survey, abandoned, asks, corrected, language, repeats
 from upshot.offline.statistics import wilson
@@ -102,6 +103,17 @@ def test_the_page_holds_no_markup_of_the_logs_and_needs_no_network(
     text = page.read_text()
     assert "<script" not in text and "<img" not in text and "&lt;script&gt;" in text
     assert "default-src 'none'" in text and "<b>outcome 1</b>" in text and "logs.jsonl, line 1," in text
+
+
+def test_better_and_worse_are_said_only_of_some_conversations_whose_intervals_are_apart() -> None:
+    def found(value: float, n: int) -> dict[str, float]:
+        return wilson(round(value * n), n).to_dict()
+
+    assert side({"with": found(0.1, 100), "without": found(0.9, 100)}) == "worse"
+    assert side({"with": found(0.9, 100), "without": found(0.1, 100)}) == "better"
+    assert side({"with": found(0.5, 100), "without": found(0.55, 100)}) == ""
+    assert side({"with": {"value": 4, "low": 4, "high": 4, "n": 1}, "without": found(0.5, 100)}) == ""
+    assert side({"with": {}, "without": found(0.5, 100)}) == ""
 
 
 def test_no_conversation_at_all_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 from upshot.core.files import write_atomic
 from upshot.run.report.page import read_asset
 
+FEWEST = 10
+"""Conversations below which nothing is said to be better or worse."""
+
 
 def spread(found: Mapping[str, float] | None) -> str:
     """A mean with its interval, for a reader."""
@@ -19,7 +22,7 @@ def spread(found: Mapping[str, float] | None) -> str:
 def side(sign: Mapping[str, Any]) -> str:
     """Whether conversations with a sign ended better or worse than those without it, where the intervals are apart."""
     yes, no = sign["with"], sign["without"]
-    if not yes or not no:
+    if not yes or not no or min(yes["n"], no["n"]) < FEWEST:
         return ""
     return "worse" if yes["high"] < no["low"] else "better" if yes["low"] > no["high"] else ""
 

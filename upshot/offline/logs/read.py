@@ -315,7 +315,8 @@ def _written(text: str) -> str:
 def _text(content: Any) -> str:
     """The words of a message; of content in parts, those that are text."""
     if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        return "\n".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
