@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tests.tiny import tiny_parts
 from upshot.cli import main
@@ -112,7 +112,9 @@ def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str
     plain, own = (shape_of({"model_type": kind, "pad_token_id": 0, **SIZES}) for kind in ("llama", family))
     assert own.lean and own.joins
     job = job_of(made(), own, 2)
-    norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (128 if family in ("gemma3_text", "qwen3") else 0)
+    norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (
+        64 + 32 if family in ("gemma3_text", "qwen3") else 0
+    )
     assert job.kept == job_of(made(), plain, 2).kept + 3 * 2 * norms
 
 
@@ -336,6 +338,15 @@ def test_a_micro_batch_is_measured_to_keep_what_the_arithmetic_says(rank: int) -
     assert abs(measured / computed - 1) < 0.1 and not module.training
     module.gradient_checkpointing_enable()
     assert measure_kept(module, allocated=live_bytes) == measured and module.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma3_text", "phi3", "granite", "qwen2", "qwen3", "smollm3"])
+def test_other_families_keep_what_the_arithmetic_says(family: str) -> None:
+    config = AutoConfig.for_model(**{"model_type": family, "pad_token_id": 0, "max_position_embeddings": 1024, **SIZES})
+    module = AutoModelForCausalLM.from_config(config).eval()
+    padded = 3 * 4 * (64 + 2 * 32 + 64)
+    computed = job_of(made(), ModelShape.of(config), 4).kept + 3 * 4 * 48 + padded
+    assert measure_kept(module, allocated=live_bytes) == pytest.approx(computed, rel=0.1)
 
 
 def test_a_micro_batch_of_few_words_is_measured_within_them() -> None:

@@ -6,7 +6,7 @@ the model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m =
 adapters' ranks:
 
     h (the residual before each half, twice) · 2 + a (queries) + 2 kv (keys, values) + a (attention's result) + 2 m
-    + r; where heads have norms (Qwen3) a + 2 kv more, where halves have norms of their own (Gemma) 2 h; what `attend`
+    + r; where heads have norms (Qwen3) a + kv more, where halves have norms of their own (Gemma) 2 h; what `attend`
     keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 

@@ -221,9 +221,10 @@ def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, ar
     state, sums = (0, 0) if away else (state, sums)
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
     reference = count * size * method_of(config.method).needs_reference(config)
-    billions = f"{shape.parameters / 1e9:.2f} B parameters"
+    millions = shape.parameters / 1e6
+    counted = f"{millions / 1e3:.2f} B" if millions >= 1e3 else f"{millions:.1f} M"
     lines = [
-        MemoryPart("weights", weights, weights, billions),
+        MemoryPart("weights", weights, weights, f"{counted} parameters"),
         MemoryPart("weights in 8 bits", narrow, narrow * awake, "projections, to sample"),
         MemoryPart("adapters", adapters, adapters, f"{count / 1e6:.1f} M parameters in float32"),
         MemoryPart("merged adapters", copy, copy * awake, "a copy of what they sit on, to sample", saved),

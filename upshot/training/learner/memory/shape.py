@@ -56,7 +56,7 @@ class ModelShape:
         for name, part in twin.named_modules():
             if getattr(getattr(part, "weight", None), "ndim", 0) == 2:
                 sizes[part is head or isinstance(part, nn.Embedding)][name] = tuple(part.weight.shape)
-        normed = (queries + 2 * keys) * has_norms_of_heads(twin) + 2 * hidden * has_norms_after(twin) if lean else 0
+        normed = (queries + keys) * has_norms_of_heads(twin) + 2 * hidden * has_norms_after(twin) if lean else 0
         return cls(
             sum(parameter.numel() for parameter in twin.parameters()), text.num_hidden_layers, hidden, queries, keys,
             mlp_width(text), head.weight.shape[0], getattr(text, "max_position_embeddings", None) or 0,
