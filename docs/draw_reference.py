@@ -1,10 +1,11 @@
-"""Writes docs/reference.md, every key of a recipe, from the fields of `config/recipe/` and the docstrings under them.
+"""Writes docs/reference.md and recipes/schema.json: every key of a recipe, from `config/recipe/` and its docstrings.
 
 python docs/draw_reference.py
 """
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Iterator
@@ -131,4 +132,5 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     (DOCS / "reference.md").write_text(page(), encoding="utf-8")
-    print(DOCS / "reference.md")
+    (DOCS.parent / "recipes" / "schema.json").write_text(json.dumps(Recipe.model_json_schema(), indent=2) + "\n")
+    print("written: docs/reference.md, recipes/schema.json")

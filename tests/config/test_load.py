@@ -145,7 +145,7 @@ def test_classmate_recipes_hold_the_published_settings_and_have_a_baseline_twin(
 
 def test_the_schema_for_editors_is_current() -> None:
     shipped = json.loads((RECIPES / "schema.json").read_text())
-    assert shipped == Recipe.model_json_schema(), "run: upshot recipe schema > recipes/schema.json"
+    assert shipped == Recipe.model_json_schema(), "run: python docs/draw_reference.py"
 
 
 def test_the_reference_page_is_current_and_has_every_key() -> None:

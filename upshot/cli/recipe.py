@@ -13,7 +13,7 @@ from upshot.cli.options import add_options, add_parts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below it."""
-    parts = {"list": _list, "show": _show, "diff": _diff, "schema": _schema, "import": _import}
+    parts = {"list": _list, "show": _show, "diff": _diff, "import": _import}
     add_parts(parser, **parts)
 
 
@@ -35,11 +35,6 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("one", help="recipe name, file or run folder")
     parser.add_argument("two", help="recipe name, file or run folder")
     parser.set_defaults(run=run_diff)
-
-
-def _schema(parser: argparse.ArgumentParser) -> None:
-    """Print the JSON schema of recipes, for editors."""
-    parser.set_defaults(run=run_schema)
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
@@ -117,16 +112,6 @@ def run_diff(args: argparse.Namespace) -> int:
         table.add_row(key, *("–" if key not in side else str(side[key]) for side in (one, two)))
     whole_console().print(table if differ else "no differences")
     return 1 if differ else 0
-
-
-def run_schema(args: argparse.Namespace) -> int:
-    """The JSON schema."""
-    import json
-
-    from upshot.config.recipe import Recipe
-
-    print(json.dumps(Recipe.model_json_schema(), indent=2))
-    return 0
 
 
 def run_import(args: argparse.Namespace) -> int:

@@ -11,7 +11,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from upshot.config.bounds import NonNegative, Share
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
@@ -22,20 +25,13 @@ from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.feedback import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.arithmetic import broken_steps
-from upshot.tasks.verifiers.gsm8k import BOX, MARK, REPLIES, SENTENCE, answer_line, asked_form, strict_answer
+from upshot.tasks.verifiers.gsm8k import MARK, REPLIES, answer_line, asked_form, strict_answer
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
 from upshot.tasks.verifiers.numbers import show_number
 
-NO_LINE = {
-    MARK: "Your reply has no answer line. End it with: #### <number>",
-    BOX: "Your reply has no boxed answer. End it with: \\boxed{<number>}",
-    SENTENCE: "Your reply has no answer line. End it with: The answer is <number>.",
-}
-NO_NUMBER = {
-    MARK: "What follows #### is not one number. End with: #### <number>",
-    BOX: "What is boxed is not one number. End with: \\boxed{<number>}",
-    SENTENCE: "The answer is not one number. End with: The answer is <number>.",
-}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+NO_LINE: dict[str, str] = _TABLE["no_line"]
+NO_NUMBER: dict[str, str] = _TABLE["no_number"]
 """The feedback on a fault, by the form that the row's prompt asks for."""
 BROKEN = "This step does not hold: {step} . Check it and answer again."
 HINT = "This step does not hold: {step} . The left side is {value} . Answer again."
