@@ -169,8 +169,8 @@ class ImpossibleLiveCodeBench(CodeTask):
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row; of its tests only those that the original has not got are run."""
-        own = record.get("reward_model")
-        source = own if isinstance(own, Mapping) else record
+        verdict = record.get("reward_model")
+        source = verdict if isinstance(verdict, Mapping) else record
         test = str(source.get("ground_truth") or source.get("test") or "")
         if source.get("original_test"):
             test = wrong_asserts(test, str(source["original_test"]))
@@ -187,8 +187,8 @@ def wrong_asserts(test: str, original: str) -> str:
     """A check function of the asserts that the original tests have not got; empty where there are none."""
     try:
         known = {ast.dump(node) for node in ast.walk(ast.parse(original)) if isinstance(node, ast.Assert)}
-        found = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)]
+        asserts = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)]
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    wrong = [f"    {ast.unparse(node)}" for node in found if ast.dump(node) not in known]
+    wrong = [f"    {ast.unparse(node)}" for node in asserts if ast.dump(node) not in known]
     return "\n".join(["def check(candidate):", *wrong]) if wrong else ""

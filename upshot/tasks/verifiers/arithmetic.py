@@ -57,7 +57,7 @@ class ArithmeticStep:
 def steps(text: str) -> list[ArithmeticStep]:
     """The arithmetic steps that could be read in full."""
     text = re.sub(r"<<[^<>]{0,200}>>", "", text[-MAX_SCAN:])
-    found = []
+    readable = []
     for equals in islice(re.finditer("=", text), _MAX_STEPS):
         window = _SENTENCE.split(text[max(0, equals.start() - 200) : equals.start()])[-1]
         left = window[len(window.rstrip(_LEFT)) :].lstrip(" \t,.%)+*/×÷x·")
@@ -73,8 +73,8 @@ def steps(text: str) -> list[ArithmeticStep]:
             continue
         step = _read(f"{left}={result[0]}")
         if step is not None:
-            found.append(step)
-    return found
+            readable.append(step)
+    return readable
 
 
 def broken_steps(text: str) -> list[ArithmeticStep]:

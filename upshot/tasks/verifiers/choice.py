@@ -37,10 +37,10 @@ def chosen_letter(text: str, last: str = "Z") -> str | None:
         if len(letter) == 1 and "A" <= letter <= last:
             return letter
     for pattern in (_SAID, _SMALL, _BRACKETED, _ALONE):
-        for found in reversed(list(pattern.finditer(text))):
-            letter = found[1].upper() if pattern is _SMALL else found[1]
+        for match in reversed(list(pattern.finditer(text))):
+            letter = match[1].upper() if pattern is _SMALL else match[1]
             if "A" <= letter <= last:
-                several = _MORE.match(text, found.end(1)) or _BEFORE.search(text[: found.start(1)])
+                several = _MORE.match(text, match.end(1)) or _BEFORE.search(text[: match.start(1)])
                 return None if several else letter
     return None
 

@@ -83,10 +83,10 @@ class CodeVerifier(Verifier):
             return Score.missing(
                 Reason.BAD_ROW, f"code: the tests call a Python function, and the row wants {language}"
             )
-        found = program_in(response, self.names(tests), language)
-        if found is None:
+        written = program_in(response, self.names(tests), language)
+        if written is None:
             return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
-        program, checks = self.program(found, extra), self.checks(reference, extra)
+        program, checks = self.program(written, extra), self.checks(reference, extra)
         share = share_passed(await self.verdicts.judge(checks, program), "code")
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
@@ -181,9 +181,9 @@ class AssertsVerifier(CodeVerifier):
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The asserts."""
-        given = first_list(reference, extra, ("test_list", "tests", "assert_case"))
+        asserts = first_list(reference, extra, ("test_list", "tests", "assert_case"))
         setup = "\n".join(extra.get("test_imports") or []) or str(extra.get("test_setup_code") or "")
-        return [f"{setup}\n{test}" if setup else str(test) for test in given]
+        return [f"{setup}\n{test}" if setup else str(test) for test in asserts]
 
 
 @verifiers.register("code-stdio", "code_stdio", "livecodebench", "PrimeIntellect/verifiable-coding-problems")
@@ -236,15 +236,15 @@ class ContestVerifier(StdioVerifier):
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """Tests of all the columns there are."""
-        found: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         row = {**extra, **(decode_json(reference) if isinstance(decode_json(reference), Mapping) else {})}
         for value in (row, decode_json(row.get("input_output")), decode_json(reference)):
             if calls := function_calls(value, row):
                 return [*calls]
         for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
-            found += stdio_pairs(decode_json(row.get(column)))
-        found = found or stdio_pairs(decode_json(reference))
-        return [StdioTest(given, wanted) for given, wanted in found]
+            pairs += stdio_pairs(decode_json(row.get(column)))
+        pairs = pairs or stdio_pairs(decode_json(reference))
+        return [StdioTest(given, wanted) for given, wanted in pairs]
 
 
 @verifiers.register("humaneval", "openai/openai_humaneval", "openai_humaneval", "evalplus/humanevalplus")

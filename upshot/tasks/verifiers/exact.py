@@ -30,8 +30,8 @@ def short_answer(text: str) -> str:
     boxed = boxed_answer(text)
     if boxed is not None:
         return boxed
-    said = _SAID.findall(text)
-    return str(said[-1]) if said else text
+    stated = _SAID.findall(text)
+    return str(stated[-1]) if stated else text
 
 
 def word_f1(answer: str, truth: str) -> float:

@@ -29,8 +29,8 @@ _SENTENCE_END = re.compile(r"[.!]\s")
 
 def asked_form(prompt: Any) -> str:
     """The form in which a prompt (a text, or messages) wants the answer; `####` where it says nothing of it."""
-    said = [prompt] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else []
-    text = "\n".join(one if isinstance(one, str) else str(one.get("content") or "") for one in said).lower()
+    messages = [prompt] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else []
+    text = "\n".join(one if isinstance(one, str) else str(one.get("content") or "") for one in messages).lower()
     return next((form for form in FORMS if form.removesuffix("{}") in text), MARK)
 
 
@@ -41,8 +41,8 @@ def answer_line(text: str, form: str = MARK) -> str | None:
         return text[at + len(MARK) : at + 1000].lstrip("# \t:").split("\n", 1)[0].strip()
     if form == BOX:
         return boxed_answer(text[-8000:])
-    said = _SAID.findall(text[-8000:]) if form == SENTENCE else []
-    return _SENTENCE_END.split(said[-1])[0].strip() if said else None
+    stated = _SAID.findall(text[-8000:]) if form == SENTENCE else []
+    return _SENTENCE_END.split(stated[-1])[0].strip() if stated else None
 
 
 def strict_answer(text: str, form: str = MARK) -> Fraction | None:

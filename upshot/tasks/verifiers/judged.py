@@ -189,5 +189,5 @@ class BoldFormatting(Verifier):
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict, with the number of bold parts in the detail."""
-        found = _BOLD.findall(_CODE.sub("", response[:200_000]))
-        return Score(float(bool(found)), detail={"bold": len(found)})
+        bold_parts = _BOLD.findall(_CODE.sub("", response[:200_000]))
+        return Score(float(bool(bold_parts)), detail={"bold": len(bold_parts)})

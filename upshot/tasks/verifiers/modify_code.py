@@ -36,8 +36,8 @@ class ModifyCodeVerifier(ContestVerifier):
         right, wrong = (_texts(extra.get(f"{kind}_solutions")) for kind in ("correct", "incorrect"))
         if verdict.value is None or not right:
             return verdict
-        found = GENERATED.search(response)
-        pairs = stdio_pairs(decode_json(found[1])) if found else []
+        generated = GENERATED.search(response)
+        pairs = stdio_pairs(decode_json(generated[1])) if generated else []
         tests, language = [StdioTest(*pair) for pair in pairs[: self.max_tests]], language_of(reference, extra)
         own = program_in(GENERATED.sub("", response), self.names(tests), language)
         scores = {"generated_code_pass_gt_test": verdict.value}

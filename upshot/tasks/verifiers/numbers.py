@@ -78,10 +78,10 @@ def to_fraction(match: re.Match[str]) -> Fraction | None:
 def last_number(text: str) -> Fraction | None:
     """The last number in a text that is not denied; only its last 4,000 characters are looked at."""
     text = plain(text[-4000:])
-    found = [
+    matches = [
         match for match in NUMBER.finditer(text) if not _DENIED.search(text[max(0, match.start() - 9) : match.start()])
     ]
-    return to_fraction(found[-1]) if found else None
+    return to_fraction(matches[-1]) if matches else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -89,10 +89,10 @@ def parse_number(text: str) -> Fraction | None:
     text = _UNIT_SIGNS.sub(r"\1 ", plain(text.strip()))
     if len(text) > 4 * MAX_DIGITS:
         return None
-    found = list(NUMBER.finditer(text))
-    if len(found) != 1:
+    matches = list(NUMBER.finditer(text))
+    if len(matches) != 1:
         return None
-    match = found[0]
+    match = matches[0]
     if match[0] == text:
         return to_fraction(match)
     around = f"{text[: match.start()]}\0{text[match.end() :]}"

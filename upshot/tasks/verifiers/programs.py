@@ -123,8 +123,8 @@ def _read_block(text: str, is_named: bool) -> _Block:
 def _choose(fitting: Sequence[tuple[str, str]], names: set[str]) -> str:
     """The block that defines most of the names, with those that it and the names need."""
     blocks = [_read_block(body, bool(word)) for word, body in fitting]
-    found = [len(block.defined & names) for block in blocks]
-    scores = [(known, block.is_named, known > 0 or block.is_code) for known, block in zip(found, blocks, strict=True)]
+    counts = [len(block.defined & names) for block in blocks]
+    scores = [(known, block.is_named, known > 0 or block.is_code) for known, block in zip(counts, blocks, strict=True)]
     best = max(range(len(blocks)), key=lambda index: (scores[index], index))
     nearest = [*range(len(blocks) - 1, best, -1), *range(best), best]  # the one before the best counts more than later
     home = {name: index for index in nearest for name in blocks[index].provided}
@@ -210,8 +210,8 @@ def names_needed(test: str) -> frozenset[str]:
     tree = parse_test(test) if len(test) <= _LONG_TEST else ""
     if isinstance(tree, ast.Module):
         return frozenset(free_names(tree))
-    found = _CALLED.findall(test[:_LONG_TEST])
-    return frozenset({name for _, name in found} - {name for defines, name in found if defines})
+    called = _CALLED.findall(test[:_LONG_TEST])
+    return frozenset({name for _, name in called} - {name for defines, name in called if defines})
 
 
 def each_method(source: str) -> list[str]:
@@ -219,8 +219,8 @@ def each_method(source: str) -> list[str]:
     tree = parse_test(source)
     if isinstance(tree, str):
         return [source]
-    found = [(node.name, item.name) for node in tree.body if is_case(node) for item in node.body if is_test(item)]
-    return [ast.unparse(_OneMethod(names).visit(ast.parse(source))) for names in found] or [source]
+    methods = [(node.name, item.name) for node in tree.body if is_case(node) for item in node.body if is_test(item)]
+    return [ast.unparse(_OneMethod(names).visit(ast.parse(source))) for names in methods] or [source]
 
 
 class _OneMethod(ast.NodeTransformer):

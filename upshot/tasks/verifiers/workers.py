@@ -154,10 +154,10 @@ class VerifierWorker:
         try:
             self._writer.write(line)
             await self._writer.drain()
-            said = await self._reader.readline()
-            if not said.endswith(b"\n"):
+            reply = await self._reader.readline()
+            if not reply.endswith(b"\n"):
                 raise EOFError
-            answer: dict[str, Any] = json.loads(said)
+            answer: dict[str, Any] = json.loads(reply)
         except (ConnectionError, ValueError) as error:
             raise EOFError from error
         self.served += 1
@@ -220,8 +220,8 @@ class ForkServer:
             answer = _read_line(self._control, b"")
         if not answer:
             raise ConnectionError("the fork server of the verifiers is gone")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        message: dict[str, Any] = json.loads(answer)
+        return message
 
 
 def serve_forks(fd: int) -> None:
@@ -290,8 +290,8 @@ def check_claim(claim: Claim) -> Score:
     """The score of a claim; whatever the verifier raises becomes a missing score with the reason."""
     try:
         verifier = _verifier(claim.source, json.dumps(claim.options, sort_keys=True))
-        given = verifier.score(claim.response, claim.reference, claim.extra)
-        score = Score.of(given, f"verifier '{claim.source}'")
+        verdict = verifier.score(claim.response, claim.reference, claim.extra)
+        score = Score.of(verdict, f"verifier '{claim.source}'")
         json.dumps(dict(score.detail))  # a detail that is not JSON must fail here, as this item's own error
     except MemoryError:
         return Score.missing(Reason.CRASHED, "verifier: out of memory")

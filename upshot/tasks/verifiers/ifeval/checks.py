@@ -83,8 +83,8 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
-    found = words(parts[nth_paragraph - 1].lower())
-    return bool(found) and first_word.lower() in (found[0], re.split("['’]", found[0])[0])
+    first_words = words(parts[nth_paragraph - 1].lower())
+    return bool(first_words) and first_word.lower() in (first_words[0], re.split("['’]", first_words[0])[0])
 
 
 def postscript(text: str, postscript_marker: str = "P.S.") -> bool:
@@ -126,8 +126,8 @@ def quotation(text: str) -> bool:
 
 def capital_words(text: str, capital_frequency: int, capital_relation: str | None = None) -> bool:
     """So many words in capitals; `U.S.A.` and `X-RAY` are one each."""
-    found = re.findall(r"[^\s,;:!?()\[\]{}\"“”]+", text)
-    return compare(sum(word.isupper() for word in found), capital_relation, capital_frequency)
+    written_words = re.findall(r"[^\s,;:!?()\[\]{}\"“”]+", text)
+    return compare(sum(word.isupper() for word in written_words), capital_relation, capital_frequency)
 
 
 IFEVAL: dict[str, Check] = {

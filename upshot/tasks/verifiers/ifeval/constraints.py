@@ -129,11 +129,11 @@ def keeps(text: str, name: str, arguments: Mapping[str, Any]) -> bool | None:
     if not text.strip():
         return False
     known = inspect.signature(CHECKS[name]).parameters
-    given = {key: value for key, value in arguments.items() if key in known and value is not None}
-    lacking = [key for key, one in known.items() if one.default is one.empty and key not in ("text", *given)]
+    usable = {key: value for key, value in arguments.items() if key in known and value is not None}
+    lacking = [key for key, one in known.items() if one.default is one.empty and key not in ("text", *usable)]
     if lacking:
         raise TypeError(f"the constraint '{name}' lacks {', '.join(lacking)}")
-    return CHECKS[name](text, **given)
+    return CHECKS[name](text, **usable)
 
 
 def keeps_any(variants: Sequence[str], name: str, arguments: Mapping[str, Any]) -> bool | None:

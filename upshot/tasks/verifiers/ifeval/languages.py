@@ -41,7 +41,7 @@ def model(also: str = "") -> Any:
     """The model of the languages above, and of one more where it knows that. Half a second to load."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    found = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     # Only these: dialects and neighbours (Luxembourgish, Aragonese …) would take short German or Spanish texts away.
-    found.set_languages([*LANGUAGES, *({also} & set(found.labels))])
-    return found
+    identifier.set_languages([*LANGUAGES, *({also} & set(identifier.labels))])
+    return identifier

@@ -49,11 +49,11 @@ def tokens(text: str) -> list[str]:
 
 def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
     """The phrase a given number of times, each time with one word inside it replaced."""
-    wanted, said = tokens(phrase), tokens(text)
+    wanted, replied = tokens(phrase), tokens(text)
     size = len(wanted)
-    spans = [said[i : i + size] for i in range(len(said) - size + 1)]
-    found = [span for span in spans if span[0] == wanted[0] and span[-1] == wanted[-1]] if size > 1 else []
-    changed = [sum(a != b for a, b in zip(span, wanted, strict=True)) for span in found]
+    spans = [replied[i : i + size] for i in range(len(replied) - size + 1)]
+    candidates = [span for span in spans if span[0] == wanted[0] and span[-1] == wanted[-1]] if size > 1 else []
+    changed = [sum(a != b for a, b in zip(span, wanted, strict=True)) for span in candidates]
     return len(changed) == small_n and all(count == 1 for count in changed)
 
 
@@ -77,9 +77,9 @@ def sentence_hyphens(text: str) -> bool:
 
 def bigram_wrapping(text: str) -> bool:
     """Every two words in double angular brackets."""
-    said = text.split()
-    pairs = zip(said[::2], said[1::2], strict=False)
-    return len(said) > 1 and all(first.startswith("<<") and second.endswith(">>") for first, second in pairs)
+    written = text.split()
+    pairs = zip(written[::2], written[1::2], strict=False)
+    return len(written) > 1 and all(first.startswith("<<") and second.endswith(">>") for first, second in pairs)
 
 
 def no_adjacent_consecutive(text: str) -> bool:
@@ -90,15 +90,15 @@ def no_adjacent_consecutive(text: str) -> bool:
 
 def keyword_position(text: str, keyword: str | Sequence[str], n: int, m: int) -> bool:
     """A keyword is the m-th word of the n-th sentence."""
-    found = sentences(text)
-    said = words(found[n - 1]) if 0 < n <= len(found) else []
-    return 0 < m <= len(said) and same_text(said[m - 1], one(keyword))
+    every = sentences(text)
+    chosen = words(every[n - 1]) if 0 < n <= len(every) else []
+    return 0 < m <= len(chosen) and same_text(chosen[m - 1], one(keyword))
 
 
 def start_end(text: str) -> bool:
     """The same word first and last, with nothing behind it."""
-    said = tokens(text)
-    return len(said) > 1 and said[0] == said[-1] and text.strip()[-1].isalnum()
+    written = tokens(text)
+    return len(written) > 1 and written[0] == written[-1] and text.strip()[-1].isalnum()
 
 
 def two_paragraphs_by_blank_lines(text: str) -> bool:
@@ -109,23 +109,25 @@ def two_paragraphs_by_blank_lines(text: str) -> bool:
 
 def every_sentence(text: str, place: int, word: str | Sequence[str]) -> bool:
     """Whether every sentence has a word at a place."""
-    found = [tokens(sentence) for sentence in sentences(text)]
-    return bool(found) and all(said and said[place] == one(word).lower() for said in found)
+    tokens_of_sentences = [tokens(sentence) for sentence in sentences(text)]
+    return bool(tokens_of_sentences) and all(
+        written and written[place] == one(word).lower() for written in tokens_of_sentences
+    )
 
 
 def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs (by * * *) with a given number of sentences of a given number of words."""
     parts = [part for part in _DIVIDER.split(text) if part.strip()]
-    said = [sentences(part) for part in parts]
+    sentences_of_parts = [sentences(part) for part in parts]
     return len(parts) == 3 and all(
-        len(part) == n_sent and all(len(words(sentence)) == n_words for sentence in part) for part in said
+        len(part) == n_sent and all(len(words(sentence)) == n_words for sentence in part) for part in sentences_of_parts
     )
 
 
 def count_unique(text: str) -> bool:
     """No word twice."""
-    said = [word.lower() for word in words(text)]
-    return len(said) == len(set(said))
+    written = [word.lower() for word in words(text)]
+    return len(written) == len(set(written))
 
 
 OLMO: dict[str, Check] = {

@@ -21,10 +21,10 @@ def equivalent(answer: str, truth: str) -> bool:
     """math-verify's strict verdict. May take long: run it where it can be stopped."""
     from math_verify import verify
 
-    gold, given = _parse(truth), _parse(answer)
-    if not gold or not given or _refutes(gold[0], given[0]):
+    gold, read = _parse(truth), _parse(answer)
+    if not gold or not read or _refutes(gold[0], read[0]):
         return False
-    return bool(verify(gold, given, strict=True, timeout_seconds=None, raise_on_error=False))
+    return bool(verify(gold, read, strict=True, timeout_seconds=None, raise_on_error=False))
 
 
 _POINTS = ("0.7368421", "1.3173913", "2.1929824", "0.4117647")
@@ -57,8 +57,8 @@ def _parse(text: str) -> list[Any]:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that timeouts are ours
     boxed = "\\boxed{" + text.strip().strip("$") + "}"
-    found: list[Any] = parse(boxed, parsing_timeout=None, raise_on_error=False)
-    return found
+    parsed: list[Any] = parse(boxed, parsing_timeout=None, raise_on_error=False)
+    return parsed
 
 
 def normal_form_for_parsing(text: str) -> str:

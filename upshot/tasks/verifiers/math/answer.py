@@ -50,11 +50,11 @@ def _closing(text: str, opening: int) -> int | None:
 
 def boxed_answer(text: str) -> str | None:
     """The content of the last box; boxes joined by a comma, a slash, 'and' or 'or' at the end count as one list."""
-    found = boxes(text)
-    if not found:
+    every_box = boxes(text)
+    if not every_box:
         return None
-    parts = [_unbox(found[-1][2])]
-    for (_, stop, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=False):
+    parts = [_unbox(every_box[-1][2])]
+    for (_, stop, content), (start, _, _) in zip(every_box[-2::-1], every_box[:0:-1], strict=False):
         if start - stop > 40 or not _JOIN.fullmatch(text[stop:start]):
             break
         parts.append(_unbox(content))
@@ -80,9 +80,9 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
         return boxed
     tail = _BOLD.sub("", text[-4000:])
     for pattern in (_MINERVA, _ANSWER_IS):
-        said = list(pattern.finditer(tail))
-        if said:
-            return said[-1][1].strip()
+        stated = list(pattern.finditer(tail))
+        if stated:
+            return stated[-1][1].strip()
     inline = list(_INLINE.finditer(tail))
     if inline:
         return next(group for group in inline[-1].groups() if group is not None)

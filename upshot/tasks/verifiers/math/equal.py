@@ -101,8 +101,8 @@ def same_kind(given: Kind, wanted: Kind) -> bool | None:
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:
     """False if any is, else unknown if any is, else true."""
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
+    listed = list(verdicts)
+    return False if False in listed else None if None in listed else True
 
 
 def _same_step(item: Kind, last: Kind) -> bool | None:
@@ -152,8 +152,8 @@ def _same_digits(given: Value, wanted: Value) -> bool | None:
 
 
 def _letters(text: str) -> bool:
-    found = evaluate_at(text)
-    return isinstance(found, PointValue) and found.letters
+    value = evaluate_at(text)
+    return isinstance(value, PointValue) and value.letters
 
 
 def _is_refused(given: str, wanted: str) -> bool:

@@ -63,8 +63,8 @@ def exact_root(value: Fraction, degree: Fraction) -> Fraction | None:
     if degree.denominator != 1 or not 2 <= degree <= 12 or value < 0 or _bits(value) > 900:
         return None
     n = int(degree)
-    found = Fraction(_whole_root(value.numerator, n), _whole_root(value.denominator, n))
-    return found if found**n == value else None
+    root = Fraction(_whole_root(value.numerator, n), _whole_root(value.denominator, n))
+    return root if root**n == value else None
 
 
 def _whole_root(value: int, degree: int) -> int:

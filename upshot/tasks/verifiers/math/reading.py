@@ -65,14 +65,14 @@ def kind_of(answer: str) -> Kind:
     if dressed is None:
         return Opaque(closed_up(text))
     body = closed_up(dressed.body)
-    found = _read(f"({vector[1]})" if (vector := _ANGLES.fullmatch(body)) else body)
+    kind = _read(f"({vector[1]})" if (vector := _ANGLES.fullmatch(body)) else body)
     if not dressed.unit:
-        return found
-    if isinstance(found, Value) and not found.base:
-        return Value(found.text, dressed.unit, name=found.name)
-    if isinstance(found, Chain) and isinstance(found.items[-1], Value):
-        return Chain((*found.items[:-1], Value(found.items[-1].text, dressed.unit)))
-    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar", "euro") else found
+        return kind
+    if isinstance(kind, Value) and not kind.base:
+        return Value(kind.text, dressed.unit, name=kind.name)
+    if isinstance(kind, Chain) and isinstance(kind.items[-1], Value):
+        return Chain((*kind.items[:-1], Value(kind.items[-1].text, dressed.unit)))
+    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar", "euro") else kind
 
 
 def choice_of(answer: str) -> tuple[str, bool]:
@@ -86,8 +86,8 @@ def choice_of(answer: str) -> tuple[str, bool]:
 def _read(text: str, depth: int = 0) -> Kind:
     if not text or depth > 8:
         return Opaque(text)
-    if said := _words(text):
-        return said
+    if spoken := _words(text):
+        return spoken
     pieces = top_level(text, _JOIN)
     if len(pieces) > 1:
         return _several(pieces[::2], pieces[1::2], depth)
@@ -109,14 +109,14 @@ def _is_plain(text: str) -> bool:
 
 def _words(text: str) -> Words | Reals | None:
     if re.fullmatch(r"(?:⟪[^⟪⟫]*⟫)+", text):
-        said = " ".join(re.findall(r"[^⟪⟫]+", text))
+        spoken = " ".join(re.findall(r"[^⟪⟫]+", text))
     elif re.fullmatch(r"[a-zA-Z]{4,}|(?i:yes|no|odd)|\(?[A-Z]\)", text):
-        said = text
+        spoken = text
     else:
         return None
-    said = " ".join(re.sub(r"[^\w\s]", " ", said).split())
-    said = said if len(said) == 1 else said.lower()
-    return Reals(_SAID_SETS[said]) if said in _SAID_SETS else Words(said)
+    spoken = " ".join(re.sub(r"[^\w\s]", " ", spoken).split())
+    spoken = spoken if len(spoken) == 1 else spoken.lower()
+    return Reals(_SAID_SETS[spoken]) if spoken in _SAID_SETS else Words(spoken)
 
 
 def _single(text: str, depth: int) -> Kind:
@@ -141,18 +141,18 @@ def _single(text: str, depth: int) -> Kind:
 
 def _read_scaled(text: str, depth: int) -> Matrix | None:
     """A matrix, or a vector in brackets with a number before it or below it."""
-    found = _SCALED.fullmatch(text)
-    if not found or not _is_factor(found["before"]):
+    scaled = _SCALED.fullmatch(text)
+    if not scaled or not _is_factor(scaled["before"]):
         return None
-    factor = _SIGNS.get(found["before"], found["before"])
-    if found["below"]:
-        if not re.search("[1-9]", found["below"]):
+    factor = _SIGNS.get(scaled["before"], scaled["before"])
+    if scaled["below"]:
+        if not re.search("[1-9]", scaled["below"]):
             return None
-        factor = f"({factor or 1})/{found['below']}"
-    if found["vector"] is None:
-        rows = [row for row in _ROW_END.split(found["cells"]) if row.strip()]
+        factor = f"({factor or 1})/{scaled['below']}"
+    if scaled["vector"] is None:
+        rows = [row for row in _ROW_END.split(scaled["cells"]) if row.strip()]
         return Matrix(tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows), factor)
-    vector = _read_enclosed(found["vector"], depth) if factor else None
+    vector = _read_enclosed(scaled["vector"], depth) if factor else None
     number = evaluate_at(factor)
     if not isinstance(vector, Collection) or not isinstance(number, PointValue) or number.letters:  # f(1,2)
         return None
@@ -176,8 +176,8 @@ def _read_enclosed(text: str, depth: int) -> Kind | None:
     if text[0] == "⦃":
         described = re.fullmatch(r"(\w)(?:\\in\\R)?[|:](.+)", inside)
         if described:
-            found = _read(described[2], depth + 1)
-            return found if isinstance(found, Reals) else Opaque(text)
+            members = _read(described[2], depth + 1)
+            return members if isinstance(members, Reals) else Opaque(text)
     items = top_level(inside, re.compile("[,;]"))[::2]
     if len(items) < 2 and text[0] != "⦃":
         return None
@@ -213,8 +213,8 @@ def _read_relation(sides: list[str], relations: list[str], depth: int) -> Kind:
     if set(relations) <= {"=", "\\approx"}:
         return _equal(sides, relations, depth) or Opaque(whole)
     if relations == ["\\in"] and re.fullmatch(rf"{LETTER.pattern}|\([a-z,]+\)", sides[0]):
-        found = _read(sides[1], depth + 1)
-        inside = Collection("⦃⦄", found.items) if isinstance(found, Collection) and found.brackets == "⦃⦄" else found
+        kind = _read(sides[1], depth + 1)
+        inside = Collection("⦃⦄", kind.items) if isinstance(kind, Collection) and kind.brackets == "⦃⦄" else kind
         return Opaque(whole) if isinstance(inside, Value | Words) else inside
     return inequality(sides, relations) or Opaque(whole)
 

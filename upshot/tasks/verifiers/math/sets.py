@@ -19,7 +19,7 @@ _TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 def inequality(sides: list[str], relations: list[str]) -> Reals | None:
     """x < a, a < x ≤ b, x ≠ a as sets; None for anything else."""
-    found: list[RealSet] = []
+    half_lines: list[RealSet] = []
     at = next((n for n, side in enumerate(sides) if LETTER.fullmatch(side) and side not in "ei"), None)
     if at is None or len(sides) > 3 or (len(sides) == 3 and at != 1):
         return None
@@ -29,8 +29,8 @@ def inequality(sides: list[str], relations: list[str]) -> Reals | None:
         end = real(sides[n] if n < at else sides[n + 1])
         if end is None or (relation not in _TURNED and relation != "\\ne"):
             return None
-        found.append(_half(end, _TURNED.get(relation, relation) if n < at else relation))
-    return Reals(reduce(RealSet.intersection, found), sides[at])
+        half_lines.append(_half(end, _TURNED.get(relation, relation) if n < at else relation))
+    return Reals(reduce(RealSet.intersection, half_lines), sides[at])
 
 
 def _half(end: Real, relation: str) -> RealSet:
@@ -47,12 +47,12 @@ def real(text: str) -> Real | None:
     infinite = re.fullmatch(r"([-+]?)\\infty", text)
     if infinite:
         return -math.inf if infinite[1] == "-" else math.inf
-    found = evaluate_at(text)
-    if not isinstance(found, PointValue) or found.letters:
+    value = evaluate_at(text)
+    if not isinstance(value, PointValue) or value.letters:
         return None
-    if isinstance(found.value, Fraction):
-        return found.value
-    return found.value.real if abs(found.value.imag) < 1e-12 else None
+    if isinstance(value.value, Fraction):
+        return value.value
+    return value.value.real if abs(value.value.imag) < 1e-12 else None
 
 
 def as_reals(kind: Kind) -> RealSet | None:
@@ -62,14 +62,14 @@ def as_reals(kind: Kind) -> RealSet | None:
     if not isinstance(kind, Collection) or not all(isinstance(item, Value) and not item.unit for item in kind.items):
         return None
     ends = [real(item.text) for item in kind.items if isinstance(item, Value)]
-    found = [end for end in ends if end is not None]
-    if len(found) != len(ends):
+    reals = [end for end in ends if end is not None]
+    if len(reals) != len(ends):
         return None
     if kind.brackets == "⦃⦄":
-        return points(found)
-    if len(found) != 2 or not kind.brackets or found[0] > found[1]:
+        return points(reals)
+    if len(reals) != 2 or not kind.brackets or reals[0] > reals[1]:
         return None
-    return interval(found[0], found[1], kind.brackets[0] == "[", kind.brackets[1] == "]")
+    return interval(reals[0], reals[1], kind.brackets[0] == "[", kind.brackets[1] == "]")
 
 
 def conditions(parts: list[Reals], joins: list[str]) -> Kind:

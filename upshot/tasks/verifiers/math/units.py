@@ -90,9 +90,9 @@ def _split(body: str, phrase: str, label: str, sure: bool) -> UnitValue | None:
     unit = unit_of(phrase)
     if unit is not None:
         return UnitValue(body, unit, label)
-    said = any(word.lower().strip(".,") in _ABOUT for word in words)
+    about = any(word.lower().strip(".,") in _ABOUT for word in words)
     letters = len(phrase.partition("^")[0])
-    return UnitValue(f"{body} {phrase}", "", label) if not sure and not said and letters <= 4 else None
+    return UnitValue(f"{body} {phrase}", "", label) if not sure and not about and letters <= 4 else None
 
 
 def unit_of(phrase: str) -> str | None:
