@@ -13,10 +13,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from upshot.core.http_listener import listen, serve_app
 from upshot.core.http_server import CalmEnd, RequestGate, is_loopback
@@ -99,23 +97,19 @@ class TokenCookie:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Turn an address with a token into a cookie, and a cookie into the header that the gate asks for."""
+        from starlette.requests import HTTPConnection
+        from starlette.responses import RedirectResponse
+
         if scope["type"] == "http":
-            tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-            if tokens and scope["path"] == "/" and TOKEN.fullmatch(tokens[0]):
-                cookie = f"{COOKIE}={tokens[0]}; HttpOnly; SameSite=Strict; Path=/"
-                headers = [(b"location", b"/"), (b"set-cookie", cookie.encode())]
-                await send({"type": "http.response.start", "status": 303, "headers": headers})
-                await send({"type": "http.response.body", "body": b""})
+            asked = HTTPConnection(scope)
+            token = asked.query_params.get("token", "")
+            if scope["path"] == "/" and TOKEN.fullmatch(token):
+                moved = RedirectResponse("/", 303)
+                moved.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+                await moved(scope, receive, send)
                 return
-            headers = list(scope["headers"])
-            brought = next((value.decode("latin-1") for name, value in headers if name == b"cookie"), "")
-            try:
-                morsel = SimpleCookie(brought).get(COOKIE)
-            except CookieError:
-                morsel = None
-            if morsel is not None:
-                headers.append((b"x-api-key", morsel.value.encode("latin-1")))
-            scope = {**scope, "headers": headers}
+            if cookie := asked.cookies.get(COOKIE):
+                scope = {**scope, "headers": [*scope["headers"], (b"x-api-key", cookie.encode(errors="replace"))]}
         await self.app(scope, receive, send)
 
 
