@@ -124,6 +124,7 @@ ELSEWHERE = {
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
+    "upshot demo seed=0": "tests/docs/test_commands.py::test_commands_of_the_pages_run",  # as `make demo`
     "upshot demo classmates": "tests/offline/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
     "upshot train classmate-mini": MINI,
     "upshot train recipes/gsm8k-multiturn.yaml": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
