@@ -520,6 +520,21 @@ def test_a_config_that_a_script_names_is_read_where_it_is_beside_it(tmp_path: Pa
         assert done.recipe["train"]["prompts_per_step"] == 16, "what the words set stands"
 
 
+def test_the_file_of_the_interaction_is_read_where_the_script_says_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "recipe" / "collabllm"
+    (folder / "config").mkdir(parents=True)
+    script, user = folder / "train.sh", folder / "config" / "talk.yaml"
+    key = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
+    names = f'{key}="$PROJECT_DIR/recipe/collabllm/config/talk.yaml" reward_model.reward_kwargs.num_repeat_rollouts=3'
+    script.write_text(f'PROJECT_DIR="$(pwd)"\npython3 -m verl.trainer.main_ppo {names}\n')
+    without = carry(read_all([str(script)], find_script))
+    assert key in without.stops
+    user.write_text(yaml.safe_dump({"interaction": [{"name": "collabllm", "config": {"user_model": "gpt-4o"}}]}))
+    for paths in ([str(script)], [str(script), str(user)]):
+        done = carry(read_all(paths, find_script))
+        assert done.recipe["models"]["user"] == "openai/gpt-4o" and done.stops == []
+
+
 def test_a_config_that_cannot_be_found_stops_the_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "run.sh"
     script.write_text(MULTI_TURN)

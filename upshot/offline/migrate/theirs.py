@@ -9,7 +9,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import yaml
@@ -19,6 +19,7 @@ from upshot.config.load import read_yaml
 from upshot.core.errors import UserError
 from upshot.core.files import read_text
 
+TALK = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"  # names the file of who speaks with the policy
 MAP = "classmate_model_mapping.json"  # the name that a map of served classmates has among the settings
 _VARIABLE = re.compile(r"\$(?=\w|\{\w+\})\{?(\w+)\}?")
 _DEFAULT = re.compile(r"\$\{(\w+):-([^{}$]*)\}")
@@ -46,15 +47,20 @@ def read_all(words: Sequence[str], is_known: Callable[[str], object]) -> Origina
     files = [overrides, *(read(path, is_known) for path in paths)]
     flags = {key: value for file in reversed(files) for key, value in file.settings.items() if key.startswith("--conf")}
     config = find_config(paths, flags)
-    if config is not None:  # its settings are read, so nothing is missing
-        files += [] if str(config) in paths else [read_config(str(config))]
+    talk = next((PurePath(str(file.settings[TALK])) for file in files if TALK in file.settings), PurePath())
+    user = find_config(paths, {"--config-name": talk.name, "--config-path": str(talk.parent)})
+    # Its settings are read, so nothing is missing.
+    files += [read_config(str(file)) for file in (config, user) if file is not None and str(file) not in paths]
     settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
     settings = {key: value for key, value in settings.items() if config is None or key not in flags}
     return OriginalSettings(next((file.program for file in files if file.program), ""), settings)
 
 
 def find_config(paths: Sequence[str], flags: Mapping[str, Any]) -> Path | None:
-    """The YAML of `--config-name`: one of the files, or one in the folder of the script or of `--config-path`."""
+    """The YAML of `--config-name`: one of the files, or one in the folder of the script or of `--config-path`.
+
+    Of an interaction it is the name and folder of its file.
+    """
     if not paths or "--config-name" not in flags:
         return None
     name = str(flags["--config-name"]).removesuffix(".yaml") + ".yaml"
