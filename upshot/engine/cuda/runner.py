@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from upshot.core.errors import UserError
 from upshot.engine.cuda.slots import BUCKETS, DecodeBatch, DeviceSlots, upload
 from upshot.engine.cuda.steps import (
     PREFILL_BLOCK,
@@ -48,6 +49,9 @@ from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 T = TypeVar("T")
 
+LEAST_HEAD = 16
+"""Least width of a head: what a matrix product on a GPU takes. Padded smaller heads have not been confirmed on one."""
+
 
 def counts_on_host(model: torch.nn.Module, dtype: torch.dtype) -> bool:
     """Whether a step reads numbers from the device on the host, which a captured step cannot.
@@ -77,6 +81,11 @@ class CudaRunner:
         self.on_gpu = device.type == "cuda"
         """If not: the same steps in Triton's interpreter, for tests."""
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
+        if device.type == "cuda" and shape.head_dim < LEAST_HEAD and not settings.exact:
+            raise UserError(
+                f"the model has heads of {shape.head_dim} numbers; on a GPU the engine needs at least {LEAST_HEAD}: "
+                "use fewer heads for the same width (model.tiny.heads), model.exact=true, or the CPU (model.device=cpu)"
+            )
         self._eight = settings.kv == "fp8"
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
         self.slots = DeviceSlots(max_running, columns, device)
