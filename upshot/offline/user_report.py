@@ -121,14 +121,12 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
     return out
 
 
-def _features(text: str) -> set[str]:
+def _features(text: str) -> dict[str, None]:
+    """As a set that keeps its order."""
     tokens = words(text)
-    pairs = {f"c {text[at : at + 2]}" for at in range(min(len(text), 200) - 1)}
-    return (
-        pairs
-        | {f"w {word}" for word in tokens}
-        | {f"n {min(len(tokens) // 4, 10)}", f"e {text.strip()[-1:]}", f"b {text[:1]}"}
-    )
+    pairs = (f"c {text[at : at + 2]}" for at in range(min(len(text), 200) - 1))
+    shape = (f"n {min(len(tokens) // 4, 10)}", f"e {text.strip()[-1:]}", f"b {text[:1]}")
+    return dict.fromkeys((*(f"w {word}" for word in tokens), *pairs, *shape))
 
 
 def _fit(data: Any, rounds: int = 60, rate: float = 0.5) -> Any:
