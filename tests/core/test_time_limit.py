@@ -285,7 +285,7 @@ def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
         return call()
 
     assert in_a_thread(briefly) == "late"
-    assert "over its time limit and cannot be interrupted" in caplog.text
+    assert "exceeds its time limit and cannot be interrupted" in caplog.text
 
 
 def test_cancelling_the_caller_is_no_timeout() -> None:

@@ -446,8 +446,8 @@ def test_what_is_no_program_is_refused_before_any_work() -> None:
     [
         ("episode.max_turns=3", "takes as many turns as it likes"),
         ("credit.by=turns", "set credit.by=reply"),
-        ("train.method=ppo", "train.method 'ppo' takes one a reply"),
-        ("train.method=online-dpo", "train.method 'online-dpo' takes one a reply"),
+        ("train.method=ppo", "train.method 'ppo' takes one per reply"),
+        ("train.method=online-dpo", "train.method 'online-dpo' takes one per reply"),
         ("train.kl={weight: 0.1, where: reward}", "set train.kl.where=loss"),
         ("futures={name: classmates, classmates: [policy]}", "but futures 'classmates' continue a single reply"),
         ("episode.agent=no-such-agent", "there is no program 'no-such-agent'"),

@@ -53,6 +53,6 @@ def test_verdicts_that_teach_nothing_are_warned_of_and_a_missing_one_is_not() ->
     wrong, right, missing = Score(0.0), Score(1.0), Score.missing("error")
     assert says(its_reference=right, an_empty_reply=wrong) == says(its_reference=missing, an_empty_reply=missing) == []
     assert says(its_reference=wrong, an_empty_reply=right) == [
-        "the verifier calls its reference wrong for the first row: it can reward nothing",
-        "the verifier calls an empty reply right for the first row: it rewards what is wrong",
+        "the verifier calls its reference wrong for the first row, so it can reward nothing",
+        "the verifier calls an empty reply right for the first row, so it rewards what is wrong",
     ]

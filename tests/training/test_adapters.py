@@ -78,7 +78,7 @@ def settings(sft: Path, lora: Mapping[str, Any] | None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lora", "words", "trained"),
     [
-        (SHAPE, "it is trained on", "lora_"),
+        (SHAPE, "training continues on it", "lora_"),
         (SHAPE, "its newest checkpoint", "lora_"),
         ({**SHAPE, "r": 2}, "merged into", "lora_"),
         (None, "it is merged, and all weights are trained", "model."),

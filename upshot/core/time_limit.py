@@ -259,8 +259,8 @@ class _Ringer(threading.Thread):
     def _ring(self) -> None:
         if self._rang:
             log.warning(
-                "a call in a thread is over its time limit and cannot be interrupted: it does not return to Python, or "
-                "catches everything; in the main thread it could"
+                "a call in a thread exceeds its time limit and cannot be interrupted: it does not return to Python, or "
+                "catches every exception; in the main thread it could be"
             )
         self._rang = True
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target_thread), ctypes.py_object(TimeUp))

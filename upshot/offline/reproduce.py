@@ -252,7 +252,7 @@ def run(args: argparse.Namespace, command: Command) -> int:
         commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
         shown = [shlex.join(stage.command) for stage in paper.stages]
         print(describe_costs(commands, shown, paper.fill("$model"), examples, paper.file.get("assume", {})))
-        print(f"data that are not prepared yet are taken to hold {examples} examples")
+        print(f"data that are not prepared yet are assumed to have {examples} examples")
         print_differences(paper)
         return 0
     paper.out.mkdir(parents=True, exist_ok=True)

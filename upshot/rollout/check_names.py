@@ -130,21 +130,21 @@ def _check_credit(recipe: Recipe) -> None:
     levels = [futures.samples] if isinstance(futures.samples, int) else futures.samples
     if len(levels) > max(futures.rounds, 1):
         raise UserError(
-            f"futures.samples {levels} forks at {len(levels)} rounds, and futures.rounds is {futures.rounds}; "
-            f"take as many rounds, or fewer forks"
+            f"futures.samples {levels} forks at {len(levels)} rounds, but futures.rounds is {futures.rounds}; "
+            f"set as many rounds, or fewer forks"
         )
     rule = credit_rule(recipe.credit)
     if rule.trains_futures and futures.rounds and futures.leaves == 1 and method.compares:
         raise UserError(
-            "credit.by 'tree' compares the futures of a reply with each other, and futures.samples is 1; "
-            "take 2 or more, or credit.by=reply"
+            "credit.by 'tree' compares the futures of a reply with each other, but futures.samples is 1; "
+            "set 2 or more, or credit.by=reply"
         )
     if method.credits_tokens or not method.samples:
         return
     if recipe.futures.name not in ("talk", "none"):
-        raise UserError(f"train.method '{name}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
+        raise UserError(f"train.method '{name}' takes one reward per reply; futures '{recipe.futures.name}' need rl")
     if not rule.one_reward or recipe.credit.tokens != "all":
-        raise UserError(f"train.method '{name}' takes one reward a reply; `credit` by turns or tokens needs rl")
+        raise UserError(f"train.method '{name}' takes one reward per reply; `credit` by turns or tokens needs rl")
     apart = next((metric.name for metric in recipe.reward.metrics if metric.tokens != "all"), None)
     if apart is not None:
-        raise UserError(f"train.method '{name}' takes one reward a reply; metric '{apart}' with tokens needs rl")
+        raise UserError(f"train.method '{name}' takes one reward per reply; metric '{apart}' with tokens needs rl")

@@ -43,12 +43,10 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
         say(f"{what}: it is merged, and all weights are trained")
         return StartingPoint(config.path)
     if same_shape(config.lora, adapter) and adapter_config(base) is None:
-        say(f"{what}: it is trained on; the reference is the model with it")
+        say(f"{what}: training continues on it; the reference is the model with it")
         return StartingPoint(base, local_path(config.path))
     merged = run.resolve() / "start"
-    say(
-        f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"
-    )
+    say(f"{what}, in another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that")
     if not merged.is_dir():
         keep_whole(*load_whole(config.path, config.dtype, config.device), merged)
     return StartingPoint(str(merged))

@@ -143,11 +143,9 @@ def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[M
         why = "vLLM's default are probabilities after the cut; the trainer's are before it"
         return [VerlSetting(f"{ROLLOUT}.logprobs_mode", "raw_logprobs", f"{key}: {why}")], []
     why = f"{backend} gives no log-probabilities of the distribution before the cut at temperature "
-    why += f"{episode.temperature:g}; set episode.temperature=1, or take {ROLLOUT}.name={BACKEND}"
+    why += f"{episode.temperature:g}; set episode.temperature=1, or set {ROLLOUT}.name={BACKEND}"
     if backend != "vllm":
-        why = (
-            f"what the log-probabilities of {backend} are of is not known here; take {ROLLOUT}.name={BACKEND}, or vllm"
-        )
+        why = f"what the log-probabilities of {backend} are of is not known here; set {ROLLOUT}.name={BACKEND}, or vllm"
     return [], [MissingKey(key, read_key(recipe, key), why, True)]
 
 

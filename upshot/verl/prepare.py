@@ -74,7 +74,7 @@ def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print,
         from upshot.run.run import train
 
         shutil.rmtree(place.path, ignore_errors=True)
-        say(f"making the model that verl begins with, in {place.path}")
+        say(f"creating the model that verl starts from, in {place.path}")
         made = train(first).latest()
     assert made is not None
     return _merge_start(_with_model(recipe, made.path), folder, say)

@@ -121,7 +121,7 @@ class Sampler:
         for name, value in params.items():
             if name not in READ and value is not None and value != NEUTRAL.get(name):
                 known = f"only {name}={NEUTRAL[name]}" if name in NEUTRAL else "no such parameter"
-                raise UserError(f"sampling parameter {name}={value!r}: our engine has {known}; take rollout.name=vllm")
+                raise UserError(f"sampling parameter {name}={value!r}: our engine has {known}; set rollout.name=vllm")
         seed = params.get("seed")
         return Rules(
             max_tokens=int(params.get("max_tokens") or self.most_tokens),

@@ -77,7 +77,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, more: d
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     findings = [finding.says for finding in checks.check(CheckContext(made(tmp_path), ranks=2))]
-    assert any("samples for one process, and 2 train" in finding for finding in findings)
+    assert any("samples for one process, but 2 train" in finding for finding in findings)
 
 
 @pytest.mark.parametrize(

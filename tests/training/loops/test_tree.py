@@ -230,7 +230,7 @@ def test_a_run_along_the_tree_resumes_exactly(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"futures": {"samples": [2, 2], "rounds": 1}}, "as many rounds, or fewer forks"),
-        ({"credit": "tree", "futures": {"samples": 1, "rounds": 1}}, "take 2 or more"),
+        ({"credit": "tree", "futures": {"samples": 1, "rounds": 1}}, "set 2 or more"),
     ],
 )
 def test_a_tree_that_could_teach_nothing_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -60,4 +60,4 @@ def show(groups: list[list[Rollout]], opened: OpenedRecipe) -> None:
     for line in describe_missing(totals):
         console.print(f"missing {line}", style="yellow")
     if opened.recipe.warm_start is not None and not opened.recipe.model.path:
-        console.print("a new model of random weights: its warm start has not been", style="dim")
+        console.print("a new model with random weights, before its warm start", style="dim")

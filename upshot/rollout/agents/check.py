@@ -19,7 +19,7 @@ def check_agent(recipe: Recipe) -> None:
         raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
     if train.samples and not method_of(train.method).credits_tokens:
         raise UserError(
-            f"{who}, whose contexts are several sequences: train.method '{train.method}' takes one a reply; set rl"
+            f"{who}, whose contexts are several sequences: train.method '{train.method}' takes one per reply; set rl"
         )
     if train.samples and train.kl.weight and train.kl.where == "reward":
         raise UserError(f"{who}, whose contexts are several sequences: set train.kl.where=loss")

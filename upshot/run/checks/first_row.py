@@ -89,7 +89,7 @@ def _findings(task: str, row: Row, verdicts: dict[str, Score]) -> Iterator[Findi
         wanted = what == "its reference"
         if verdict.value is not None and (verdict.value > 0) != wanted:
             word, then = ("right", "rewards what is wrong") if not wanted else ("wrong", "can reward nothing")
-            yield Finding(f"the verifier calls {what} {word} for the first row: it {then}", fatal=False)
+            yield Finding(f"the verifier calls {what} {word} for the first row, so it {then}", fatal=False)
 
 
 def _prompt(context: CheckContext, row: Row) -> str:

@@ -18,7 +18,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
     # Replies that leave nothing to chance cannot be compared, and their log-probabilities have no gradient.
     says = "all replies to a row would be the same, and nothing is learned from them"
     if episode.temperature == 0:
-        yield Finding(f"episode.temperature is 0: {says}; set it above 0 (eval.temperature is of its own)")
+        yield Finding(f"episode.temperature is 0: {says}; set it above 0 (eval.temperature is separate)")
     if episode.top_k == 1:
         yield Finding(f"episode.top_k is 1: {says}; set it to 2 or more, or to 0 for all tokens")
     if episode.think is None or not key or not context.model_here:

@@ -32,9 +32,7 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     models = recipe.needed_models.items()
     asked = [name for name, m in models if m.kind in untried or (offline and m.kind != "scripted")]
     if asked:
-        yield Finding(
-            f"the metrics were not tried on a row: they may ask {', '.join(asked)}, which is not up yet", False
-        )
+        yield Finding(f"the metrics were not tried on a row: they may call {', '.join(asked)}, not running yet", False)
         return
     try:
         scores = run_anywhere(_play(context))
@@ -42,7 +40,7 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
         if context.task.environment() is None:
             yield Finding(str(error))
         else:  # which may give the score itself, and was not there
-            yield Finding(f"the metrics were not tried: the environment of '{context.task.name}' was not asked", False)
+            yield Finding(f"the metrics were not tried: the environment of '{context.task.name}' was not called", False)
         return
     for name, score in scores.items():
         if score.reason in OWN_FAULTS:

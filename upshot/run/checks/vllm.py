@@ -21,14 +21,14 @@ def check(context: CheckContext) -> Iterator[Finding]:
         return
     where = "model.engine"
     if context.ranks > 1:
-        yield Finding(f"{where}: vllm samples for one process, and {context.ranks} train; engine: upshot has one each")
+        yield Finding(f"{where}: vllm samples for one process, but {context.ranks} train; set engine: upshot")
     if recipe.train.async_steps:
         yield Finding("train.async_steps: a vLLM server holds one version of the weights; set it to 0")
     episode = recipe.episode
     if episode.temperature not in (0, 1) and (episode.top_p < 1 or episode.top_k):
         yield Finding(
-            f"episode.temperature {episode.temperature:g} with top_p or top_k: vLLM tells log-probabilities after the "
-            "cut, or before the temperature; set temperature: 1, or leave the cuts out"
+            f"episode.temperature {episode.temperature:g} with top_p or top_k: vLLM reports log-probabilities after "
+            "the cut, or before the temperature; set temperature: 1, or leave the cuts out"
         )
     try:
         config = ServersConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})

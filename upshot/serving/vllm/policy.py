@@ -88,7 +88,7 @@ class VllmPolicy(PolicySampler):
                 lost = error.reason in GONE or error.reason.startswith("http_5")
                 if not lost or attempt == ATTEMPTS - 1:
                     raise
-                log.warning("vLLM: %s; the request is asked again", error)
+                log.warning("vLLM: %s; the request is repeated", error)
             finally:
                 self._asking -= 1
                 if not self._asking:
@@ -157,7 +157,7 @@ class VllmPolicy(PolicySampler):
                     raise UserError(
                         f"vLLM did not take the weights of version {self.version} ({error}); log: {self.address.log}"
                     ) from error
-                log.warning("vLLM: %s; the weights are handed over again", error)
+                log.warning("vLLM: %s; the weights are sent again", error)
                 await self._wait_for_server()
         return self.version
 

@@ -81,5 +81,5 @@ def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Ma
     if workers == 1 and states[0]["sum"] != checksum(weights.values()):
         raise UserError(
             f"{message} whole: the sums of sent and loaded weights differ; vLLM keeps them in another form (quantized, "
-            "packed, or in another dtype): take engine: upshot"
+            "packed, or in another dtype): set engine: upshot"
         )

@@ -98,7 +98,7 @@ class Verdicts:
         if basis == "program" and profile is not None and CheckKind.BROKEN in profile.kinds:
             return  # a policy wrote it, and no policy may break the checks of its rows
         if profile is None:
-            log.warning("row %s: the sandbox failed to run its reference; its checks go by their form", checks.name)
+            log.warning("row %s: the sandbox failed to run its reference; its checks are judged by form", checks.name)
             return
         self._append({"key": key, **profile.to_dict()})
         kept = self._profiles.setdefault(key, profile)
@@ -133,7 +133,7 @@ class Verdicts:
                 if "program" in line or line["key"] not in self._profiles:
                     append_jsonl(self.file, [line])
         except OSError as error:
-            log.warning("profiles are not kept: %s cannot be written (%s)", self.file, error.strerror)
+            log.warning("profiles are not saved: %s cannot be written (%s)", self.file, error.strerror)
             self.file = None
 
 

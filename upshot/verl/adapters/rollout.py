@@ -83,7 +83,7 @@ class UpshotReplica(RolloutReplica):  # type: ignore[misc]
         if self.world_size != 1:
             raise UserError(
                 f"rollout.name={BACKEND} has one server a rank; set tensor_model_parallel_size, data_parallel_size and "
-                f"pipeline_model_parallel_size to 1 (now {self.world_size} ranks a server), or take rollout.name=vllm"
+                f"pipeline_model_parallel_size to 1 (now {self.world_size} ranks per server), or set rollout.name=vllm"
             )
         platform = get_platform()
         resource = platform.ray_resource_name()

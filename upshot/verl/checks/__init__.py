@@ -85,11 +85,11 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
         return
     version = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not version.startswith(VERL):
-        yield Finding(f"verl {version} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
+        yield Finding(f"verl {version} is installed; we have run {VERL}x (docs/cluster-nodes.md)", fatal=False)
     from upshot.verl.adapters.composing import find_fault
 
     if fault := find_fault(plan.overrides()):
-        yield Finding(f"verl does not take its config: {fault}")
+        yield Finding(f"verl rejects its config: {fault}")
     yield from _critic(plan)
     wanted = requirements_of(recipe, plan.value, "")
     plugins = tuple(name for name in wanted.plugins if not name.startswith("upshot."))
@@ -104,7 +104,7 @@ def _critic(plan: VerlPlan) -> Iterator[Finding]:
     if plan.value(f"{CRITIC}.enable") and attention == "sdpa" and not chosen:
         yield Finding(
             "train.method=ppo: verl loads its critic only with flash attention, which is not installed here: "
-            "pip install flash-attn --no-build-isolation, or take train.method=rl"
+            "pip install flash-attn --no-build-isolation, or set train.method=rl"
         )
 
 

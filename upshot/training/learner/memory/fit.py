@@ -85,7 +85,7 @@ def plan_of(job: MemoryJob, total: int) -> MemoryPlan:
     if again == "mlp" and not job.thin:
         raise UserError(
             "model.gradient_checkpointing=mlp needs a model whose blocks the learner computes itself, with adapters of "
-            "kind lora, and no exact, dropout or quantize; take block"
+            "kind lora, and no exact, dropout or quantize; set block"
         )
     if not total:  # on the CPU nothing is chosen: what the recipe says, and the engine's own sizes
         setting = MemorySetting(job.config.token_budget or WITHOUT_PLAN, "none" if again == "auto" else again)
