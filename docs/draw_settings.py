@@ -4,7 +4,8 @@
 
 The evaluations are lines of `results/estimators/evaluations.csv`: `two-` has two numbers withheld, `user-` a learned
 user, `amb-` only ambiguous openings, `half-` half the learning rate, `f32-`, `bf16-` and `fp8-` the format of the
-numbers. `results/estimators/precision.csv` has means over ten training steps.
+numbers. `results/estimators/precision.csv` has means over ten training steps, `recipes.csv` the evaluations of `shop`
+and `classmate-mini`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,42 @@ def other_settings_table() -> str:
         gains = [interval([tree[seed][last][kind] - reply[seed][last][kind] for seed in reply], "+") for kind in KINDS]
         gains += [interval([lowest(tree[s], kind) - lowest(reply[s], kind) for s in reply], "+") for kind in KINDS]
         rows.append([label, "tree minus reply", str(last), *gains, "", ""])
+    return markdown(rows)
+
+
+def learned_user_table() -> str:
+    """A learned user under other estimators: fewer seeds, so run by run."""
+    names = [*(f"{kind} at step 120" for kind in KINDS), *(f"worst {kind}" for kind in KINDS)]
+    rows = [["estimator", "credit", "seed", *names, *(f"asks, {kind}" for kind in KINDS)]]
+    for estimator in ("rloo", "grpo"):
+        for credit in ("reply", "tree"):
+            for seed, run in read_runs(f"user-{estimator}", credit).items():
+                figures = [run[120][kind] for kind in KINDS] + [lowest(run, kind) for kind in KINDS]
+                figures += [run[120][f"asks_{kind}"] for kind in KINDS]
+                label = "**tree**" if credit == "tree" else credit
+                rows.append([f"`{estimator}`", label, seed, *(f"{figure:.2f}" for figure in figures)])
+    return markdown(rows)
+
+
+RECIPES = {
+    "shop": {"score": "right final state"},
+    "classmate-mini": {"score": "right answer", "classmate": "classmate, from the thought", "f1": "monitor F1"},
+}
+"""What `results/estimators/recipes.csv` has of a recipe, by column."""
+
+
+def recipes_table() -> str:
+    """Three estimators over the small recipes, before, midway and after: a figure for every seed."""
+    runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for line in read_table("estimators/recipes.csv"):
+        runs[line["recipe"], line["estimator"]].append(line)
+    rows = [["recipe", "estimator", "seeds", "measured on held-out rows", "after SFT", "midway", "after RL"]]
+    for (recipe, estimator), lines in runs.items():
+        steps = sorted({int(line["step"]) for line in lines})
+        seeds = " ".join(dict.fromkeys(line["seed"] for line in lines))
+        for column, label in RECIPES[recipe].items():
+            cells = [" ".join(f"{float(x[column]):.2f}" for x in lines if int(x["step"]) == step) for step in steps]
+            rows.append([f"`{recipe}`", f"`{estimator}`", seeds, label, *cells])
     return markdown(rows)
 
 
@@ -136,7 +173,13 @@ def reproduce_smollm2_table() -> str:
 
 
 TABLES = (
-    *(other_settings_table, dip_table, precision_table, reasoning_gym_table, reproduce_table),
+    other_settings_table,
+    learned_user_table,
+    dip_table,
+    precision_table,
+    reasoning_gym_table,
+    recipes_table,
+    reproduce_table,
     reproduce_smollm2_table,
 )
 
