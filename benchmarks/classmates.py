@@ -100,12 +100,11 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     from upshot.models.rendering import Renderer
     from upshot.rewards.metric import Metric
     from upshot.rewards.reward import MetricWeight
-    from upshot.rollout.context import RolloutContext
     from upshot.rollout.dependencies import FutureDependencies
     from upshot.rollout.futures.classmates.classmate import ClassmateConfig
     from upshot.rollout.futures.classmates.futures import Classmates
     from upshot.rollout.futures.classmates.options import ClassmatesOptions
-    from upshot.rollout.play import play_step
+    from upshot.rollout.play import RolloutContext, play_step
     from upshot.rollout.reply import Rollout
     from upshot.rollout.speaker import Policy
     from upshot.tasks.base import Task

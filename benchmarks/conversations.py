@@ -34,10 +34,9 @@ from upshot.models.connect import connect
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import MetricWeight, combine
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 

@@ -45,9 +45,8 @@ from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation
 from upshot.tasks.users.scripted import ScriptedUser

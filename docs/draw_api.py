@@ -19,7 +19,7 @@ import upshot
 from upshot.api.settings import RewardOptions
 from upshot.rewards.advantages.base import estimators
 from upshot.rewards.metric import metrics
-from upshot.rollout.credit.base import rules
+from upshot.rollout.credit.rules import rules
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import users
 from upshot.tasks.verifiers.base import verifiers

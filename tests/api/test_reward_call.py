@@ -18,7 +18,7 @@ from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
 from upshot.models.client.budget import Budget
 from upshot.rewards.metric import Metric
-from upshot.rollout.context import ReplyRule
+from upshot.rollout.play import ReplyRule
 from upshot.rollout.reply import Rollout
 from upshot.tasks.users.scripted import ScriptedUser
 

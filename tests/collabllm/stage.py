@@ -15,8 +15,8 @@ from upshot.models.base import Completion, Model, Request
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 

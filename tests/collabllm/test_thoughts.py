@@ -4,8 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from tests.collabllm.stage import act, actor, rows, scene
-from upshot.rollout.context import ReplyRule
-from upshot.rollout.play import play_step
+from upshot.rollout.play import ReplyRule, play_step
 
 
 def spoken(answer: str) -> tuple[list[str], list]:

@@ -14,9 +14,8 @@ from upshot.config.recipe import AgentConfig
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.tasks.environments.verifiers import VerifiersTask
 
 

@@ -22,9 +22,8 @@ from upshot.models.rendering import Renderer
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.speaker import Policy
 from upshot.tasks.slots import SlotsTask

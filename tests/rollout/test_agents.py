@@ -26,9 +26,8 @@ from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.check_names import check_names
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.speaker import Policy
 from upshot.run.samples import pack, unpack

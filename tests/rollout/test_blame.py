@@ -26,9 +26,8 @@ from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rollout.blame import BLAMED, blame
-from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import ReplyRule, RolloutContext, play_step
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.speaker import Policy
 from upshot.run.run import train

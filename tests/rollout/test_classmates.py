@@ -24,14 +24,13 @@ from upshot.models.rendering import Renderer
 from upshot.rewards.advantages.base import estimator
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.dependencies import FutureDependencies
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import Classmates
 from upshot.rollout.futures.classmates.options import ClassmateConfig
 from upshot.rollout.futures.classmates.parts import apply_gate, weighted_mean
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task

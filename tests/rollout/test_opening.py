@@ -18,9 +18,8 @@ from upshot.core.errors import UserError, user_error_in
 from upshot.core.score import Reason
 from upshot.models.base import ModelCallError, Request
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.run.checks import find
 from upshot.run.run import train

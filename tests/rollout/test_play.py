@@ -18,10 +18,9 @@ from upshot.models.base import ModelCallError
 from upshot.rewards.advantages.grouped import centred as dr_grpo
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import ReplyRule, RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.batch import data_of

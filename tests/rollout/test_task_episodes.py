@@ -15,9 +15,8 @@ from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.pool import InlineManager
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.speaker import Policy
 from upshot.tasks.gsm8k import NO_LINE, Gsm8k
 

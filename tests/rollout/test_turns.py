@@ -16,9 +16,8 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import credit_turns
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation
 

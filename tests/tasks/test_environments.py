@@ -24,9 +24,8 @@ from upshot.core.errors import UserError
 from upshot.core.time_limit import call_seconds
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_services
 from upshot.rollout.speaker import Policy

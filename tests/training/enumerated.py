@@ -27,9 +27,8 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout import tree
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from upshot.models.base import Model
     from upshot.models.client.budget import Budget
     from upshot.rewards.build import Metrics
-    from upshot.rollout.context import ReplyRule
+    from upshot.rollout.play import ReplyRule
     from upshot.tasks.base import Task
     from upshot.tasks.participants.base import Participant
 

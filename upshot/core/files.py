@@ -218,7 +218,7 @@ def check_writable(path: Path, option: str = "--out") -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whatever the value holds."""
-    write_atomic(path, json.dumps(to_json_value(value)).encode())
+    write_atomic(path, dump_json_line(value))
 
 
 def write_atomic(path: Path, content: bytes | Iterable[bytes]) -> None:

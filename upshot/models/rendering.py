@@ -126,7 +126,7 @@ class Renderer:
         samples = list(conversation.samples())
         pending = conversation.unrendered
         if not samples:
-            return self.prompt_ids(pending, tools)
+            return self.encode(self._apply(pending, tools, generation=True))
         return self.encode(self._strip_end(self.delta_text(pending, tools), samples[-1].ids))
 
     def render_reply(self, text: str) -> list[int]:
@@ -231,7 +231,10 @@ class Renderer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [decoder.decode(self._single.raw(token), final=at == len(ids) - 1) for at, token in enumerate(ids)]
+        spelled = []
+        for place, token in enumerate(ids):
+            spelled.append(decoder.decode(self._single.raw(token), final=place == len(ids) - 1))
+        return spelled
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
@@ -268,9 +271,10 @@ class Renderer:
         self, messages: Sequence[Message], tools: Tools, generation: bool, before: Sequence[Message] = ()
     ) -> str:
         """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
-        guarded = [self._special.guard_all(_for_template(one), self._keep(one.role)) for one in messages]
-        ours = [_for_template(message) for message in before]
-        return self._fill([*ours, *guarded], self._special.guard_all(list(tools), self._keep("system")), generation)
+        shown = [_for_template(message) for message in before]
+        for message in messages:
+            shown.append(self._special.guard_all(_for_template(message), self._keep(message.role)))
+        return self._fill(shown, self._special.guard_all(list(tools), self._keep("system")), generation)
 
     def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:
         try:

@@ -26,9 +26,9 @@ from upshot.models.rendering import policy_renderer
 from upshot.models.scripted import AbsentPolicy
 from upshot.offline.job import run_all
 from upshot.rewards.reward import Reward
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.rollout.speaker import Policy

@@ -46,11 +46,12 @@ class Reward:
 
 def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, MetricWeight]) -> Reward:
     """The reward of a reply from the metric scores of its futures."""
-    means = {name: mean_score((f[name] for f in futures if name in f), f"{name}: no future") for name in weights}
-    terms, total = dict(means), Score(0.0)
-    sums = {False: 0.0, True: 0.0}
+    means: dict[str, Score] = {}
+    terms: dict[str, Score] = {}
+    total, sums = Score(0.0), {False: 0.0, True: 0.0}
     for name, how in weights.items():
-        mean = means[name]
+        mean = mean_score((scores[name] for scores in futures if name in scores), f"{name}: no future")
+        means[name] = terms[name] = mean
         if mean.value is not None:
             low, high = how.clamp or (-math.inf, math.inf)
             terms[name] = Score(min(max(mean.value * how.weight, low), high))

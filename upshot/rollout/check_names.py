@@ -15,7 +15,7 @@ from upshot.rewards.monitor import METRIC
 from upshot.rewards.workers.base import managers
 from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import find_command, find_function
-from upshot.rollout.credit.base import check_rule, credit_rule
+from upshot.rollout.credit.rules import check_rule, credit_rule
 from upshot.rollout.dependencies import FUTURE_NAMES, NAMES
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.map_file import read_map

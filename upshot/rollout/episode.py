@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from upshot.core.conversation import Conversation, Turn
+from upshot.core.conversation import Conversation
 from upshot.core.time_limit import limit_call
 from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant, count
@@ -18,6 +18,9 @@ class NoRoom(Exception):
     """The opening alone fills the policy's context: there is no reply."""
 
     reason = "too_long"
+
+    def __init__(self) -> None:
+        super().__init__("the prompt leaves no room for a reply in the model's context (model.max_context)")
 
 
 async def play_episode(
@@ -36,7 +39,8 @@ async def play_episode(
     environment's own score) but not appended: nobody would answer it. Without `hear_last` it is not asked for either.
     """
     if environment is None:
-        await first_reply(conversation, policy)
+        if await policy.reply(conversation) is None:
+            raise NoRoom
         if turn_snapshots is not None:
             turn_snapshots.append(conversation.fork("turn", 0))
         return
@@ -44,9 +48,9 @@ async def play_episode(
     try:
         for turn in range(max_turns):
             last = turn == max_turns - 1
-            if turn == 0:
-                await first_reply(conversation, policy)
-            elif await policy.reply(conversation) is None:
+            if await policy.reply(conversation) is None:
+                if turn == 0:
+                    raise NoRoom
                 return
             if turn_snapshots is not None:
                 turn_snapshots.append(conversation.fork("turn", turn))
@@ -65,17 +69,10 @@ async def play_episode(
         await limit_call(environment, environment.end, conversation)
 
 
-async def first_reply(conversation: Conversation, policy: Policy, role: str = "policy") -> Turn:
-    """The policy's first turn; `NoRoom` where the opening leaves no room for it."""
-    turn = await policy.reply(conversation, role)
-    if turn is None:
-        raise NoRoom("the prompt leaves no room for a reply in the model's context (model.max_context)")
-    return turn
-
-
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
     """Let policy and user talk until the user leaves or `max_messages` are said; the last word is the policy's."""
-    await first_reply(conversation, policy)
+    if await policy.reply(conversation) is None:
+        raise NoRoom
     if user is None:
         conversation.ended = "messages"
     else:

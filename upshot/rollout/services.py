@@ -27,10 +27,10 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import AgentRunner
-from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.rollout.play import ReplyRule, RolloutContext
 from upshot.rollout.speaker import Policy
 from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses

@@ -45,7 +45,7 @@ class Policy:
         sampling = replace(self.sampling, seed=seed)
         if self.renderer is None:
             return await self._reply_by_messages(conversation, sampling, role)
-        context = self.context(conversation)
+        context = self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
         prompt = conversation.ids + context
         if self.max_context:
             room = self.max_context - len(prompt)

@@ -294,7 +294,10 @@ class RunFolder:
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
-        self._write(samples.file_of(self.path, step), samples.write, replies, pieces)
+        path = samples.file_of(self.path, step)
+        if not self.read_only:
+            self._write(path.parent, lambda folder: folder.mkdir(exist_ok=True))
+            self._write(path, write_atomic, samples.pack(replies, pieces))
 
     def write_status(self, state: str, **more: Any) -> None:
         """Say how the run stands, in which process, since when, and how many seconds it has run in all."""

@@ -22,7 +22,7 @@ from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError, reason_of
 from upshot.core.files import write_json
 from upshot.core.time_limit import call_seconds
-from upshot.rollout.context import RolloutContext
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.run import checks

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Sample
-from upshot.core.files import write_atomic
 from upshot.rollout.reply import Rollout
 
 FOLDER = "samples"
@@ -26,12 +25,6 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 def file_of(run: Path, step: int) -> Path:
     """Where a step's samples lie."""
     return run / FOLDER / f"{step:06d}.npz"
-
-
-def write(path: Path, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
-    """Write the file of a step."""
-    path.parent.mkdir(exist_ok=True)
-    write_atomic(path, pack(replies, pieces))
 
 
 def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
@@ -45,10 +38,15 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     talks = list(_own_samples(replies))
     samples = list({id(sample): sample for _, _, spoken in talks for sample in spoken}.values())
     places = {id(sample): place for place, sample in enumerate(samples)}
+    spelled: list[list[str]] = []
+    for sample in samples:
+        if pieces is None:
+            break
+        spelled.append([piece.encode("utf-8", "replace").decode() for piece in pieces(sample.ids)])
     index = {
         "talks": [(key, before, [places[id(sample)] for sample in spoken]) for key, before, spoken in talks],
         "samples": [(len(s.context), len(s.ids), s.thought, s.answer, s.version, s.finish) for s in samples],
-        "pieces": [[p.encode("utf-8", "replace").decode() for p in pieces(s.ids)] for s in samples] if pieces else [],
+        "pieces": spelled,
     }
     out = io.BytesIO()
     np.savez_compressed(

@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.models.connect import share_endpoints
-from upshot.rollout.context import RolloutContext
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run.folder import RunFolder
 from upshot.run.writer import Logs

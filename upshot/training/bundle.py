@@ -15,8 +15,8 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.models.base import PolicySampler
 from upshot.models.rendering import policy_renderer
-from upshot.models.sampler import PolicySampler
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.rollout.speaker import Policy
 from upshot.serving.swap.pool import ModelPool
@@ -120,7 +120,9 @@ class PolicyBundle:
         sampled, episode = config.samples, self.recipe.episode
         config = configure_learner(config, plan_loaded(self.recipe, self.module, config, self.ranks.size), self.module)
         temperature, exact = episode.temperature if sampled else 1.0, self.recipe.model.exact and sampled
-        how = (config, episode.max_tokens, temperature, self._weights_changed, value_head, exact, self.ranks)
+        # Who samples is told of new weights; sft and dpo need no sampler, and have none made.
+        changed = self.sampler.weights_changed if sampled or self.samples else lambda: None
+        how = (config, episode.max_tokens, temperature, changed, value_head, exact, self.ranks)
         return Learner(self.module, self.tokenizer, *how)
 
     def keep_reference(self, learner: Learner, phase: str, begun: bool) -> None:
@@ -136,11 +138,6 @@ class PolicyBundle:
             learner.keep_reference(dict(self._load()[0].named_parameters()))
         else:
             learner.keep_reference(load_weights(saved))
-
-    def _weights_changed(self) -> None:
-        """Tell the sampler, where there is one yet."""
-        if self.samples:
-            self.sampler.weights_changed()
 
     def _load(self, path: str = "") -> tuple[Any, Any]:
         """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""

@@ -24,10 +24,9 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.files import write_folder
 from upshot.engine.engine import Engine
-from upshot.models.base import Completion, Model, Request
+from upshot.models.base import Completion, Model, PolicySampler, Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
-from upshot.models.sampler import PolicySampler
 from upshot.training.learner.snapshot import on_host
 
 PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)

@@ -14,7 +14,7 @@ from typing import Any
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.rollout.credit.base import credit_rule
+from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.verl.helpers import describe_helpers, find_unplaceable
 from upshot.verl.plan import (

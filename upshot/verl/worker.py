@@ -18,8 +18,7 @@ from upshot.models.base import Model
 from upshot.models.connect import share_endpoints
 from upshot.models.local import LocalModel
 from upshot.models.rendering import policy_renderer
-from upshot.rollout.context import RolloutContext
-from upshot.rollout.play import Opening, open_row, play_reply
+from upshot.rollout.play import Opening, RolloutContext, open_row, play_reply
 from upshot.rollout.prompt_length import build_prompt_filter
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import build_context, build_held_out, build_services

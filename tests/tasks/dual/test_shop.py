@@ -19,9 +19,8 @@ from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.offline.replay import read_reply, score_again
-from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_context, build_services
 from upshot.rollout.speaker import Policy

@@ -18,7 +18,7 @@ from upshot.offline.demo.stages import Demonstration, train_stage
 from upshot.offline.demo.workers import Progress, Steps, start_workers
 from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
-from upshot.rollout.episode import first_reply, play_future
+from upshot.rollout.episode import NoRoom, play_future
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
@@ -181,7 +181,8 @@ async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, see
     conversation = Conversation(row, derive_seed(seed, "eval", row.id))
 
     async def play() -> None:
-        await first_reply(conversation, policy, role="eval")
+        if await policy.reply(conversation, role="eval") is None:
+            raise NoRoom
         await play_future(conversation, user, policy, ROUNDS)
 
     failure = await catch_failure(play(), "conversation")

@@ -21,8 +21,7 @@ from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
 from upshot.rewards.metric import Metric
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rollout.context import RolloutContext
-from upshot.rollout.play import play_reply, score_conversation
+from upshot.rollout.play import RolloutContext, play_reply, score_conversation
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Participant, count
 

@@ -24,7 +24,7 @@ from upshot.models.endpoint import EndpointModel
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer, policy_renderer
 from upshot.offline.arguments import read_model
-from upshot.rollout.context import RolloutContext
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.services import Services, Spec, build_context, build_services
 from upshot.rollout.speaker import Policy
 from upshot.serving.openai.stream import GrowingText

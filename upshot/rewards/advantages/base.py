@@ -70,7 +70,7 @@ def sums_of(group: Sequence[Credit | None], names: tuple[str, ...]) -> list[floa
     sums: list[float | None] = []
     for credit in group:
         parts = credit.parts if credit is not None else {}
-        turns = [name for name in parts if is_turn(name)]
+        turns = list(filter(is_turn, parts))
         reached = [turns[-1] if turns and is_turn(name) and name not in parts else name for name in names]
         values = [parts[name].value for name in reached if name in parts]
         present = [value for value in values if value is not None]
@@ -94,9 +94,10 @@ def comparable(pool: Sequence[Credit | None]) -> list[Credit | None]:
     missing has none left: it stays untrained.
     """
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}
-    sums = {parts: sums_of(pool, parts) for parts in combinations(pool)}
-    for parts, earned in sums.items():
-        left = parts
+    sums: dict[tuple[str, ...], Values] = {}
+    for parts in combinations(pool):
+        left, earned = parts, sums_of(pool, parts)
+        sums[parts] = earned
         while left and len(earned) - earned.count(None) < 2:
             missing = {name: sums_of(pool, (name,)).count(None) for name in left}
             rarest = max(reversed(left), key=missing.__getitem__)

@@ -61,7 +61,7 @@ def within_groups(
 ) -> Advantages:
     """Advantages of every span: its combination of parts, compared within the group; divided by the deviation over
     the whole step, where asked for."""
-    groups = [comparable(group) for group in step]
+    groups = list(map(comparable, step))
     scales = _deviations(groups) if scale_by_step else {}
     advantages: Advantages = []
     for group in groups:

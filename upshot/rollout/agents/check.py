@@ -5,7 +5,7 @@ from __future__ import annotations
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.rollout.credit.base import credit_rule
+from upshot.rollout.credit.rules import credit_rule
 
 
 def check_agent(recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from upshot.core.stopwatch import at_work
 from upshot.rewards.credit import Credit, relabel, token_ranges
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward
-from upshot.rollout.credit.base import ScoredFutures, credit_rule
+from upshot.rollout.credit.rules import ScoredFutures, credit_rule
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.models.base import Abilities, Completion, ModelCallError, Request
+from upshot.models.base import Abilities, Completion, ModelCallError, PolicySampler, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.models.sampler import PolicySampler
 from upshot.serving.vllm.launch import Address, ServerDown, VllmClient
 from upshot.serving.vllm.weights import ROUTE_NAMES, Route, check_arrival, choose_route, folder_for, pack_weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upshot.config.recipe import Recipe, TrainConfig
-from upshot.rollout.context import RolloutContext
+from upshot.rollout.play import RolloutContext
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.tasks.base import Task

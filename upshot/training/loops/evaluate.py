@@ -13,8 +13,7 @@ import torch
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
-from upshot.rollout.context import RolloutContext
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services, build_held_out
 from upshot.tasks.base import Task, groups_of

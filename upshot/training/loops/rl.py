@@ -21,8 +21,7 @@ from upshot.core.score import Reason, describe_missing
 from upshot.rewards.advantages.base import Step, check_shape, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
-from upshot.rollout.context import RolloutContext
-from upshot.rollout.play import play_step
+from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import compared, measure_tree
 from upshot.training.learner.batch import Datum, data_of

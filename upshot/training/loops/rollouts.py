@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
-from upshot.models.sampler import PolicySampler
+from upshot.models.base import PolicySampler
 from upshot.rollout.reply import Rollout
 from upshot.training.metrics.throughput import count_sampled
 from upshot.training.snapshots import PLAYING

@@ -42,9 +42,9 @@ def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     out: dict[str, float] = {}
     largest = max([1, *map(len, groups)])
     for k in (2**n for n in range(12) if 2**n <= largest):
-        put_mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
-    put_mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
-    put_mean(out, "turns", (float(turns) for reply in replies if (turns := len(list(reply.samples())))))
+        put_mean(out, f"pass@{k}", [value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None])
+    put_mean(out, "maj@k", [value for group in groups if (value := majority(group)) is not None])
+    put_mean(out, "turns", [float(turns) for reply in replies if (turns := len(list(reply.samples())))])
     counts: Counter[str] = Counter()
     for reply in replies:
         counts.update(reply.conversation.counts)
