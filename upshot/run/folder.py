@@ -27,6 +27,7 @@ import itertools
 import os
 import platform
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
-from upshot.run.report.replies import INDEX, write_index
+from upshot.run.report.replies import CATCH_UP_S, INDEX, ReplyIndex
 from upshot.run.samples import Pieces
 from upshot.training.metrics.best import evaluated_step, is_evaluation
 
@@ -290,7 +291,10 @@ class RunFolder:
     def write_index(self) -> None:
         """Bring the index of rollouts.jsonl up to date: what a list of the replies shows."""
         if not self.read_only and (self.path / ROLLOUTS).is_file():
-            write_index(self.path / ROLLOUTS)
+            index = ReplyIndex(self.path / ROLLOUTS, kept=True)
+            with contextlib.suppress(sqlite3.Error):  # readers do without one that cannot be written
+                index.follow(CATCH_UP_S)
+            index.database.close()
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""

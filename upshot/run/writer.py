@@ -114,14 +114,15 @@ class Writer:
         left = (self._now["steps"] - step) * statistics.fmean(self._seconds or [0.0])
         self._now |= {"step": step, "eta_seconds": left, "alarms": alarms, "metrics": numbers}
         if time.monotonic() - self._status_time > STATUS_SECONDS:
-            self.write_status("running")
+            self._status_time = time.monotonic()
+            self.folder.write_status("running", **self._now)
+            self.folder.write_index()
         self.reporter.step(phase, step, numbers)
         named = {f"{phase}/{name}": value for name, value in numbers.items()}
         self._to_trackers(lambda tracker: tracker.log(step, named))
 
     def write_status(self, state: str, **more: Any) -> None:
         """Say in status.json how the run stands."""
-        self._status_time = time.monotonic()
         self.folder.write_status(state, **self._now, **more)
         self.folder.write_index()
 

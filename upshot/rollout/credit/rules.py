@@ -1,7 +1,8 @@
 """A credit rule says which of a reply's tokens earn its main reward.
 
-The rules of recipes are below; a new one is a file beside this with `@rules.register("name")`, or `my_pkg.module:Rule` in `credit.by`. Its constructor names
-what it takes of the recipe's `credit` (`tokens`, `gamma`, `split`, `forks`); other parameters are options of its own.
+The rules of recipes are below; a new one is a file beside this with `@rules.register("name")`, or is named by its path,
+`my_pkg.module:Rule`. A constructor names what it takes of the recipe's `credit` (`tokens`, `gamma`, `split`, `forks`);
+other parameters are options of its own.
 """
 
 from __future__ import annotations

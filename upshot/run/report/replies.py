@@ -295,14 +295,6 @@ def open_database(log: Path, kept: bool) -> sqlite3.Connection:
     return _connect(place)
 
 
-def write_index(log: Path) -> None:
-    """Bring the index beside a log up to date; one that cannot be written is left for readers to do without."""
-    index = ReplyIndex(log, kept=True)
-    with suppress(sqlite3.Error):
-        index.follow(CATCH_UP_S)
-    index.database.close()
-
-
 def read_line(log: Path, start: int, length: int) -> dict[str, Any]:
     """The object at a place of a log."""
     with log.open("rb") as file:
