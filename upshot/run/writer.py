@@ -12,6 +12,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.files import to_json_value
+from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.reply import Rollout
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
@@ -52,12 +53,12 @@ class Writer:
     """That the last steps took."""
 
     def __post_init__(self) -> None:
-        self.alarms = Alarms(self.recipe.credit.by)
+        self.alarms = Alarms(credit_rule(self.recipe.credit).trains_futures)
 
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of `steps` steps begins, or continues after `done`."""
         self.set_phase(phase, steps, done)
-        self.alarms = Alarms(self.recipe.credit.by)
+        self.alarms = Alarms(credit_rule(self.recipe.credit).trains_futures)
         for line in self.folder.lines(phase):
             self.alarms.watch(line, line["step"])
         self.write_status("running")

@@ -17,6 +17,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.files import write_json
+from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services
 from upshot.run.console import Reporter
@@ -132,7 +133,7 @@ class RunEcho:
 
     def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
         self.phase, self.reporter = phase, reporter
-        self._alarms = Alarms(folder.recipe.credit.by)
+        self._alarms = Alarms(credit_rule(folder.recipe.credit).trains_futures)
         self._log = LogTail(folder.path / METRICS)
         self._read(silent=True)
 

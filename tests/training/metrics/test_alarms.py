@@ -119,6 +119,6 @@ def test_no_alarm_recommends_what_the_recipe_sets_already() -> None:
         said = [alarms.watch({"eval/reward/mean": value, "eval/step": step}, step) for step, value in values]
         return " ".join(text for texts in said for text in texts)
 
-    assert "(credit.by=tree)" in falls(Alarms("reply"))
-    tree = falls(Alarms("tree"))
+    assert "(credit.by=tree)" in falls(Alarms())
+    tree = falls(Alarms(trains_futures=True))
     assert "held-out reward fell" in tree and "credit.by" not in tree

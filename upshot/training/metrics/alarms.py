@@ -173,9 +173,9 @@ ALARMS = (
 class Alarms:
     """Watches the lines of a phase; each alarm is said when it begins, and again only after it was over."""
 
-    def __init__(self, credit_by: str = "reply") -> None:
-        """credit_by: what the recipe says, so that no alarm recommends what is set."""
-        self._tree = "" if credit_by == "tree" else TREE
+    def __init__(self, trains_futures: bool = False) -> None:
+        """trains_futures: whether the recipe's credit rule does, so that no alarm recommends what is set."""
+        self._tree = "" if trains_futures else TREE
         self._seen: dict[str, Past] = {}
         self.ringing: dict[str, str] = {}
         """What is said now, by metric."""

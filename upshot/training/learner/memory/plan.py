@@ -11,6 +11,7 @@ from typing import Literal
 from upshot.config.method import method_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
+from upshot.rollout.credit.rules import credit_rule
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
 from upshot.training.learner.forward.lean import Checkpointing
 from upshot.training.learner.forward.logprobs import CHUNK_BYTES
@@ -67,7 +68,7 @@ class MemoryJob:
             return model.max_context or min(tokens, shape.context or tokens)
 
         # The longest sequence that can come to be trained; where nothing is sampled only the data says (0).
-        ahead = 2 * futures.rounds * (recipe.credit.by == "tree")
+        ahead = 2 * futures.rounds * credit_rule(recipe.credit).trains_futures
         self.longest = length(ahead) if config.samples else model.max_context or 0
         self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
         replies = recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves
