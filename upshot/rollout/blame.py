@@ -52,15 +52,16 @@ def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, fl
         for reply in group:
             if reply.reward.means and may_blame(reply):  # without means a rule or a failure decided it
                 _score_again(reply, {measure: bounds[measure] for measure in measured}, futures)
-    lowest, outcomes = _lowest(_parts(replies)), _lowest([{"": reply.outcome} for reply in replies])
+    lowest = _lowest(replies)
+    outcomes = [reply.outcome.value for reply in replies if reply.outcome.value is not None]
     for group in groups:
-        known = lowest if len(group) == 1 else {name: lowest[name] for name in _lowest(_parts(group))}
+        known = lowest if len(group) == 1 else {name: lowest[name] for name in _lowest(group)}
         suspected = len(group) == 1 or any(not reply.outcome.is_missing for reply in group)
         for reply in group:
             if reply.credit is not None:
                 reply.credit = _with_lowest(reply.credit, known)
             if by_policy(reply.outcome) and outcomes and suspected:
-                reply.counted = _counted_as(reply.outcome, outcomes[""])
+                reply.counted = _counted_as(reply.outcome, min(outcomes))
     changed = sum(learned != _learned_from(reply) for learned, reply in zip(before, replies, strict=True))
     return {BLAMED: changed / len(replies)} if replies else {}
 
@@ -116,16 +117,14 @@ def _is_own_doing(future: Future, name: str, futures: Sequence[Future]) -> bool:
     return all(one.scores[name].is_missing for one in siblings if name in one.scores)
 
 
-def _parts(replies: Sequence[Rollout]) -> list[Mapping[str, Score]]:
-    return [reply.credit.parts for reply in replies if reply.credit is not None]
-
-
-def _lowest(scores: Sequence[Mapping[str, Score]]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for name, score in (item for named in scores for item in named.items()):
-        if score.value is not None:
-            out[name] = min(score.value, out.get(name, score.value))
-    return out
+def _lowest(replies: Sequence[Rollout]) -> dict[str, float]:
+    """The lowest value of each part of a reward."""
+    lowest: dict[str, float] = {}
+    for reply in replies:
+        for name, score in reply.credit.parts.items() if reply.credit is not None else ():
+            if score.value is not None:
+                lowest[name] = min(score.value, lowest.get(name, score.value))
+    return lowest
 
 
 def _with_lowest(credit: Credit, lowest: Mapping[str, float]) -> Credit:

@@ -77,9 +77,9 @@ def _datum(reply: Rollout | Branch, earned: Sequence[tuple[Span, float]]) -> Dat
     mask = [0] * len(conversation.ids)
     for span, _ in earned:
         mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    if isinstance(reply, Branch):
-        return Datum(conversation.ids, mask, conversation.logprobs, share=reply.share, counted=False, source=reply)
-    return Datum(conversation.ids, mask, conversation.logprobs, source=reply)
+    share = reply.share if isinstance(reply, Branch) else 1.0
+    counted = isinstance(reply, Rollout)
+    return Datum(conversation.ids, mask, conversation.logprobs, share=share, counted=counted, source=reply)
 
 
 def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> Logs:
@@ -88,14 +88,14 @@ def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Se
     references = learner.logprobs(data, reference=True) if config.kl.weight else [datum.old for datum in data]
     divergence = 0.0
     for datum, values, reference, reward in zip(data, learner.values(data), references, rewards, strict=True):
-        places = [i for i, bit in enumerate(datum.mask) if bit]
-        ratios = [datum.old[i] - reference[i] for i in places]
+        ratios = [datum.old[place] - reference[place] for place in datum.places]
         divergence += sum(ratios)
         paid = [earned - config.kl.weight * ratio for earned, ratio in zip(reward, ratios, strict=True)]
-        advantages, targets = gae(paid, [values[i] for i in places], config.ppo.gamma, config.ppo.gae_lambda)
+        advantages, targets = gae(
+            paid, [values[place] for place in datum.places], config.ppo.gamma, config.ppo.gae_lambda
+        )
         datum.values = values
-        datum.advantages = _spread(advantages, places, len(datum.ids))
-        datum.returns = _spread(targets, places, len(datum.ids))
+        datum.advantages, datum.returns = _spread(advantages, datum), _spread(targets, datum)
     logs = measure_values(data)
     if config.ppo.whiten:
         whiten(data)
@@ -119,22 +119,17 @@ def gae(
 
 def whiten(data: Sequence[Datum]) -> None:
     """Shift and scale the advantages of a step's sampled tokens to mean 0 and deviation 1."""
-    trained = [a for datum in data for a, bit in zip(datum.advantages, datum.mask, strict=True) if bit]
+    trained = [datum.advantages[place] for datum in data for place in datum.places]
     mean = math.fsum(trained) / len(trained)
     deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in trained) / len(trained))
     for datum in data:
-        pairs = zip(datum.advantages, datum.mask, strict=True)
-        datum.advantages = [(a - mean) / (deviation + 1e-8) if bit else 0.0 for a, bit in pairs]
+        scaled = [(datum.advantages[place] - mean) / (deviation + 1e-8) for place in datum.places]
+        datum.advantages = _spread(scaled, datum)
 
 
 def measure_values(data: Sequence[Datum]) -> Logs:
     """Mean value and the share of the targets' variance that the value head explains."""
-    pairs = [
-        (value, target)
-        for datum in data
-        for value, target, bit in zip(datum.values, datum.returns, datum.mask, strict=True)
-        if bit
-    ]
+    pairs = [(datum.values[place], datum.returns[place]) for datum in data for place in datum.places]
     mean = math.fsum(target for _, target in pairs) / len(pairs)
     variance = math.fsum((target - mean) ** 2 for _, target in pairs)
     logs = {"value/mean": math.fsum(value for value, _ in pairs) / len(pairs), "value/target": mean}
@@ -145,8 +140,9 @@ def measure_values(data: Sequence[Datum]) -> Logs:
     return logs
 
 
-def _spread(values: Sequence[float], places: Sequence[int], length: int) -> list[float]:
-    out = [0.0] * length
-    for place, value in zip(places, values, strict=True):
+def _spread(values: Sequence[float], datum: Datum) -> list[float]:
+    """The values of the trained tokens beside the ids, 0 elsewhere."""
+    out = [0.0] * len(datum.ids)
+    for place, value in zip(datum.places, values, strict=True):
         out[place] = value
     return out
