@@ -21,7 +21,8 @@ from upshot.core.http_client import backoff
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.connect import connect
 from upshot.rewards.build import build_metric
-from upshot.rollout.play import play_step, score_conversation
+from upshot.rewards.metric import score_conversation
+from upshot.rollout.play import play_step
 from upshot.tasks.users.llm import LLMUser
 from upshot.tasks.users.personas import PERSONAS, VAGUENESS
 

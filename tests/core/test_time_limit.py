@@ -23,10 +23,9 @@ from upshot.core.time_limit import CallTimeout, TimeUp, alarm, call_seconds, lim
 from upshot.models.base import Completion, Request
 from upshot.models.client.guarded import GuardedModel
 from upshot.models.openai_format import ApiAnswer
-from upshot.rewards.metric import Metric
+from upshot.rewards.metric import Metric, score_conversation
 from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.episode import play_episode
-from upshot.rollout.play import score_conversation
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verifiers.base import Claim, Verifier
 

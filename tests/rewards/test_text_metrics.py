@@ -175,7 +175,7 @@ def test_a_reply_that_spells_special_tokens_reads_as_text_to_a_reward_model() ->
 
 
 def test_rm_score_fails_for_itself_when_the_model_is_not_there() -> None:
-    from upshot.rollout.play import score_conversation
+    from upshot.rewards.metric import score_conversation
 
     metric = build_metric("rm_score", {"model": "/nowhere/at-all"})
     scores = asyncio.run(score_conversation({"rm_score": metric}, chat("hi", "yo")))

@@ -28,9 +28,10 @@ from upshot.offline.arguments import (
 )
 from upshot.offline.job import Job
 from upshot.offline.table import Line
+from upshot.rewards.metric import score_conversation
 from upshot.rewards.reward import combine
-from upshot.rollout.episode import play_whole
-from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
+from upshot.rollout.episode import catch_failure, play_whole
+from upshot.rollout.play import Opening, open_by
 from upshot.rollout.reply import reward_to_dict, turns_to_list
 from upshot.rollout.services import Services, Spec
 from upshot.rollout.speaker import Policy

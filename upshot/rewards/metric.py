@@ -10,6 +10,7 @@ process.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -54,6 +55,12 @@ async def score_by(metric: Metric, conversation: Conversation, name: str) -> Sco
         raise
     except Exception as error:
         return Score.failed(error, name)
+
+
+async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
+    """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
+    scores = await asyncio.gather(*(score_by(metric, conversation, name) for name, metric in metrics.items()))
+    return dict(zip(metrics, scores, strict=True))
 
 
 class FunctionMetric(Metric):

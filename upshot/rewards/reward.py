@@ -50,7 +50,7 @@ def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Metric
     terms: dict[str, Score] = {}
     total, sums = Score(0.0), {False: 0.0, True: 0.0}
     for name, how in weights.items():
-        mean = mean_score((scores[name] for scores in futures if name in scores), f"{name}: no future")
+        mean = mean_score([scores[name] for scores in futures if name in scores], f"{name}: no future")
         means[name] = terms[name] = mean
         if mean.value is not None:
             low, high = how.clamp or (-math.inf, math.inf)

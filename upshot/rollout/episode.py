@@ -7,8 +7,11 @@ begins with the user and ends with the policy, or with the user's parting words.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable
 
 from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
 from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant, count
@@ -117,3 +120,14 @@ def _append(conversation: Conversation, observation: Observation) -> None:
     for position, message in enumerate(observation.messages):
         last = position == len(observation.messages) - 1
         conversation.say(message, note=observation.note if last else None)
+
+
+async def catch_failure(play: Awaitable[object], what: str) -> Score | None:
+    """Await a piece of play; a missing score when it failed, None when it went through."""
+    try:
+        await play
+    except UserError:
+        raise
+    except Exception as error:
+        return Score.failed(error, what)
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,11 @@ from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.core.time_limit import CallTimeout, limit_call
-from upshot.models.base import ModelCallError
-from upshot.rewards.metric import Metric, score_by
+from upshot.core.time_limit import limit_call
 from upshot.rewards.reward import Reward
 from upshot.rollout.agents.recording import PlayedPath
 from upshot.rollout.agents.runner import AgentRunner
-from upshot.rollout.episode import play_episode
+from upshot.rollout.episode import catch_failure, play_episode
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.reply import Rollout
 from upshot.rollout.speaker import Policy, is_cut
@@ -190,28 +188,3 @@ async def score_reply(context: RolloutContext, reply: Rollout) -> None:
         return
     await context.futures.play(reply, context.policy)
     reply.reward, reply.credit = context.futures.score(reply)
-
-
-async def catch_failure(play: Awaitable[object], what: str) -> Score | None:
-    """Await a piece of play; a missing score when it failed, None when it went through."""
-    try:
-        await play
-    except UserError:
-        raise
-    except Exception as error:
-        return Score.failed(error, what)
-    return None
-
-
-async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
-    """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
-    scores = await asyncio.gather(*(score_by(metric, conversation, name) for name, metric in metrics.items()))
-    return dict(zip(metrics, scores, strict=True))
-
-
-def describe_failure(error: Exception) -> str:
-    """A short text for an exception."""
-    if isinstance(error, ModelCallError | CallTimeout):
-        return error.reason
-    text = str(error).splitlines()[0][:120] if str(error) else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -30,10 +30,10 @@ from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
 from upshot.rewards.reward import Reward
 from upshot.rollout.blame import blame
-from upshot.rollout.episode import play_episode
+from upshot.rollout.episode import catch_failure, play_episode
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import RolloutContext, catch_failure, score_reply
+from upshot.rollout.play import RolloutContext, score_reply
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
 from upshot.rollout.speaker import Policy

@@ -22,13 +22,14 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.time_limit import limit_call
+from upshot.core.time_limit import CallTimeout, limit_call
+from upshot.models.base import ModelCallError
 from upshot.offline.arguments import POLICY, build_simulation, open_task, rows_of, task_metrics
 from upshot.offline.data.published import published_rows, push, summarise, write_published
 from upshot.offline.job import Job, Journal, run_all
 from upshot.rewards.build import metric_configs
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import RolloutContext, describe_failure, open_by, score_reply
+from upshot.rollout.play import RolloutContext, open_by, score_reply
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import Services
 from upshot.rollout.speaker import Policy
@@ -342,3 +343,11 @@ def _print(summary: dict[str, Any], stats: dict[str, float], as_json: bool) -> N
             value = ", ".join(f"{k} {v:g}" for k, v in value.items()) or "none"
         rows.append((key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value)))
     print_rows(("", ""), rows, "data built")
+
+
+def describe_failure(error: Exception) -> str:
+    """A short text for an exception."""
+    if isinstance(error, ModelCallError | CallTimeout):
+        return error.reason
+    text = str(error).splitlines()[0][:120] if str(error) else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

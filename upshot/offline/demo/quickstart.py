@@ -18,8 +18,8 @@ from upshot.offline.demo.stages import Demonstration, train_stage
 from upshot.offline.demo.workers import Progress, Steps, start_workers
 from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
-from upshot.rollout.episode import NoRoom, play_future
-from upshot.rollout.play import catch_failure, score_conversation
+from upshot.rewards.metric import score_conversation
+from upshot.rollout.episode import NoRoom, catch_failure, play_future
 from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 

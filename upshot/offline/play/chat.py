@@ -19,9 +19,9 @@ from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
-from upshot.rewards.metric import Metric
+from upshot.rewards.metric import Metric, score_conversation
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rollout.play import RolloutContext, play_reply, score_conversation
+from upshot.rollout.play import RolloutContext, play_reply
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Participant, count
 

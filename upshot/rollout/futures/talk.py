@@ -15,12 +15,11 @@ from upshot.core.conversation import Conversation
 from upshot.core.event_loop import gather
 from upshot.core.stopwatch import at_work
 from upshot.rewards.credit import Credit, relabel, token_ranges
-from upshot.rewards.metric import Metric
+from upshot.rewards.metric import Metric, score_conversation
 from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rollout.credit.rules import ScoredFutures, credit_rule
-from upshot.rollout.episode import play_future
+from upshot.rollout.episode import catch_failure, play_future
 from upshot.rollout.futures.base import Futures, kinds
-from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Participant

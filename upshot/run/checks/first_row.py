@@ -15,7 +15,8 @@ from upshot.core.errors import UserError
 from upshot.core.event_loop import run_anywhere
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds, limit_call
-from upshot.rollout.play import catch_failure, has_opening
+from upshot.rollout.episode import catch_failure
+from upshot.rollout.play import has_opening
 from upshot.rollout.speaker import with_system_prompt
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.tasks.base import Task

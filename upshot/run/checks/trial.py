@@ -15,7 +15,9 @@ from upshot.core.event_loop import run_anywhere
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds, limit_call
 from upshot.models.scripted import AbsentPolicy
-from upshot.rollout.play import catch_failure, has_opening, score_conversation
+from upshot.rewards.metric import score_conversation
+from upshot.rollout.episode import catch_failure
+from upshot.rollout.play import has_opening
 from upshot.rollout.services import build_services
 from upshot.run.checks.context import CheckContext, Finding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from upshot.config.method import TrainingMethod
@@ -36,7 +37,7 @@ def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:
     for datum, reference in zip(data, learner.logprobs(data, reference=True) if data else (), strict=True):
         datum.reference = reference
     counts = {"train/pairs": float(len(pairs)), "train/tokens": float(sum(sum(datum.mask) for datum in data))}
-    return Lesson(pairs, lambda: Dpo(learner.config), counts=counts)
+    return Lesson(pairs, partial(Dpo, learner.config), counts=counts)
 
 
 def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_context: int) -> list[tuple[Datum, Datum]]:

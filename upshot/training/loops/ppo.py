@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from upshot.rewards.credit import Credit, Span
@@ -29,7 +30,7 @@ from upshot.training.objectives.objectives import Ppo
 def prepare(learner: Learner, groups: Groups) -> Lesson:
     """Advantages, training data and loss of a step's replies."""
     units, logs = lesson_of(learner, groups)
-    return make_lesson(units, lambda: Ppo(learner.config), logs)
+    return make_lesson(units, partial(Ppo, learner.config), logs)
 
 
 def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:

@@ -174,7 +174,7 @@ def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return make_lesson(units, lambda: PolicyGradient(config, passing), logs)
+    return make_lesson(units, partial(PolicyGradient, config, passing), logs)
 
 
 def learn(learner: Learner, groups: Groups, seed: int, prepare: Callable[[Learner, Groups], Lesson] = prepare) -> Logs:

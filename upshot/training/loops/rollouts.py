@@ -13,6 +13,7 @@ import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
@@ -74,7 +75,7 @@ class RolloutSchedule:
             groups = await self.play(step)
         took = time.perf_counter() - started
         times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
-        tokens = count_sampled(reply for group in groups for reply in group)
+        tokens = count_sampled(chain.from_iterable(groups))
         return groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)}
 
     def _begin(self, step: int) -> None:
