@@ -143,6 +143,7 @@ def test_the_module_imports_neither_torch_nor_any_tracker() -> None:
 def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
+    from upshot.config.recipe import CreditConfig
     from upshot.run.writer import Writer
 
     class Full:
@@ -155,7 +156,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
     said: list[str] = []
     reporter: Any = SimpleNamespace(say=said.append, step=lambda *_: None, phase=lambda *_: None)
     folder: Any = SimpleNamespace(write_status=lambda *_, **__: None, write_index=lambda: None, lines=lambda _: [])
-    recipe: Any = SimpleNamespace(keep_rollouts=0, credit=SimpleNamespace(by="reply"))
+    recipe: Any = SimpleNamespace(keep_rollouts=0, credit=CreditConfig())
     seen: list[int] = []
     works: Any = SimpleNamespace(log=lambda step, _: seen.append(step), finish=lambda: None)
     writer = Writer(recipe, folder, reporter, None, lambda ids: [], [Full(), works])  # type: ignore[arg-type]
@@ -164,4 +165,4 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
     writer.announce(2, {"loss": 1.0})
     writer.close()
     assert seen == [1, 2]
-    assert len(said) == 1 and "the tracker Full fails" in said[0] and "No space left" in said[0]
+    assert len(said) == 1 and "tracker Full failed" in said[0] and "No space left" in said[0]
