@@ -15,6 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.durations import Recorder, read_recording
 from tests.patience import patience
+from tests.support import forked
+from tests.support.interpreter import choose_interpreter
+
+choose_interpreter()
 
 # A busy machine is not a property's fault. And two runs of one commit should agree: with new examples in every run, CI
 # fails for changes that have nothing to do with it. `pytest --hypothesis-profile explore` draws new ones.
@@ -50,6 +54,14 @@ def pytest_collection_finish() -> None:
     """What was collected lives as long as the process: a run's last collection of garbage need not look through it."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # triton's bindings report as leaked what stays frozen to the end
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
+    """All is imported and nothing has run: from here processes are forked."""
+    if session.items and not session.config.option.collectonly:
+        forked.start_server()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

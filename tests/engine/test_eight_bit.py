@@ -1,6 +1,6 @@
 """Sampling in 8 bits: where it is refused, what is chosen by the number of rows, and what a frozen model keeps.
 
-The kernels are checked by Triton's interpreter (kernel_checks.py, runner_checks.py) and on a GPU (test_gpu.py).
+The kernels are checked by Triton's interpreter (test_kernels.py, test_cuda_runner.py) and on a GPU (test_gpu.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exact mode on the CPU: every log-probability the engine reports is bitwise the learner's, whatever the batch.
 
-The GPU's kernels are checked by exact_checks.py.
+The GPU's kernels are checked by test_exact_kernels.py.
 """
 
 from __future__ import annotations

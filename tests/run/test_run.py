@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.support.forked import Forked
 from tests.training.workshop import metrics, recipe
 from upshot.config.load import dump_recipe
 from upshot.config.recipe import Recipe
@@ -172,20 +171,19 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 def command(tmp_path: Path, settings: Recipe) -> tuple[list[str], dict[str, str]]:
     (tmp_path / "recipe.yaml").write_text(dump_recipe(settings))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return [sys.executable, "-m", "upshot.cli", "train", str(tmp_path / "recipe.yaml"), "--quiet"], environment
+    return ["upshot.cli", "train", str(tmp_path / "recipe.yaml"), "--quiet"], environment
 
 
 def start_and_signal(tmp_path: Path, settings: Recipe, number: int) -> int:
     """Start a run in a process of its own, send it a signal in the middle of the rl phase; its exit code."""
     words, environment = command(tmp_path, settings)
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
     lines = Path(settings.run_dir) / "metrics.jsonl"
-    while not (lines.is_file() and lines.read_text().count('"phase": "rl"') >= 3):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        time.sleep(0.02)
-    process.send_signal(number)
-    process.communicate()
-    return process.returncode
+    with Forked(*words, env=environment) as process:
+        while not (lines.is_file() and lines.read_text().count('"phase": "rl"') >= 3):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        return process.wait()
 
 
 def test_kill_9_and_resume_by_command(tmp_path: Path) -> None:

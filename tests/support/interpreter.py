@@ -1,21 +1,42 @@
-"""A pytest plugin that makes Triton's interpreter several times as fast, for the checks of kernels.
+"""Where Triton's kernels run in tests: on the GPU where there is one, in Triton's interpreter on every other machine.
 
-A launch patches `triton.language` and restores it at its end. Triton 3.9 patches it once more at every call of a
-device function inside the launch and never restores that: each call adds a layer around every operation, so the time
-of a launch grows with the square of its calls. Here a launch patches all that its device functions can see, once.
+The interpreter is chosen when Triton is first imported, so `choose_interpreter` comes before everything else. It runs
+no kernel faster: a launch patches `triton.language` and restores it at its end, but Triton 3.9 patches it once more at
+every call of a device function inside the launch and never restores that. Each call adds a layer around every
+operation, so the time of a launch grows with the square of its calls. With `hasten_interpreter` a launch patches all
+that its device functions can see, once.
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 
-def pytest_configure() -> None:
-    """Patch at launches only."""
-    from triton import language
+DEVICES = ("nvidia[0-9]*", "dxg", "kfd")
+"""Files under /dev: CUDA, CUDA in WSL, ROCm. PyTorch would answer, too, but takes seconds to import."""
+
+
+def choose_interpreter() -> None:
+    """Interpret kernels in this process and in those that it starts, unless there is a GPU or the user has chosen."""
+    has_gpu = any(any(Path("/dev").glob(device)) for device in DEVICES)
+    if not has_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@cache
+def hasten_interpreter() -> None:
+    """Patch at launches only; skip the file that asks for it where there is no Triton."""
+    pytest.importorskip("triton")
+    from triton import knobs, language
     from triton.runtime import interpreter
 
+    if not knobs.runtime.interpret:
+        return
     patch = interpreter._patch_lang
     # Kernels name the language; Triton's own device functions (`tl.sum`) name its core.
     sees_all = SimpleNamespace(__globals__={"tl": language, "core": language.core})

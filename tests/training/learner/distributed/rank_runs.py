@@ -1,6 +1,6 @@
 """Two ranks on the CPU that run recipes, one after another: `two_ranks` starts them as a process of its own.
 
-That process imports everything once and becomes both ranks by forking, before torch has computed anything.
+That process has imported everything and becomes both ranks by forking, before torch has computed anything.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import NoReturn
 import peft  # noqa: F401  so that it is imported once
 import pytest
 
-from tests.patience import patience
+from tests.support.forked import Forked
 from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -30,8 +29,6 @@ from upshot.run.run import train
 from upshot.training.learner.distributed.process_group import open_ranks
 
 ROOT = Path(__file__).parents[4]
-SECONDS = 240
-"""Of a quiet machine, at most."""
 Job = tuple[Recipe, str]
 
 
@@ -47,11 +44,11 @@ def two_ranks(jobs: Sequence[Job], folder: Path) -> None:
         file.write_text(dump_recipe(recipe))
         words.append([str(file), word])
     more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.training.learner.distributed.rank_runs", json.dumps(words)]
-    done = subprocess.run(
-        command, env=os.environ | more, cwd=ROOT, capture_output=True, text=True, timeout=patience(SECONDS), check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with Forked(
+        "tests.training.learner.distributed.rank_runs", json.dumps(words), env=os.environ | more, cwd=ROOT
+    ) as done:
+        text, _ = done.communicate()
+        assert done.wait() == 0, text
 
 
 def both(words: Sequence[tuple[str, str]]) -> int:

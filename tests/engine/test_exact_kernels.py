@@ -1,4 +1,4 @@
-"""Exact mode on the GPU's kernels: run by test_kernels.py in a process of its own (interpreter or device)."""
+"""Exact mode on the GPU's kernels: in Triton's interpreter, or on the GPU where there is one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from transformers import LlamaForCausalLM
 
 pytest.importorskip("triton")
 
+from tests.support.interpreter import hasten_interpreter
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact.forward import ExactForward, attend_batch
 from upshot.engine.kernels import exact, plain
 from upshot.engine.sequence import Rules
 
+hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 DTYPES = [torch.float32, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 Make = Callable[..., LlamaForCausalLM]

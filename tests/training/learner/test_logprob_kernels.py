@@ -1,4 +1,4 @@
-"""Kernels of log-probabilities and sums against plain PyTorch: run by tests/engine/test_kernels.py in a process."""
+"""Kernels of log-probabilities and sums against plain PyTorch: in Triton's interpreter, or on the GPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.support.interpreter import hasten_interpreter
 from upshot.engine.kernels import logprobs as kernels
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.segment_sum import segment_sums
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.layout import tree
 
+hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])

@@ -1,4 +1,4 @@
-"""The kernels between a block's products against autograd: run by tests/engine/test_kernels.py in a process."""
+"""The kernels between a block's products against autograd: in Triton's interpreter, or on the GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
+from tests.support.interpreter import hasten_interpreter
 from tests.training.learner import test_lean
 from upshot.engine.kernels import gpu, plain
 from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, HeadNorms, rotate
 from upshot.training.learner.forward import lean
 
+hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 KINDS = [torch.float32, torch.bfloat16]
 FORMS = st.sampled_from([EARLY, LATE, OFFSET])
 

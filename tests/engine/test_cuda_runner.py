@@ -1,4 +1,4 @@
-"""The GPU's runner from end to end with Triton's interpreter: run by test_kernels.py in a process of its own."""
+"""The GPU's runner from end to end: in Triton's interpreter, or on the GPU where there is one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaForCausalLM
+
+pytest.importorskip("triton")
+
 from triton.errors import TritonError
 
 from tests.engine.test_families import build
+from tests.support.interpreter import hasten_interpreter
 from upshot.engine.cuda import runner as cuda_runner
 from upshot.engine.cuda.steps import LongRuns
 from upshot.engine.cuda.warm import _common, _fused
@@ -23,7 +27,9 @@ from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
 
+hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 Make = Callable[..., LlamaForCausalLM]
 
 
