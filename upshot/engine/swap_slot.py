@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,14 @@ def allocate_pages(
 ) -> tuple[Tensor, Tensor]:
     """Room for keys and for values, all zeros: in the slot, or wherever there is space."""
     if swap_slot is None:
-        keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        keys, values = (_zeros(size, dtype, device) for _ in range(2))
         return keys, values
     both = swap_slot.pages((2, *size), dtype).zero_()  # what others left there may not be numbers
     return both[0], both[1]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU, NumPy's: the system hands them out page by page as they are written, and PyTorch writes them all."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)
