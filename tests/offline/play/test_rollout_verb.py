@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -14,6 +13,7 @@ import yaml
 
 from tests.offline.play.conftest import THIMBLE
 from tests.patience import patience
+from tests.support.forked import Forked
 from upshot.cli import main
 from upshot.core.files import read_jsonl
 from upshot.offline.statistics import student_quantile
@@ -133,10 +133,9 @@ def test_recipes_are_compared_by_the_keys_that_differ(capsys: pytest.CaptureFixt
 
 
 def test_a_run_folder_is_served_by_its_best_checkpoint(run_folder: Path) -> None:
-    command = [sys.executable, "-m", "upshot", "serve", str(run_folder), "--port", "0", "--name", "thimble"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    command = ["upshot", "serve", str(run_folder), "--port", "0", "--name", "thimble"]
+    with Forked(*command, env=os.environ) as server:
         try:
-            assert server.stdout is not None
             told = []
             while "serving" not in (told[-1] if told else ""):
                 told.append(server.stdout.readline())
@@ -148,4 +147,4 @@ def test_a_run_folder_is_served_by_its_best_checkpoint(run_folder: Path) -> None
             assert said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["completion_tokens"] <= 3
         finally:
             server.send_signal(signal.SIGINT)
-        assert server.wait(patience(60)) == 130, "as of any program that Ctrl-C ended"
+        assert server.wait() == 130, "as of any program that Ctrl-C ended"

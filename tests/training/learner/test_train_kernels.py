@@ -1,4 +1,4 @@
-"""How compiled kernels are launched; that they compute the right thing is held by test_block_kernels.py and test_logprob_kernels.py."""
+"""How compiled kernels are launched; the tests of kernels beside this one hold that they compute the right thing."""
 
 from __future__ import annotations
 
