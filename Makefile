@@ -58,7 +58,7 @@ test-long: setup browser  ## the tests that `make test` leaves out: those record
 test-all: setup
 	@$(PYTEST) -m "$(NOT_HERE)"
 
-durations: setup browser  ## time every test, on a quiet machine, and record which are long
+durations: setup browser  ## time every test and record which are long
 	@$(PYTEST) -m "$(NOT_HERE)" --record-durations
 
 test-slow: setup  ## the tests that take minutes

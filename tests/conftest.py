@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.durations import Recorder, read_recording
+from tests.durations import Recorder, balance, read_recording
 from tests.patience import patience
 from tests.support import forked
 from tests.support.interpreter import choose_interpreter
 
 choose_interpreter()
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
 
 # A busy machine is not a property's fault. And two runs of one commit should agree: with new examples in every run, CI
 # fails for changes that have nothing to do with it. `pytest --hypothesis-profile explore` draws new ones.
@@ -42,12 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that were recorded as long."""
-    long = read_recording().long
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests that were recorded as long; put those that are chosen in an order that two processes share."""
+    recording = read_recording()
     for item in items:
-        if item.nodeid in long:
+        if item.nodeid in recording.long:
             item.add_marker(pytest.mark.long)
+    yield
+    if hasattr(config, "workerinput"):
+        order = balance([item.nodeid for item in items], recording, "not long" not in config.option.markexpr)
+        items[:] = [items[at] for at in order]
 
 
 def pytest_collection_finish() -> None:

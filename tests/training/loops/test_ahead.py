@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +215,16 @@ def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_
 
 
 @pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
-def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_who_is_faster(
+def test_a_judge_that_is_a_copy_is_renewed_by_schedule_also_after_a_kill_and_not_by_who_is_faster(
     ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delays: list[Callable[[int], float]] = [lambda seed: 0.0, lambda seed: seed % 7 / 100]
-    for number, slow in enumerate(delays):
-        monkeypatch.setattr(CopyState, "slow", slow)
-        train(made(tmp_path / str(number), async_steps=ahead, prompts_per_step=2, more=judged_by(str(every))))
-    assert of_steps(tmp_path / "0") == of_steps(tmp_path / "1")
-    expected = [max(step - ahead, 0) // every * every for step in range(5)]
-    assert states(tmp_path / "0") == expected
-
-
-@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
-def test_killed_and_resumed_copies_that_judge_are_in_the_states_they_were_in(
-    ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """One run is quick and never stopped; the other's judge is slow at random, and the run is killed and resumed."""
     settings: dict[str, Any] = {"async_steps": ahead, "prompts_per_step": 2, "more": judged_by(str(every)), "steps": 7}
     train(made(tmp_path / "straight", **settings))
+    monkeypatch.setattr(CopyState, "slow", lambda seed: seed % 7 / 100)
     with monkeypatch.context() as killed, pytest.raises((Killed, BaseExceptionGroup)):
         train(made(tmp_path / "run", **settings), reporter=Kills(5, killed))
     resume(tmp_path / "run")
     assert (tmp_path / "run" / "rollouts.jsonl").read_bytes() == (tmp_path / "straight" / "rollouts.jsonl").read_bytes()
     assert of_steps(tmp_path / "run") == of_steps(tmp_path / "straight")
+    assert states(tmp_path / "straight") == [max(step - ahead, 0) // every * every for step in range(7)]

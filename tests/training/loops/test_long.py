@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tests.training.workshop import metrics
 from upshot.cli import main
+from upshot.run.folder import RunFolder
 
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "archive.yaml")
 SMALL = ["task.episodes=2", "train.prompts_per_step=1", "train.group_size=2", "train.save.every=1", "eval.every=0"]
@@ -24,9 +26,13 @@ def test_a_run_over_episodes_of_16000_tokens_agrees_with_its_learner_and_resumes
     words = [sum(len(m["content"].split()) for m in rollout["messages"]) for rollout in rollouts(tmp_path / "straight")]
     assert len(words) == 4 and min(words) >= 16_000, "each word is a token of the tiny model"
     assert all(line["policy/drift_max"] < 1e-4 for line in straight if line.get("phase") == "rl")
-    run(tmp_path / "halves", 1)
-    assert main(["train", "--quiet", "--resume", str(tmp_path / "halves"), "train.steps=2"]) == 0
-    assert metrics(tmp_path / "halves") == straight
+    resumed = shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    first, second = RunFolder.open(resumed).checkpoints.saved()
+    assert (first.step, second.step) == (1, 2)
+    shutil.rmtree(second.path)  # as if the run had been killed in its second step
+    assert main(["train", "--quiet", "--resume", str(resumed)]) == 0
+    assert metrics(resumed) == straight
+    assert rollouts(resumed) == rollouts(tmp_path / "straight")
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
