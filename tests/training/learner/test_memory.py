@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,6 +21,7 @@ from upshot.cli import main
 from upshot.config.load import validate_recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
+from upshot.engine.kernels.plain import AttentionOptions, attention
 from upshot.training.adapters import add_lora
 from upshot.training.learner.memory.fit import (
     ENOUGH_KV,
@@ -115,7 +117,25 @@ def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str
     norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (
         64 + 32 if family in ("gemma3_text", "qwen3") else 0
     )
-    assert job.kept == job_of(made(), plain, 2).kept + 3 * 2 * norms
+    capped = 4 * 10 * job.longest if family == "gemma2" else 0
+    assert job.kept == job_of(made(), plain, 2).kept + 3 * (2 * norms + capped)
+
+
+def test_soft_caps_are_planned_for_all_pairs_of_tokens() -> None:
+    """Only flash attention and the library's do without the scores, and neither caps them."""
+    shape = shape_of({"model_type": "gemma2", "pad_token_id": 0, **SIZES})
+    short, long = (job_of(made({"max_context": n}), shape, 2).kept for n in (1024, 2048))
+    assert long - short == 3 * 4 * 10 * 1024
+    scores: dict[int, int] = {}
+    q, k, v = (torch.randn(1, n, 256, 16, dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
+
+    def count(x: Tensor) -> Tensor:
+        scores[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        out = attention(q, k, v, None, AttentionOptions(0.25, 0, 50.0))
+    assert sum(scores.values()) / (4 * 256 * 256) == pytest.approx(10, rel=0.1) and out.shape == q.shape
 
 
 @pytest.mark.parametrize(
@@ -188,7 +208,6 @@ def test_the_peak_of_learning_is_within_a_tenth_of_what_was_measured_at_every_le
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_counts_are_those_of_the_model_itself(dora: bool) -> None:
-    torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import LlamaConfig, LlamaForCausalLM
 

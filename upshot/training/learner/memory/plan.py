@@ -90,6 +90,8 @@ class MemoryJob:
             own = 2 * own + 8 * shape.hidden
         elif self.called:  # inputs of the projections once more, in float32
             own += 4 * (5 * shape.hidden + shape.queries + shape.mlp) + size * (2 * shape.hidden + shape.mlp)
+        # Of a capped score: two numbers in float32, one in the model's dtype, of every head and every earlier token.
+        own += (8 + size) * shape.capped * (self.longest or shape.context)
         computed = own * shape.layers + ranks * size
         # For the learner's own block the sum was compared with GPUs: a measurement may find more, not less.
         return max(self.measured, computed) if shape.lean or not self.measured else self.measured

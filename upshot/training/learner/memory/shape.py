@@ -43,6 +43,8 @@ class ModelShape:
     """Whether the learner does."""
     norms: int = 0
     """Numbers that a token keeps in a layer of the learner's own block for norms of heads and behind halves."""
+    capped: int = 0
+    """Heads whose scores have a soft cap: the learner keeps those of all pairs of tokens."""
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
@@ -61,6 +63,7 @@ class ModelShape:
             sum(parameter.numel() for parameter in twin.parameters()), text.num_hidden_layers, hidden, queries, keys,
             mlp_width(text), head.weight.shape[0], getattr(text, "max_position_embeddings", None) or 0,
             sizes[False], sizes[True], is_block_family(twin), lean, normed,
+            heads if getattr(text, "attn_logit_softcapping", None) else 0,
         )  # fmt: skip
 
     @property
