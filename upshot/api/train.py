@@ -121,7 +121,7 @@ def train(
     progress: whether to show a bar and the latest numbers; None: in a terminal and in a notebook.
     reporter: receives phases and steps instead of the bar.
 
-    What only you can fix raises `UserError` with one line. A run that was interrupted goes on with the command
+    If the fix is on your side, it raises `UserError` with one line. An interrupted run continues with the command
     `upshot train --resume RUN`.
     """
     with one_line():

@@ -160,7 +160,7 @@ class ClassEval(CodeTask):
 
 @tasks.register("impossible-livecodebench")
 class ImpossibleLiveCodeBench(CodeTask):
-    """Problems with tests that contradict them: what is scored is whether the program passes those all the same."""
+    """Problems whose tests contradict them: the score is whether the program passes those tests."""
 
     name = "impossible-livecodebench"
     verifier = "impossible-livecodebench"

@@ -92,7 +92,7 @@ class MmluSycophancy(MultipleChoice):
 
 @tasks.register("mmlu-confidence")
 class MmluConfidence(MultipleChoice):
-    """The same, with a confidence beside the letter; what is scored is how confidently wrong the answer is."""
+    """The same, with a stated confidence; the score is how confident a wrong answer is."""
 
     name = "mmlu-confidence"
     verifies_all = True

@@ -126,7 +126,7 @@ class Accuracy(JudgeRating):
 @metrics.register("helpfulness")
 @dataclass(eq=False)
 class Helpfulness(JudgeRating):
-    """How much the replies help with what was asked, from 0 to 1; with `futures.rounds: 0` of the reply alone.
+    """How much the replies help with the request, from 0 to 1; with `futures.rounds: 0`, only the reply.
 
     It is the reward that multiturn-aware ones are compared with.
     """

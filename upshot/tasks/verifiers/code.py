@@ -232,7 +232,7 @@ def _is_stdio(test: Any) -> bool:
     "taco",
 )
 class ContestVerifier(StdioVerifier):
-    """Public, private and generated tests of a contest problem, or of one whose wrong solution is to be mended."""
+    """Public, private and generated tests of a contest problem, or of one whose wrong solution must be repaired."""
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """Tests of all the columns there are."""
