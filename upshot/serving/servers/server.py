@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from upshot.core.errors import UserError
+from upshot.core.http_client import AttemptError, HttpClient
 from upshot.core.process import Reaper, end_group, parent_death_hook
 from upshot.serving.servers.plan import Command
 
@@ -20,11 +21,6 @@ ANSWER_S = 10.0
 """Most seconds of one answer to /health."""
 GRACE_S = 15.0
 """From SIGTERM to SIGKILL."""
-
-
-def reachable(host: str) -> str:
-    """The address by which this machine reaches a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 class ServerEnded(Exception):
@@ -49,6 +45,12 @@ class ModelServer:
     seconds: float = 0.0
     """What the last start took."""
     process: asyncio.subprocess.Process | None = None
+
+    @property
+    def address(self) -> str:
+        """The URL by which this machine reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -102,16 +104,13 @@ class ModelServer:
 
     async def healthy(self) -> bool:
         """Whether it answers /health with 200."""
+        client = HttpClient(self.address, timeout_s=ANSWER_S)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_connection(reachable(self.host), self.port)
-                try:
-                    writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                    return b" 200 " in await reader.readline()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
+            return (await client.send("GET", "/health")).status == 200
+        except AttemptError:
             return False
+        finally:
+            await client.aclose()
 
     async def _ends_within(self, within_s: float) -> bool:
         """Whether the process ends within this many seconds."""

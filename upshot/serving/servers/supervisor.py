@@ -24,7 +24,7 @@ from upshot.core.files import write_atomic, write_json
 from upshot.core.process import Reaper
 from upshot.serving.servers.file import ServersConfig, digest
 from upshot.serving.servers.plan import check_program, compose, divide_memory, pick_ports, place_servers, visible_gpus
-from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded, reachable
+from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded
 from upshot.serving.servers.state import ANYWHERE, STATE, USERS_LOCK, lock, tail
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
@@ -96,8 +96,6 @@ class Supervisor:
 
     def state(self) -> dict[str, Any]:
         """How the servers stand."""
-        host = reachable(self.config.host)
-        address = f"[{host}]" if ":" in host else host
         return {
             "pid": os.getpid(),
             "machine": socket.gethostname(),
@@ -112,7 +110,7 @@ class Supervisor:
                     "engine": self.config.servers[server.name].engine,
                     "devices": self.places[server.name],
                     "memory": self.shares.get(server.name),
-                    "url": f"http://{address}:{server.port}/v1",
+                    "url": f"{server.address}/v1",
                     "status": server.status,
                     "pid": server.pid,
                     "restarts": server.restarts,
