@@ -77,7 +77,8 @@ def measure(conversations: int, tokens: int, turns: int, futures: int) -> Parts:
             pages, chain = clock.run("pages of the prompt, at every turn", pool.match, ids[:stop], stop)
             fresh = pool.take_some(stop // 16 - len(pages))
             clock.run("pages of the prompt, at every turn", pool.publish, chain, ids[len(pages) * 16 : stop], fresh)
-            pool.drop_all([*pages, *fresh])
+            clock.run("pages of the prompt, at every turn", pool.remember, ids[:stop], [*pages, *fresh])
+            clock.run("pages of the prompt, at every turn", pool.drop_all, [*pages, *fresh])
     flat = [np.array(ids, dtype=np.int32) for ids in data]
     clock.run("tokens of shared beginnings", shared_tokens, flat)
     rng = np.random.default_rng(0)

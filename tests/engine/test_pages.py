@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.engine.pages import ROOT, PagePool
+from upshot.engine.pages import ROOT, PagePool, packed_ids
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Rules, Sequence
 
@@ -98,6 +100,42 @@ def test_forget_makes_nothing_findable() -> None:
     pool.drop(page)
     pool.forget()
     assert pool.match([5], 1)[0] == [] and pool.available == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 20), st.sampled_from([60, 400]))
+def test_a_continued_conversation_finds_by_its_trail_what_page_by_page_it_would(seed: int, n_pages: int) -> None:
+    rng = random.Random(seed)
+    pool = PagePool(n_pages, 2)
+    pages_module = vars(sys.modules[PagePool.__module__])
+    before, pages_module["STRIDE"] = pages_module["STRIDE"], 3
+    talks: list[list[int]] = [[]]
+    try:
+        for _ in range(60):
+            ids = [*rng.choice(talks), *(rng.randrange(3) for _ in range(rng.randrange(1, 30)))]
+            ids = ids[rng.choice([0, 0, 0, 2]) :][:80]
+            expected, chain = [], ROOT
+            for start in range(0, len(ids) - 1, 2):
+                hit = pool._found.get((chain, packed_ids(ids[start : start + 2]).tobytes()))
+                if hit is None:
+                    break
+                page, chain = hit
+                expected.append(page)
+            found, after = pool.match(ids, len(ids))
+            assert (found, after) == (expected, chain)
+            more = len(ids) // 2 - len(found)
+            if pool.has(more):
+                fresh = pool.take_some(more)
+                pool.publish(after, ids[len(found) * 2 : len(ids) // 2 * 2], fresh)
+                found += fresh
+                pool.remember(ids, found)
+                talks.append(ids)
+            pool.drop_all(found)
+            assert pool.held == 0 and pool.available == n_pages - 1
+            if rng.random() < 0.02:
+                pool.forget()
+    finally:
+        pages_module["STRIDE"] = before
 
 
 class Fake:

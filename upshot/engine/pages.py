@@ -3,6 +3,9 @@
 Pure bookkeeping, no tensors. A page is a number. Page 0 is never assigned: kernels may write values there that are not
 read. A published page is found by the exact tokens it holds and by the chain of pages before it, so prefixes are shared
 without hash collisions. A page without holders stays findable until its space is needed.
+
+Looking up every page of a long prompt at every turn of a conversation would cost turns × tokens. So the pool remembers
+the *trail* of a long sequence, its ids and pages: a prompt that begins alike follows it in one comparison.
 """
 
 from __future__ import annotations
@@ -11,9 +14,15 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 ROOT = 0
 """The chain of the empty prefix."""
 WIDTH = array("i").itemsize
+STRIDE = 64
+"""Pages between the places from which a trail can be followed."""
+TRAILS = 4096
+"""Most such places."""
 
 
 def packed_ids(ids: Sequence[int]) -> array[int]:
@@ -35,6 +44,10 @@ class PagePool:
         """(chain before, packed ids) → (page, chain after)."""
         self._key: list[tuple[int, bytes] | None] = [None] * n_pages
         """Under what each page is published."""
+        self._chains = np.zeros(n_pages, dtype=np.int64)
+        """The chain after each published page."""
+        self._trails: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        """Where a chain led a long sequence: its ids, its pages, the chain after each."""
         self._idle: deque[int] = deque()
         """Published pages that had no holder at some time, oldest first; only the last entry of a page counts."""
         self._entries = [0] * n_pages
@@ -95,6 +108,7 @@ class PagePool:
             if self._entries[page] == 0 and self._refs[page] == 0 and key is not None:
                 self._n_idle -= 1
                 self._key[page] = None
+                self._chains[page] = ROOT
                 del self._found[key]
                 return page
 
@@ -168,16 +182,42 @@ class PagePool:
         size = self.page_size * WIDTH
         pages: list[int] = []
         chain = ROOT
-        for start in range(0, limit * WIDTH - size + 1, size):
+        while len(pages) < limit // self.page_size:
+            start = len(pages) * size
             hit = self._found.get((chain, packed[start : start + size]))
             if hit is None:
                 break
             page, chain = hit
             pages.append(page)
+            if chain in self._trails:
+                chain = self._follow(chain, np.frombuffer(packed, np.int32, limit), pages)
         self.hold_all(pages)
         self.lookups += limit
         self.hits += len(pages) * self.page_size
         return pages, chain
+
+    def _follow(self, chain: int, ids: np.ndarray, pages: list[int]) -> int:
+        """Add the pages that these ids share with a trail which they have followed so far; the chain after them."""
+        known, trail, chains = self._trails[chain]
+        start, size = len(pages), self.page_size
+        stop = min(len(ids) // size, len(trail))
+        same = (ids[start * size : stop * size] == known[start * size : stop * size]).reshape(-1, size).all(1)
+        same &= self._chains[trail[start:stop]] == chains[start:stop]  # else a page holds other ids by now
+        stop = stop if same.all() else start + int(same.argmin())
+        pages += trail[start:stop].tolist()
+        return int(chains[stop - 1])
+
+    def remember(self, ids: Sequence[int], pages: Sequence[int]) -> None:
+        """Keep the trail of a sequence whose first `pages` were published, if it is long."""
+        if len(pages) > STRIDE:
+            trail = np.array(pages)
+            kept = np.array(packed_ids(ids)), trail, self._chains[trail]
+            for chain in kept[2][::STRIDE].tolist():
+                self._trails.pop(chain, None)  # the last to be forgotten now
+                if chain != ROOT:  # this one's page was published by another
+                    self._trails[chain] = kept
+            while len(self._trails) > TRAILS:
+                del self._trails[next(iter(self._trails))]
 
     def publish(self, chain: int, ids: Sequence[int], pages: Sequence[int]) -> int:
         """Make full pages findable after `chain`; the chain after them. An equal page already there wins."""
@@ -192,6 +232,7 @@ class PagePool:
             hit = known.setdefault(key, entry)
             if hit is entry:
                 keys[page] = key
+                self._chains[page] = fresh
                 fresh += 1
             chain = hit[1]
         self._next_chain = fresh
@@ -204,5 +245,7 @@ class PagePool:
             self._free.append(self._oldest_idle())
         self._idle.clear()
         self._entries = [0] * self.n_pages
+        self._chains[:] = ROOT
+        self._trails.clear()
         self._found.clear()
         self._key = [None] * self.n_pages

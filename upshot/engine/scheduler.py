@@ -377,6 +377,7 @@ class Scheduler:
         del self.waiting[seq]
 
     def _release(self, seq: Sequence) -> None:
+        self.pool.remember(seq.packed(), seq.pages[: seq.published])
         self.pool.give_back(seq.pages)
         self._slots.append(seq.slot)
         seq.pages, seq.slot = [], -1
