@@ -55,6 +55,23 @@ def plain_logprobs(model: LlamaForCausalLM, ids: list[int], start: int) -> torch
     return torch.stack([rows[i - 1, ids[i]] for i in range(start, len(ids))])
 
 
+def test_futures_of_replies_read_prompt_and_reply_once_and_are_the_models(make_llama: Make) -> None:
+    model = small(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=9, kv_bytes=1 << 20)  # no step has nine rows
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    prompt = [3 + (7 * i) % 60 for i in range(19)]
+    replies = [[*prompt, *(3 + (5 * i + reply) % 60 for i in range(17))] for reply in range(3)]
+    for reply in replies:  # so that the futures find it
+        engine.submit(reply, Rules(max_tokens=1, temperature=0))
+    engine.run_until_done()
+    futures = [[*reply, 5 + future] for reply in replies for future in range(3)]
+    seqs = [engine.submit(ids, Rules(max_tokens=3, temperature=0))[0] for ids in futures]
+    engine.run_until_done()
+    assert engine.runner.batch.launches and engine.runner.batch.bucket == 10
+    for ids, seq in zip(futures, seqs, strict=True):
+        assert seq.ids == greedy(model, ids, 3)
+
+
 def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(

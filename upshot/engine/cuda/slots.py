@@ -126,7 +126,7 @@ class DecodeBatch:
     def change(self, rows: list[Sequence]) -> None:
         """Other rows, or longer ones: send their slots, and what is read for whom."""
         n = len(rows)
-        self.bucket = next((b for b in BUCKETS if b >= n), n)
+        self.bucket = min(next((b for b in BUCKETS if b >= n), n), self.count + 1)
         self.cuts = any(s.rules.cuts for s in rows)
         self.masked = any(s.grammar is not None for s in rows)
         self.tops = max(s.rules.top_logprobs for s in rows)
