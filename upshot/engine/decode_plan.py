@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from os.path import commonprefix
+from typing import Any
 
 import numpy as np
 
@@ -121,27 +122,33 @@ def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Read
     lengths = np.fromiter((max(s.length - 1, 1) for s in rows), np.int64, len(rows))  # one id is in the making
     if not stretches and lengths.max() <= LONG + 2 * lengths.sum() / tiles.fill[0]:
         return None
-    starts, counts, grain = np.zeros_like(lengths), np.zeros_like(lengths), max(GRAIN, page_size)
-    totals = [0, 0]
+    # Plain lists for now: rows may change at every step, and NumPy takes long to begin with a few numbers.
+    ends, counted, totals, grain = [0] * len(rows), [0] * len(rows), [0, 0], max(GRAIN, page_size)
     for stretch in stretches:
-        starts[stretch.rows] = stretch.stop
+        for row in stretch.rows:
+            ends[row] = stretch.stop
         kind, chunks = kind_of(len(stretch.rows))
         totals[kind] += (stretch.stop - stretch.start) * chunks
+    starts = np.array(ends)
     totals[0] += int((lengths - starts).sum())
     narrow, wide = (_Pieces(t, fill, g) for t, fill, g in zip(totals, tiles.fill, (grain, 4 * grain), strict=True))
     for stretch in stretches:
         kind, chunks = kind_of(len(stretch.rows))
         pieces, length = (narrow, wide)[kind], stretch.stop - stretch.start
-        for members in np.array_split(stretch.rows, chunks):
-            pieces.members.append(members)
-            pieces.ranges.append((stretch.start, length, counts[stretch.rows[0]], stretch.stop))
-        counts[stretch.rows] += pieces.cut(np.array(length))[1]
+        each = -(-len(stretch.rows) // chunks)
+        for first in range(0, len(stretch.rows), each):
+            pieces.members.append(stretch.rows[first : first + each])
+            pieces.ranges.append((stretch.start, length, counted[stretch.rows[0]], stretch.stop))
+        times = pieces.cut(length)[1]
+        for row in stretch.rows:
+            counted[row] += times
+    counts = np.array(counted)
     own = np.stack([starts, lengths - starts, counts, np.full_like(starts, OPEN)], 1)
     counts += narrow.cut(lengths - starts)[1]
     of_parts = np.where(counts > 1, counts, 0)  # a row's only part is its result
-    first = np.cumsum(of_parts) - of_parts
+    begins = np.cumsum(of_parts) - of_parts
     tables = narrow.table(tiles.narrow, own), wide.table(tiles.wide, own[:0])
-    return Reads(*tables, np.stack([first, counts], 1).astype(np.int32))
+    return Reads(*tables, np.stack([begins, counts], 1).astype(np.int32))
 
 
 class _Pieces:
@@ -152,20 +159,20 @@ class _Pieces:
         self.most = max(1, -(-total // (fill * grain))) * grain
         self.ranges: list[tuple[int, ...]] = []
         """Of each stretch: its start, its length, its place among the parts of its rows, its end."""
-        self.members: list[np.ndarray] = []
+        self.members: list[list[int]] = []
 
-    def cut(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The length of the pieces of each stretch, and how many they are."""
+    def cut(self, lengths: Any) -> tuple[Any, Any]:
+        """The length of the pieces of a stretch (or of each of an array), and how many they are."""
         grains = -(-lengths // -(-lengths // self.most)) + self.grain - 1
         each = grains // self.grain * self.grain
         return each, -(-lengths // each)
 
     def table(self, width: int, own: np.ndarray) -> np.ndarray:
         """The pieces of the stretches and of what is each row's `own`; the longest first, for they take longest."""
-        rows = np.full((len(self.members) + len(own), width), -1)
-        for place, members in enumerate(self.members):
-            rows[place, : len(members)] = members
-        rows[len(self.members) :, :1] = np.arange(len(own))[:, None]
+        shared = [members + [-1] * (width - len(members)) for members in self.members]
+        rows = np.full((len(shared) + len(own), width), -1)
+        rows[: len(shared)] = np.array(shared, dtype=np.int64).reshape(len(shared), width)
+        rows[len(shared) :, :1] = np.arange(len(own))[:, None]
         start, length, part, stop = np.concatenate([np.array(self.ranges, dtype=np.int64).reshape(-1, 4), own]).T
         each, times = self.cut(length)
         of, number = np.repeat(np.arange(len(start)), times), np.arange(times.sum())
