@@ -53,7 +53,9 @@ def prepare_verified(
     The checks of rows that test programs are measured in the sandbox; their profiles are kept beside the files.
     """
     held_out = (validation, seed, UNUSED, "question")
-    summary, splits = read_splits(dataset, out, "rl", partial(_rows, task), question_keys, *held_out)
+    summary, splits = read_splits(
+        dataset, out, "rl", partial(_rows, task), lambda rows: list(map(question_key, rows)), *held_out
+    )
     summary.goals = {split: len(set(map(question_key, rows))) for split, rows in splits.items()}
     records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
     write_splits(dataset, out, records, verl_schema("question", METADATA), summary)
@@ -84,11 +86,6 @@ def verifier_of(row: Row) -> type[Verifier]:
     if not (isinstance(kind, type) and issubclass(kind, Verifier)):
         raise UserError(f"verifier '{row.source}' is not a subclass of `Verifier`")
     return kind
-
-
-def question_keys(rows: Sequence[Row]) -> list[str]:
-    """The keys of rows, one beside each."""
-    return [question_key(row) for row in rows]
 
 
 def question_key(row: Row) -> str:

@@ -79,7 +79,10 @@ def oversee(start: Callable[[], Any], config: Any) -> Any:
                 ended = True
                 return run
             if done:
-                raise UserError(_describe_end(gone))
+                try:
+                    ray.get(gone)
+                except RayActorError as error:
+                    raise UserError(describe_loss(error)) from error
             if time.monotonic() - looked > DEATHS_S:
                 stop_if_dead()
                 looked = time.monotonic()
@@ -137,13 +140,6 @@ def find_waits(budget: Any) -> list[str]:
     free, whole = ray.available_resources(), ray.cluster_resources()
     resources = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
     return [*lines, f"Ray has {resources}"]
-
-
-def _describe_end(gone: Any) -> str:
-    try:
-        return str(ray.get(gone))
-    except RayActorError as error:
-        return describe_loss(error)
 
 
 def _close(budget: Any, folder: RunFolder, seconds: float) -> None:
