@@ -4,7 +4,8 @@ The interpreter is chosen when Triton is first imported, so `choose_interpreter`
 no kernel faster: a launch patches `triton.language` and restores it at its end, but Triton 3.9 patches it once more at
 every call of a device function inside the launch and never restores that. Each call adds a layer around every
 operation, so the time of a launch grows with the square of its calls. With `hasten_interpreter` a launch patches all
-that its device functions can see, once.
+that its device functions can see, once. Triton 3.6 takes the bounds of a loop as `int` of an array with one element,
+which NumPy refuses since 2.5; that is set right as well.
 """
 
 from __future__ import annotations
@@ -44,5 +45,10 @@ def hasten_interpreter() -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.rewrite()(*args, **kwargs)
 
-    interpreter._patch_lang = lambda fn: patch(sees_all)
+    def patch_all(fn: Any) -> Any:
+        scope = patch(sees_all)
+        language.core.tensor.__index__ = lambda self: int(self.handle.data.item())
+        return scope
+
+    interpreter._patch_lang = patch_all
     interpreter.InterpretedFunction.__call__ = call
