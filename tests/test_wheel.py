@@ -10,12 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+WRITTEN_BY_RUNS = ("__pycache__", ".upshot-profiles")
+"""What is beside the sources once a test or a run has used them; git ignores it, too."""
 
 
 def test_the_wheel_has_every_file_of_the_package_and_the_recipes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for folder in ("upshot", "recipes"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns(*WRITTEN_BY_RUNS))
     for name in BUILT_FROM:
         shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
@@ -24,6 +26,7 @@ def test_the_wheel_has_every_file_of_the_package_and_the_recipes(tmp_path: Path)
     [wheel] = tmp_path.glob("upshot_rl-*.whl")
     packed = {name.partition(".data/data/share/upshot/")[2] or name for name in zipfile.ZipFile(wheel).namelist()}
     expected = {str(path.relative_to(ROOT)) for folder in ("upshot", "recipes") for path in (ROOT / folder).rglob("*")}
-    missing = {name for name in expected - packed if (ROOT / name).is_file() and "__pycache__" not in name}
+    ours = {name for name in expected if (ROOT / name).is_file() and not set(WRITTEN_BY_RUNS) & set(Path(name).parts)}
+    missing = ours - packed
     assert missing == set()
     assert {name.partition("/")[0] for name in packed if ".dist-info/" not in name} == {"upshot", "recipes"}

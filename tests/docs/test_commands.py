@@ -99,7 +99,7 @@ ELSEWHERE = {
         ("upshot logs look", "upshot logs prepare", "python examples/shop_logs.py", "upshot eval shop"), LOGS
     ),
     **dict.fromkeys(("upshot train shop train.steps=0", "upshot train data/shop", "upshot eval data/shop"), LOGS),
-    "upshot reproduce": "tests/offline/test_reproduce.py::test_every_table_runs_from_its_first_stage_to_its_last",
+    "upshot reproduce": "tests/offline/test_reproduce.py::test_every_other_table_runs_from_its_first_stage_to_its_last",
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
     "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",

@@ -21,7 +21,7 @@ def test_the_ranks_are_torchruns_and_the_words_are_local_modes() -> None:
     ("theirs", "why"),
     [
         ("trainer.nnodes=2", "start torchrun on each"),
-        ("optim.lr=1", "optim.lr is verl's"),
+        ("optim.lr=1", "optim.lr belongs to verl"),
         ("data.seed=1", "data.seed"),
     ],
 )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
 from upshot.cli.options import add_options, add_parts
-from upshot.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from upshot.config.recipe import Recipe
 
 PROVIDER = re.compile(r"[a-z0-9_]+/")
 """How names of models at providers begin; those of the hub begin with whoever made them."""
