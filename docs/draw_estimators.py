@@ -126,6 +126,29 @@ def claim_table() -> str:
     return markdown(rows)
 
 
+OPENINGS = {"ambiguous": 136, "unambiguous": 64}
+"""Problems of an evaluation, by kind."""
+
+
+def choice_table() -> str:
+    """The candidates for the recipe's default, along the tree: correct answers, and questions that were needless."""
+    runs, problems = read_evaluations(), sum(OPENINGS.values())
+
+    def figures(line: Mapping[str, float]) -> list[float]:
+        correct = [line[kind] for kind in OPENINGS]
+        everywhere = sum(line[kind] * count for kind, count in OPENINGS.items()) / problems
+        return [*correct, everywhere, line["asks_unambiguous"] * OPENINGS["unambiguous"] / problems]
+
+    head = ["along the tree", *(f"correct, {kind}" for kind in OPENINGS), "correct, all problems", "asks needlessly"]
+    rows = [head]
+    ends = {name: {seed: figures(run[LAST]) for seed, run in runs[name, "tree"].items()} for name in ("grpo", "drgrpo")}
+    for name, seeds in ends.items():
+        rows.append([ESTIMATORS[name], *(interval(values) for values in zip(*seeds.values(), strict=True))])
+    gaps = [[b - a for a, b in zip(ends["grpo"][seed], ends["drgrpo"][seed], strict=True)] for seed in ends["grpo"]]
+    gains = (interval(values, "+") for values in zip(*gaps, strict=True))
+    return markdown([*rows, ["`dr-grpo` minus `grpo`", *gains]])
+
+
 STAGES = ((1, "1 to 10"), (31, "31 to 40"), (71, "71 to 80"), (111, "111 to 120"), (231, "231 to 240"))
 
 
@@ -303,7 +326,7 @@ def learning_table() -> str:
 
 
 PICTURES = {"fall-and-hold.svg": draw_credit, "pull.svg": draw_pull, "trl-learn.svg": draw_learning}
-TABLES = (claim_table, estimator_table, difference_table, pull_table, learning_table)
+TABLES = (claim_table, estimator_table, difference_table, choice_table, pull_table, learning_table)
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ import re
 import runpy
 from pathlib import Path
 
-from upshot.config.load import RECIPES
+import pytest
+
+from upshot.config.load import RECIPES, dump_recipe, load_recipe
 from upshot.offline.demo.quickstart import COLUMNS, STEPS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,6 +54,34 @@ def test_a_table_of_the_demo_outside_the_ranges_is_named_cell_by_cell() -> None:
     model, score, *rest = whole["rows"][-1]
     worse = {**whole, "rows": [*whole["rows"][:-1], [model, {**score, "value": 0.5}, *rest]]}
     assert made["cells_outside"](worse, ranges) == [f"{model}, score, ambiguous: 0.500 is not in 0.94–0.98"]
+
+
+def test_a_run_with_a_new_seed_is_held_against_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = runpy.run_path(str(DOCS / "check_results.py"))
+    recipe = load_recipe("withheld", ["seed=31", "train.steps=240", "eval.every=40", "train.advantage=dr-grpo"]).recipe
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+
+    def write(ambiguous: float) -> None:
+        lines = []
+        for step in (1, 41, 81, 121, 161, 201, 240):
+            kinds = {"ambiguous": ambiguous, "unambiguous": 0.88}
+            line = {f"eval/by/opening={kind}/reward": right - 0.025 for kind, right in kinds.items()}
+            line |= {f"eval/by/opening={kind}/metric/token_amount": 25.0 for kind in kinds}
+            line |= {f"eval/by/opening={kind}/metric/upshot.tasks.withheld:asks": 1.0 for kind in kinds}
+            trained = {} if step == 240 else {"reward/mean": 0.8}  # the last evaluation is of the model after step 240
+            lines.append({"step": step, "eval/reward/mean": 0.8, "eval/metric/token_amount": 25.0, **line, **trained})
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write(0.88)
+    assert made["main"]([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "drgrpo tree, seed 31" in shown and shown.count("inside") == 4
+    assert re.search(r"ambiguous at step 240 +0.88   0.8\d to 0.9\d   inside", shown)
+    write(0.5)
+    assert made["main"]([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("OUTSIDE") == 2  # at the end and at worst, of one kind of opening
+    made["main"](["--csv", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("drgrpo,tree,31,0,0.5000,0.8800,1.0000,1.0000,25.0000,0.4750,0.8550\n")
 
 
 def test_the_pictures_of_the_concepts_are_what_draws_them() -> None:
