@@ -15,7 +15,7 @@ import math
 import runpy
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ MADE: dict[str, Any] = {
     **runpy.run_path(str(DOCS / "draw_results.py")),
     **runpy.run_path(str(DOCS / "draw_estimators.py")),
 }
-KINDS, T_95, ASKS = MADE["KINDS"], MADE["T_95"], MADE["ASKS"]
+KINDS, T_95 = MADE["KINDS"], MADE["T_95"]
 Run = Mapping[int, Mapping[str, float]]
 """Evaluations of one run by step."""
 
@@ -47,16 +47,14 @@ def row_of(recipe: Mapping[str, Any]) -> tuple[str, str]:
     return world + estimator, recipe["credit"]["by"]
 
 
-def read_run(folder: Path, tokens_weight: float) -> Run:
-    """The columns of evaluations.csv, by step; correct answers are the reward without the price of tokens."""
+def read_run(folder: Path) -> Run:
+    """The columns of evaluations.csv, by step."""
     run: dict[int, dict[str, float]] = {}
     for step, line in MADE["evaluations"](folder / "metrics.jsonl"):
         run[step] = {"tokens": line["eval/metric/token_amount"]}
         for kind in KINDS:
-            of_kind = f"eval/by/opening={kind}"
-            reward = line[f"{of_kind}/reward"]
-            run[step] |= {kind: reward - tokens_weight * line[f"{of_kind}/metric/token_amount"]}
-            run[step] |= {f"asks_{kind}": line[f"{of_kind}/{ASKS}"], f"reward_{kind}": reward}
+            names = {kind: "metric/verifier", f"asks_{kind}": "metric/asks", f"reward_{kind}": "reward"}
+            run[step] |= {column: line[f"eval/by/opening={kind}/{name}"] for column, name in names.items()}
     return run
 
 
@@ -67,17 +65,20 @@ def expected(values: Sequence[float]) -> tuple[float, float]:
     return math.floor(100 * max(mean - wide, 0)) / 100, math.ceil(100 * min(mean + wide, 1)) / 100
 
 
+def figures(run: Run, last: int) -> dict[str, float]:
+    """What of a run is compared."""
+    ends = {f"{kind} at step {last}": run[last][kind] for kind in KINDS}
+    return ends | {f"{kind}, worst": MADE["lowest"](run, kind) for kind in KINDS}
+
+
 def compare(run: Run, row: Mapping[str, Run]) -> Iterator[str]:
     """A line for every figure of the row: the run's, the bounds, inside or outside."""
     last = max(next(iter(row.values())))
-    figures: dict[str, Callable[[Run], float]] = {}
-    for kind in KINDS:
-        figures[f"{kind} at step {last}"] = lambda each, kind=kind: each[last][kind]  # type: ignore[misc]
-        figures[f"{kind}, worst"] = lambda each, kind=kind: MADE["lowest"](each, kind)  # type: ignore[misc]
-    for name, figure in figures.items():
-        value, (low, high) = round(figure(run), 2), expected([figure(each) for each in row.values()])
-        verdict = "inside" if low <= value <= high else "OUTSIDE"
-        yield f"{name:<28} {value:.2f}   {low:.2f} to {high:.2f}   {verdict}"
+    seeds_of_row = [figures(each, last) for each in row.values()]
+    for name, figure in figures(run, last).items():
+        low, high = expected([seed[name] for seed in seeds_of_row])
+        verdict = "inside" if low <= round(figure, 2) <= high else "OUTSIDE"
+        yield f"{name:<28} {figure:.2f}   {low:.2f} to {high:.2f}   {verdict}"
     for kind in KINDS:
         seeds = MADE["_range"]([each[last][f"asks_{kind}"] for each in row.values()])
         yield f"{f'asks, {kind}':<28} {run[last][f'asks_{kind}']:.2f}   (seeds of the row: {seeds})"
@@ -90,8 +91,7 @@ def main(words: Sequence[str]) -> int:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text("utf-8"))
         if recipe["task"]["name"] != "withheld" or not (recipe["eval"] or {}).get("every"):
             continue
-        weights = {metric["name"]: metric["weight"] for metric in recipe["reward"]["metrics"]}
-        key, run = row_of(recipe), read_run(folder, weights["token_amount"])
+        key, run = row_of(recipe), read_run(folder)
         if "--csv" in words:
             columns = [*KINDS, *(f"asks_{kind}" for kind in KINDS), "tokens", *(f"reward_{kind}" for kind in KINDS)]
             for step, line in run.items():

@@ -43,7 +43,8 @@ def read_table(file: str) -> list[dict[str, str]]:
 
 def other_settings_table() -> str:
     """Two numbers withheld and a learned user: both credits, and the difference paired by seed."""
-    settings = (("two-grpo", 240, "two numbers withheld, `grpo`"), ("user-drgrpo", 120, "a learned user, `dr-grpo`"))
+    settings = [("two-grpo", 240, "two numbers withheld, `grpo`")]
+    settings += [(f"user-{name}", 120, f"a learned user, {label}") for name, label in ESTIMATORS["ESTIMATORS"].items()]
     names = [*KINDS, *(f"worst {kind}" for kind in KINDS), *(f"asks, {kind}" for kind in KINDS)]
     rows = [["setting", "credit", "after step", *names]]
     for estimator, last, label in settings:
@@ -57,20 +58,6 @@ def other_settings_table() -> str:
         gains = [interval([tree[seed][last][kind] - reply[seed][last][kind] for seed in reply], "+") for kind in KINDS]
         gains += [interval([lowest(tree[s], kind) - lowest(reply[s], kind) for s in reply], "+") for kind in KINDS]
         rows.append([label, "tree minus reply", str(last), *gains, "", ""])
-    return markdown(rows)
-
-
-def learned_user_table() -> str:
-    """A learned user under other estimators: fewer seeds, so run by run."""
-    names = [*(f"{kind} at step 120" for kind in KINDS), *(f"worst {kind}" for kind in KINDS)]
-    rows = [["estimator", "credit", "seed", *names, *(f"asks, {kind}" for kind in KINDS)]]
-    for estimator in ("rloo", "grpo"):
-        for credit in ("reply", "tree"):
-            for seed, run in read_runs(f"user-{estimator}", credit).items():
-                figures = [run[120][kind] for kind in KINDS] + [lowest(run, kind) for kind in KINDS]
-                figures += [run[120][f"asks_{kind}"] for kind in KINDS]
-                label = "**tree**" if credit == "tree" else credit
-                rows.append([f"`{estimator}`", label, seed, *(f"{figure:.2f}" for figure in figures)])
     return markdown(rows)
 
 
@@ -174,7 +161,6 @@ def reproduce_smollm2_table() -> str:
 
 TABLES = (
     other_settings_table,
-    learned_user_table,
     dip_table,
     precision_table,
     reasoning_gym_table,

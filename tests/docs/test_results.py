@@ -65,9 +65,9 @@ def test_a_run_with_a_new_seed_is_held_against_its_row(tmp_path: Path, capsys: p
         lines = []
         for step in (1, 41, 81, 121, 161, 201, 240):
             kinds = {"ambiguous": ambiguous, "unambiguous": 0.88}
-            line = {f"eval/by/opening={kind}/reward": right - 0.025 for kind, right in kinds.items()}
-            line |= {f"eval/by/opening={kind}/metric/token_amount": 25.0 for kind in kinds}
-            line |= {f"eval/by/opening={kind}/metric/upshot.tasks.withheld:asks": 1.0 for kind in kinds}
+            line = {f"eval/by/opening={kind}/metric/verifier": right for kind, right in kinds.items()}
+            line |= {f"eval/by/opening={kind}/reward": right - 0.025 for kind, right in kinds.items()}
+            line |= {f"eval/by/opening={kind}/metric/asks": 1.0 for kind in kinds}
             trained = {} if step == 240 else {"reward/mean": 0.8}  # the last evaluation is of the model after step 240
             lines.append({"step": step, "eval/reward/mean": 0.8, "eval/metric/token_amount": 25.0, **line, **trained})
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
