@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
 from upshot.tasks.collabllm import CollabTask
+from upshot.tasks.datasets.files import Record
 
 VALIDITY = "validity.json"
 """Beside the rows: how well the simulated futures predict what really happened."""
@@ -26,6 +28,11 @@ class LogsTask(CollabTask):
     def _splits(self) -> dict[str, list[Row]]:
         """As the files have them: customers are held out, not goals, which many customers share."""
         return {split: self.parse_table(split, records) for split, records in self._tables.items()}
+
+    def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
+        """A row of each record, also where several have the same words: common calls are trained on more often."""
+        rows = filter(None, map(self._row, records))
+        return [replace(row, id=f"{row.id}/{number}") for number, row in enumerate(rows)]
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """The kind of conversation and how deep in it the reply is."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,13 @@ def _marked(talk: LoggedConversation, good_from: float) -> Iterator[Row]:
 
 
 def prefixes(talks: Iterable[WithGoal], split: str) -> Iterator[Row]:
-    """Everything that an assistant replied to, once for each goal."""
-    seen = set[bytes]()
+    """Everything that an assistant replied to, as often as it is in the logs: what is common there is trained often."""
+    numbers = count()
     for talk, goal in talks:
-        so_far = hashlib.blake2b(goal.encode(), digest_size=16)
         for at, message in enumerate(talk.messages):
-            key = so_far.digest()
-            if message.role == "assistant" and key not in seen:
+            if message.role == "assistant":
                 one = Candidate(
                     talk.messages[:at], message.content, talk.place, talk.outcome, goal, "", {"kind": talk.kind}
                 )
-                yield rl_row(one, talk.system, len(seen), split, "logs", "A customer talks to an assistant.", "")
-                seen.add(key)
-            so_far.update(f"\0{message.content}".encode())
+                description = "A customer talks to an assistant."
+                yield rl_row(one, talk.system, next(numbers), split, "logs", description, "")
