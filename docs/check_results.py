@@ -97,11 +97,11 @@ def main(words: Sequence[str]) -> int:
             for step, line in run.items():
                 print(*key, recipe["seed"], step, *(f"{line[column]:.4f}" for column in columns), sep=",")
             continue
-        row = {seed: each for seed, each in kept[key].items() if seed != str(recipe["seed"])}
+        row = kept[key]
         print(f"{' '.join(key)}, seed {recipe['seed']} ({folder.name})")
-        steps = min((max(each) for each in row.values()), default=0)
-        if len(row) not in T_95 or steps not in run:
-            print(f"    not compared: {len(row)} other seeds, {max(run, default=0)} of {steps} steps")
+        steps = max((max(each) for each in row.values()), default=0)
+        if len(row) not in T_95 or str(recipe["seed"]) in row or steps not in run:
+            print(f"    not compared: the row's seeds are {', '.join(row)}, and it has {steps} steps")
             continue
         lines = list(compare(run, row))
         outside += sum("OUTSIDE" in line for line in lines)
