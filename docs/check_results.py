@@ -11,9 +11,7 @@ interval. Rows: the estimators with the scripted user (240 steps) or a learned o
 
 from __future__ import annotations
 
-import math
 import runpy
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +20,8 @@ from typing import Any
 import yaml
 
 DOCS = Path(__file__).resolve().parent
-MADE: dict[str, Any] = {
-    **runpy.run_path(str(DOCS / "draw_results.py")),
-    **runpy.run_path(str(DOCS / "draw_estimators.py")),
-}
+DRAWN: dict[str, Any] = runpy.run_path(str(DOCS / "draw_results.py"))
+MADE: dict[str, Any] = runpy.run_path(str(DOCS / "draw_estimators.py"))
 KINDS, T_95 = MADE["KINDS"], MADE["T_95"]
 Run = Mapping[int, Mapping[str, float]]
 """Evaluations of one run by step."""
@@ -50,7 +46,7 @@ def row_of(recipe: Mapping[str, Any]) -> tuple[str, str]:
 def read_run(folder: Path) -> Run:
     """The columns of evaluations.csv, by step."""
     run: dict[int, dict[str, float]] = {}
-    for step, line in MADE["evaluations"](folder / "metrics.jsonl"):
+    for step, line in DRAWN["evaluations"](folder / "metrics.jsonl"):
         run[step] = {"tokens": line["eval/metric/token_amount"]}
         for kind in KINDS:
             names = {kind: "metric/verifier", f"asks_{kind}": "metric/asks", f"reward_{kind}": "reward"}
@@ -58,25 +54,12 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def expected(values: Sequence[float]) -> tuple[float, float]:
-    """Where a single new run is expected with 95 % probability, rounded outwards to what the page shows."""
-    mean, half = statistics.fmean(values), T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    wide = half * math.sqrt(len(values) + 1)
-    return math.floor(100 * max(mean - wide, 0)) / 100, math.ceil(100 * min(mean + wide, 1)) / 100
-
-
-def figures(run: Run, last: int) -> dict[str, float]:
-    """What of a run is compared."""
-    ends = {f"{kind} at step {last}": run[last][kind] for kind in KINDS}
-    return ends | {f"{kind}, worst": MADE["lowest"](run, kind) for kind in KINDS}
-
-
 def compare(run: Run, row: Mapping[str, Run]) -> Iterator[str]:
     """A line for every figure of the row: the run's, the bounds, inside or outside."""
     last = max(next(iter(row.values())))
-    seeds_of_row = [figures(each, last) for each in row.values()]
-    for name, figure in figures(run, last).items():
-        low, high = expected([seed[name] for seed in seeds_of_row])
+    seeds_of_row = [MADE["figures_of"](each, last) for each in row.values()]
+    for name, figure in MADE["figures_of"](run, last).items():
+        low, high = MADE["expected"]([seed[name] for seed in seeds_of_row])
         verdict = "inside" if low <= round(figure, 2) <= high else "OUTSIDE"
         yield f"{name:<28} {figure:.2f}   {low:.2f} to {high:.2f}   {verdict}"
     for kind in KINDS:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +34,10 @@ Key = tuple[str, str]
 """Estimator and credit."""
 
 
-def read_evaluations() -> dict[Key, dict[str, dict[int, dict[str, float]]]]:
+def read_evaluations(file: str = "evaluations.csv") -> dict[Key, dict[str, dict[int, dict[str, float]]]]:
     """By estimator and credit, then seed, then step: the columns."""
     runs: dict[Key, dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
-    with (RUNS / "estimators" / "evaluations.csv").open() as lines:
+    with (RUNS / "estimators" / file).open() as lines:
         for line in csv.DictReader(lines):
             key = line.pop("estimator"), line.pop("credit")
             seed, step = line.pop("seed"), int(line.pop("step"))
@@ -107,6 +108,38 @@ def difference_table() -> str:
         ]
         rows.append(row)
     return markdown(rows)
+
+
+def figures_of(run: Mapping[int, Mapping[str, float]], last: int = LAST) -> dict[str, float]:
+    """What of a run is compared with a row: both kinds of opening, at the end and at worst."""
+    ends = {f"{kind} at step {last}": run[last][kind] for kind in KINDS}
+    return ends | {f"{kind}, worst": lowest(run, kind) for kind in KINDS}
+
+
+def expected(values: Sequence[float]) -> tuple[float, float]:
+    """Where a single new run is expected with 95 % probability, rounded outwards to what the page shows."""
+    half = T_95[len(values)] * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
+    mean = statistics.fmean(values)
+    return math.floor(100 * max(mean - half, 0)) / 100, math.ceil(100 * min(mean + half, 1)) / 100
+
+
+def repeated_table() -> str:
+    """Runs with seeds that no row has, each figure beside where the row expects it; bold: outside."""
+    rows = read_evaluations()
+    table: list[list[str]] = []
+    for key, runs in read_evaluations("repeated.csv").items():
+        for seed, run in runs.items():
+            figures = figures_of(run)
+            cells = []
+            for name, figure in figures.items():
+                low, high = expected([figures_of(each)[name] for each in rows[key].values()])
+                value = f"{figure:.2f}" if low <= round(figure, 2) <= high else f"**{figure:.2f}**"
+                cells.append(f"{value} ({low:.2f} to {high:.2f})")
+            head = ["estimator", "credit", "seed", *figures, "asks, ambiguous", "asks, unambiguous"]
+            asks = [f"{run[LAST][f'asks_{kind}']:.2f}" for kind in KINDS]
+            table = table or [head]
+            table.append([ALL[key[0]], key[1], seed, *cells, *asks])
+    return markdown(table)
 
 
 def claim_table() -> str:
