@@ -31,18 +31,18 @@ _POINTS = ("0.7368421", "1.3173913", "2.1929824", "0.4117647")
 """Where two expressions are compared before any algebra: not special to any function."""
 
 
-def _refutes(gold: Any, given: Any) -> bool:
+def _refutes(gold: Any, answer: Any) -> bool:
     """Whether two expressions differ in value at one point: far cheaper than failing to simplify them."""
     import sympy
 
-    if not (isinstance(gold, sympy.Expr) and isinstance(given, sympy.Expr)):
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
-    symbols = sorted(gold.free_symbols | given.free_symbols, key=str)
-    if len(symbols) > len(_POINTS) or gold.count_ops() + given.count_ops() > 200:
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(symbols) > len(_POINTS) or gold.count_ops() + answer.count_ops() > 200:
         return False
     try:
         at = {symbol: sympy.Float(value) for symbol, value in zip(symbols, _POINTS, strict=False)}
-        first, second = (complex(expression.subs(at).evalf(12)) for expression in (gold, given))
+        first, second = (complex(expression.subs(at).evalf(12)) for expression in (gold, answer))
         return abs(first - second) > 4e-6 * (1 + abs(first))  # numbers beyond a float are left to algebra
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return False
@@ -56,11 +56,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that timeouts are ours
-    boxed = "\\boxed{" + text.strip().strip("$") + "}"
+    bare = text.strip().replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip("$")
+    boxed = "\\boxed{" + bare + "}"
     parsed: list[Any] = parse(boxed, parsing_timeout=None, raise_on_error=False)
     return parsed
-
-
-def normal_form_for_parsing(text: str) -> str:
-    """The answer with its spacing kept, as the parser wants it."""
-    return text.strip().replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")

@@ -8,7 +8,7 @@ inside are beyond `expressions`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from upshot.tasks.verifiers.math.answer import MAX_ANSWER
@@ -34,6 +34,7 @@ from upshot.tasks.verifiers.math.kinds import (
     Words,
 )
 from upshot.tasks.verifiers.math.latex import canonical, closed_up
+from upshot.tasks.verifiers.math.quantities import all_of
 from upshot.tasks.verifiers.math.reading import choice_of, kind_of
 from upshot.tasks.verifiers.math.sets import as_reals
 from upshot.tasks.verifiers.math.units import unit_factor
@@ -75,34 +76,23 @@ def _drop_mark(answer: str) -> str:
     return closed_up(re.sub("[⟪⟫]", " ", canonical(answer)).strip())
 
 
-def same_kind(given: Kind, wanted: Kind) -> bool | None:
+def same_kind(answer: Kind, wanted: Kind) -> bool | None:
     """Whether an answer is the wanted thing; None when mathematics is needed to tell."""
     if isinstance(wanted, Chain):
-        return same_kind(given, wanted.items[-1])
-    if isinstance(given, Chain):
-        last = given.items[-1]
-        return all_of([same_kind(last, wanted), *(_same_step(item, last) for item in given.items[:-1])])
-    if isinstance(given, Value) and isinstance(wanted, Value):
-        return _same_named(given, wanted)
-    if isinstance(given, Words) or isinstance(wanted, Words):
-        return _spelling(given) == _spelling(wanted)
-    if isinstance(given, Equation) or isinstance(wanted, Equation):
-        return _same_equation(given, wanted)
-    if isinstance(given, Ratio) or isinstance(wanted, Ratio):
-        return _same_ratio(given, wanted)
-    if isinstance(given, Matrix) or isinstance(wanted, Matrix):
-        return _same_matrix(given, wanted)
-    if isinstance(given, Assignments) or isinstance(wanted, Assignments):
-        return _same_assignments(given, wanted)
-    if isinstance(given, Opaque) and isinstance(wanted, Opaque):
-        return None if "⟪" not in given.text + wanted.text else _spoken_text(given.text) == _spoken_text(wanted.text)
-    return _same_set(given, wanted)
-
-
-def all_of(verdicts: Iterable[bool | None]) -> bool | None:
-    """False if any is, else unknown if any is, else true."""
-    listed = list(verdicts)
-    return False if False in listed else None if None in listed else True
+        return same_kind(answer, wanted.items[-1])
+    if isinstance(answer, Chain):
+        last = answer.items[-1]
+        return all_of([same_kind(last, wanted), *(_same_step(item, last) for item in answer.items[:-1])])
+    if isinstance(answer, Value) and isinstance(wanted, Value):
+        return _same_named(answer, wanted)
+    if isinstance(answer, Words) or isinstance(wanted, Words):
+        return _spelling(answer) == _spelling(wanted)
+    for kind, compare in _COMPARISONS.items():
+        if isinstance(answer, kind) or isinstance(wanted, kind):
+            return compare(answer, wanted)
+    if isinstance(answer, Opaque) and isinstance(wanted, Opaque):
+        return None if "⟪" not in answer.text + wanted.text else _spoken_text(answer.text) == _spoken_text(wanted.text)
+    return _same_set(answer, wanted)
 
 
 def _same_step(item: Kind, last: Kind) -> bool | None:
@@ -122,33 +112,33 @@ def _spoken_text(text: str) -> str:
     return re.sub(r"[⟪⟫]|(?<=[a-z])\.|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower())
 
 
-def _same_named(given: Value, wanted: Value) -> bool | None:
-    if given.name and wanted.name and given.name != wanted.name and not _letters(wanted.text):
+def _same_named(answer: Value, wanted: Value) -> bool | None:
+    if answer.name and wanted.name and answer.name != wanted.name and not _letters(wanted.text):
         return False
-    if given.base or wanted.base:
-        return _same_digits(given, wanted)
-    if _is_refused(given.text, wanted.text):
+    if answer.base or wanted.base:
+        return _same_digits(answer, wanted)
+    if _is_refused(answer.text, wanted.text):
         return False
-    factor = unit_factor(given.unit, wanted.unit)
-    scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
+    factor = unit_factor(answer.unit, wanted.unit)
+    scaled = f"({answer.text})*({factor})" if factor not in (None, 1) else answer.text
     verdict = False if factor is None else same_value(scaled, wanted.text)
-    if verdict is None and (given.name == wanted.text or wanted.name == given.text):
+    if verdict is None and (answer.name == wanted.text or wanted.name == answer.text):
         return False  # a_n = xy is not a_n, though algebra may take either side
-    for one, other in ((given, wanted), (wanted, given)):
+    for one, other in ((answer, wanted), (wanted, answer)):
         if worth := _WORTHS.get((one.unit, other.unit)):
             return verdict or same_value(f"({one.text}){worth}", other.text)
-    if verdict is False and given.name and wanted.name and not given.unit and not wanted.unit:
-        return bool(_same_zeros(given, wanted))  # x = 2y and y = x/2
+    if verdict is False and answer.name and wanted.name and not answer.unit and not wanted.unit:
+        return bool(_same_zeros(answer, wanted))  # x = 2y and y = x/2
     return verdict
 
 
-def _same_digits(given: Value, wanted: Value) -> bool | None:
+def _same_digits(answer: Value, wanted: Value) -> bool | None:
     """Digits in a base: it may be left out where the reference says it, but 17 in base 8 is not 17."""
-    if {given.base, wanted.base} <= {0, 10}:
-        return False if _is_refused(given.text, wanted.text) else same_value(given.text, wanted.text)
-    if given.base not in (wanted.base, 0):
+    if {answer.base, wanted.base} <= {0, 10}:
+        return False if _is_refused(answer.text, wanted.text) else same_value(answer.text, wanted.text)
+    if answer.base not in (wanted.base, 0):
         return False
-    return given.text.lstrip("0") == wanted.text.lstrip("0")
+    return answer.text.lstrip("0") == wanted.text.lstrip("0")
 
 
 def _letters(text: str) -> bool:
@@ -156,15 +146,15 @@ def _letters(text: str) -> bool:
     return isinstance(value, PointValue) and value.letters
 
 
-def _is_refused(given: str, wanted: str) -> bool:
+def _is_refused(answer: str, wanted: str) -> bool:
     """Whether an answer is not of the reference's kind, even if its value is equal."""
-    if _commands(given) - READABLE - _commands(wanted) or ("!" in given and "!" not in wanted and "!!" in given):
+    if _commands(answer) - READABLE - _commands(wanted) or ("!" in answer and "!" not in wanted and "!!" in answer):
         return True  # something left to do: an integral, a maximum, a floor
-    first, second = evaluate_at(given), evaluate_at(wanted)
+    first, second = evaluate_at(answer), evaluate_at(wanted)
     if first == MALFORMED:
         return True
     if not isinstance(first, PointValue):
-        return isinstance(second, PointValue) and not second.letters and not may_be_number(given)
+        return isinstance(second, PointValue) and not second.letters and not may_be_number(answer)
     if not isinstance(second, PointValue):
         return first.undone and second is None and not re.search(r"[-+*/]|\\cdot|\\times", wanted)
     return not second.letters and (first.letters or (first.undone and not second.undone))
@@ -174,16 +164,16 @@ def _commands(text: str) -> set[str]:
     return set(re.findall(r"\\([a-zA-Z]+)", text))
 
 
-def _same_equation(given: Kind, wanted: Kind) -> bool | None:
+def _same_equation(answer: Kind, wanted: Kind) -> bool | None:
     """Equations are the same when one is the other times a number; `3x = 12` is not a solution."""
     if isinstance(wanted, Value) and not (wanted.name and _letters(wanted.text)):
         return False
-    return _same_zeros(given, wanted)
+    return _same_zeros(answer, wanted)
 
 
-def _same_zeros(given: Kind, wanted: Kind) -> bool | None:
+def _same_zeros(answer: Kind, wanted: Kind) -> bool | None:
     """Whether one difference of two sides is the other times a number."""
-    first, second = _difference(given), _difference(wanted)
+    first, second = _difference(answer), _difference(wanted)
     if first is None or second is None:
         return False
     values = [(evaluate_at(first, point), evaluate_at(second, point)) for point in ("first", "second", "negative")]
@@ -203,14 +193,14 @@ def _difference(kind: Kind) -> str | None:
     return f"({kind.name})-({kind.text})" if isinstance(kind, Value) and kind.name else None
 
 
-def _same_ratio(given: Kind, wanted: Kind) -> bool | None:
+def _same_ratio(answer: Kind, wanted: Kind) -> bool | None:
     """3 : 4 is 6 : 8 and, of two, the fraction."""
-    if isinstance(given, Ratio) and isinstance(wanted, Ratio):
-        (first, *rest), (other, *others) = given.parts, wanted.parts
+    if isinstance(answer, Ratio) and isinstance(wanted, Ratio):
+        (first, *rest), (other, *others) = answer.parts, wanted.parts
         if len(rest) != len(others):
             return False
         return all_of(same_value(f"({a})*({other})", f"({b})*({first})") for a, b in zip(rest, others, strict=True))
-    one, two = _as_fraction(given), _as_fraction(wanted)
+    one, two = _as_fraction(answer), _as_fraction(wanted)
     return _same_named(one, two) if isinstance(one, Value) and isinstance(two, Value) else False
 
 
@@ -219,14 +209,14 @@ def _as_fraction(kind: Kind) -> Kind:
     return Value("\\frac{{{}}}{{{}}}".format(*kind.parts)) if two else kind  # type: ignore[union-attr]
 
 
-def _same_matrix(given: Kind, wanted: Kind) -> bool | None:
+def _same_matrix(answer: Kind, wanted: Kind) -> bool | None:
     """Cell by cell; a row or column is the vector in brackets."""
-    both = (given, wanted)
+    both = (answer, wanted)
     vector = any(isinstance(kind, Matrix) and kind.is_vector for kind in both)
     flat = vector or any(isinstance(kind, Collection) for kind in both)
     if vector and any(isinstance(kind, Collection) and kind.brackets != "()" for kind in both):
         return False  # [2,4] is an interval
-    one, two = _as_matrix(given, flat), _as_matrix(wanted, flat)
+    one, two = _as_matrix(answer, flat), _as_matrix(wanted, flat)
     if one is None or two is None:
         return False
     if [len(row) for row in one.rows] != [len(row) for row in two.rows]:
@@ -247,23 +237,23 @@ def _as_matrix(kind: Kind, flat: bool) -> Matrix | None:
     return Matrix((tuple(cell for row in kind.rows for cell in row),), kind.factor) if column else kind
 
 
-def _same_multiple(given: Kind, factor: str, wanted: Kind, other: str) -> bool | None:
+def _same_multiple(answer: Kind, factor: str, wanted: Kind, other: str) -> bool | None:
     """Whether two cells are the same, each times what stands before its matrix."""
-    if not (isinstance(given, Value) and isinstance(wanted, Value)):
+    if not (isinstance(answer, Value) and isinstance(wanted, Value)):
         return None
-    cell = evaluate_at(given.text)
+    cell = evaluate_at(answer.text)
     if isinstance(cell, PointValue) and cell.undone:
         return False
-    return same_value(f"({factor or 1})*({given.text})", f"({other or 1})*({wanted.text})")
+    return same_value(f"({factor or 1})*({answer.text})", f"({other or 1})*({wanted.text})")
 
 
-def _same_assignments(given: Kind, wanted: Kind) -> bool | None:
+def _same_assignments(answer: Kind, wanted: Kind) -> bool | None:
     """x = 1, y = 2 is the point (1, 2)."""
-    if isinstance(given, Assignments) and isinstance(wanted, Assignments):
-        if [name for name, _ in given.items] != [name for name, _ in wanted.items]:
+    if isinstance(answer, Assignments) and isinstance(wanted, Assignments):
+        if [name for name, _ in answer.items] != [name for name, _ in wanted.items]:
             return False
-        return all_of(same_kind(a, b) for (_, a), (_, b) in zip(given.items, wanted.items, strict=True))
-    one, other = (given, wanted) if isinstance(given, Assignments) else (wanted, given)
+        return all_of(same_kind(a, b) for (_, a), (_, b) in zip(answer.items, wanted.items, strict=True))
+    one, other = (answer, wanted) if isinstance(answer, Assignments) else (wanted, answer)
     if not isinstance(one, Assignments) or not isinstance(other, Collection) or other.brackets != "()":
         return False
     return _in_order([_drop_name(kind) for _, kind in one.items], other.items)
@@ -273,23 +263,23 @@ def _drop_name(kind: Kind) -> Kind:
     return Value(kind.text, kind.unit) if isinstance(kind, Value) else kind
 
 
-def _same_set(given: Kind, wanted: Kind) -> bool | None:
-    if isinstance(given, Collection) and isinstance(wanted, Collection):
+def _same_set(answer: Kind, wanted: Kind) -> bool | None:
+    if isinstance(answer, Collection) and isinstance(wanted, Collection):
         loose = ("", "⦃⦄")
-        if given.brackets in loose and wanted.brackets in loose:
-            once = given.brackets == "⦃⦄" and len(given.items) > len(wanted.items)
-            return _in_any_order(_distinct(given.items) if once else given.items, wanted.items)
-        verdict = _in_order(given.items, wanted.items) if given.brackets == wanted.brackets else False
-        if verdict is not None or as_reals(given) is None:
+        if answer.brackets in loose and wanted.brackets in loose:
+            once = answer.brackets == "⦃⦄" and len(answer.items) > len(wanted.items)
+            return _in_any_order(_distinct(answer.items) if once else answer.items, wanted.items)
+        verdict = _in_order(answer.items, wanted.items) if answer.brackets == wanted.brackets else False
+        if verdict is not None or as_reals(answer) is None:
             return verdict
-    for one, other in ((given, wanted), (wanted, given)):  # a set of one is its member
+    for one, other in ((answer, wanted), (wanted, answer)):  # a set of one is its member
         if isinstance(one, Value) and isinstance(other, Collection) and other.brackets == "⦃⦄":
-            return _in_any_order([given] if one is given else other.items, other.items if one is given else [wanted])
-    first, second = as_reals(given), as_reals(wanted)
+            return _in_any_order([answer] if one is answer else other.items, other.items if one is answer else [wanted])
+    first, second = as_reals(answer), as_reals(wanted)
     if first is None or second is None:
         return False
-    if isinstance(given, Reals) and isinstance(wanted, Reals) and given.variable and wanted.variable:
-        return first.same(second) if given.variable == wanted.variable else False
+    if isinstance(answer, Reals) and isinstance(wanted, Reals) and answer.variable and wanted.variable:
+        return first.same(second) if answer.variable == wanted.variable else False
     return first.same(second)
 
 
@@ -316,3 +306,12 @@ def _in_any_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
             return None if None in verdicts else False
         left.pop(verdicts.index(True))
     return True
+
+
+_COMPARISONS: dict[type, Callable[[Kind, Kind], bool | None]] = {
+    Equation: _same_equation,
+    Ratio: _same_ratio,
+    Matrix: _same_matrix,
+    Assignments: _same_assignments,
+}
+"""How two things are compared of which one at least is of this kind; the first that fits counts."""

@@ -22,25 +22,14 @@ from typing import Final, Literal
 from upshot.tasks.verifiers.math.quantities import Number, UnsureQuantity, close, combine, exact_root, power
 
 MALFORMED: Final = "malformed"
-_TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?![\w.]))?)|\\([a-zA-Z]+)|([a-zA-Z])|([-+*/^_(){}\[\]!|]))"
-)
+_TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?![\w.]))?|\\[a-zA-Z]+|[a-zA-Z]|[-+*/^_(){}\[\]!|])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}(?![a-zA-Z])")
 _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")},
+    **{"ln": cmath.log, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan},
     "cot": lambda x: 1 / cmath.tan(x),
     "sec": lambda x: 1 / cmath.cos(x),
     "csc": lambda x: 1 / cmath.sin(x),
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "ln": cmath.log,
-    "exp": cmath.exp,
-    "arctan": cmath.atan,
-    "arcsin": cmath.asin,
-    "arccos": cmath.acos,
 }
 _GREEK = frozenset({
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "theta", "lambda", "mu", "omega", "phi", "varphi",
@@ -110,7 +99,7 @@ def evaluate_at(text: str, point: str = "first") -> PointValue | Literal["malfor
     try:
         reader = _Reader(_tokens(text), point)
         value = reader.sum().value
-        if reader.at != len(reader.tokens):
+        if reader.at + 1 != len(reader.tokens):
             return MALFORMED
     except _Malformed:
         return MALFORMED
@@ -130,28 +119,20 @@ def may_be_number(text: str) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    out: list[str] = []
-    position = 0
-    text = text.strip()
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise UnsureQuantity
-        out.append(f"\\{match[2]}" if match[2] else match[1] or match[3] or match[4])
-        position = match.end()
-    return out
+    if _TOKEN.sub("", text).strip():
+        raise UnsureQuantity
+    return _TOKEN.findall(text)
 
 
 class _Reader:
     """Recursive descent over the tokens of one expression."""
 
     def __init__(self, tokens: list[str], point: str) -> None:
-        self.tokens = tokens
+        self.tokens = [*tokens, ""]
+        """Ends with an empty token."""
         self.point = point
-        self.at = 0
-        self.undone = False
-        self.letters = False
-        self.barred = 0
+        self.at = self.barred = 0
+        self.undone = self.letters = False
 
     def sum(self) -> Term:
         term = self._product()
@@ -164,11 +145,9 @@ class _Reader:
         divided = False
         while True:
             token = self._peek()
-            if token in _TIMES:
-                self._next()
+            if self._accept(*_TIMES):
                 term = self._join(term, "*", self._read_signed())
-            elif token in ("/", "\\div"):
-                self._next()
+            elif self._accept("/", "\\div"):
                 term = self._join(term, "/", self._read_signed(), left_undone=token == "\\div")
                 divided = True
             elif self._starts_factor(token):
@@ -200,23 +179,18 @@ class _Reader:
 
     def _power(self) -> Term:
         base = self._atom()
-        if self._peek() == "!":
-            base = self._factorial(base)
-        if self._peek() != "^":
+        if self._accept("!"):
+            if self._peek() == "!" or self.letters or not isinstance(base.value, Fraction):
+                raise UnsureQuantity
+            if base.value.denominator != 1 or not 0 <= base.value <= 500:
+                raise UnsureQuantity
+            base = Term(Fraction(math.factorial(base.value.numerator)))
+        if not self._accept("^"):
             return base
-        self._next()
         if self._peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
             self.at += 1 if self._peek() == "\\circ" else 3
             return Term(complex(base.value) * cmath.pi / 180)
         return Term(power(base.value, self._argument().value))
-
-    def _factorial(self, base: Term) -> Term:
-        self._next()
-        if self._peek() == "!" or not isinstance(base.value, Fraction) or self.letters:
-            raise UnsureQuantity
-        if base.value.denominator != 1 or not 0 <= base.value <= 500:
-            raise UnsureQuantity
-        return Term(Fraction(math.factorial(int(base.value))))
 
     def _atom(self) -> Term:
         token = self._next()
@@ -248,10 +222,9 @@ class _Reader:
         if len(token) > 100:
             raise UnsureQuantity
         value = Fraction(token)
-        if self._peek() == "\\frac" and value.denominator == 1:
+        start, undone = self.at, self.undone
+        if value.denominator == 1 and self._accept("\\frac"):
             # a mixed number, if the fraction is a plain one below 1
-            start, undone = self.at, self.undone
-            self._next()
             part = self._join(self._argument(), "/", self._argument(), left_undone=False)
             if part.literal and isinstance(part.value, Fraction) and 0 < part.value < 1:
                 return Term(value + part.value, literal=True)
@@ -289,8 +262,7 @@ class _Reader:
 
     def _root(self) -> Term:
         degree: Number = Fraction(2)
-        if self._peek() == "[":
-            self._next()
+        if self._accept("["):
             degree = self.sum().value
             self._expect("]")
         below = self._argument().value
@@ -304,8 +276,7 @@ class _Reader:
 
     def _function(self, function: Callable[[complex], complex]) -> complex:
         exponent = 1.0 + 0j
-        if self._peek() == "^":
-            self._next()
+        if self._accept("^"):
             exponent = complex(self._argument().value)
             if exponent.real < 0:  # sin^{-1}: an inverse or a reciprocal
                 raise UnsureQuantity
@@ -313,10 +284,9 @@ class _Reader:
 
     def _operand(self) -> Term:
         """What a function without braces is applied to: one factor; `sin 2x` is left to others."""
-        if self._peek() in ("(", "{"):
-            return self._power()
+        bracketed = self._peek() in ("(", "{")
         term = self._power()
-        if self._starts_factor(self._peek()):
+        if not bracketed and self._starts_factor(self._peek()):
             raise UnsureQuantity
         return term
 
@@ -333,14 +303,20 @@ class _Reader:
         return bool(token) and (token[0].isalnum() or token in ("(", "{", "[") or token[1:] in _ATOMS)
 
     def _peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[self.at]
 
     def _next(self) -> str:
-        if self.at >= len(self.tokens):
+        if not self.tokens[self.at]:
             raise _Malformed
         self.at += 1
         return self.tokens[self.at - 1]
 
+    def _accept(self, *tokens: str) -> bool:
+        """Whether the next token is one of these, which is then taken."""
+        accepted = self.tokens[self.at] in tokens
+        self.at += accepted
+        return accepted
+
     def _expect(self, token: str) -> None:
-        if self._next() != token:
+        if not self._accept(token):
             raise _Malformed

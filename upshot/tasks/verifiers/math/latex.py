@@ -73,8 +73,8 @@ def _command(match: re.Match[str]) -> str:
 
 def _text(match: re.Match[str]) -> str:
     """A text in its marks; a number that it begins with stands before them, and one without letters needs none."""
-    number, said = re.fullmatch(r"\s*(-?\d[\d.,]*(?=\s+[a-zA-Z]))?(.*)", match[1], re.DOTALL).groups()  # type: ignore[union-attr]
-    return f"{number or ''} ⟪{said.strip()}⟫" if re.search("[a-zA-Z]", said) else f" {match[1]} "
+    number, words = re.fullmatch(r"\s*(-?\d[\d.,]*(?=\s+[a-zA-Z]))?(.*)", match[1], re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{number or ''} ⟪{words.strip()}⟫" if re.search("[a-zA-Z]", words) else f" {match[1]} "
 
 
 def _plain_name(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, verifiers
-from upshot.tasks.verifiers.math.algebra import WARM_UP, equivalent, normal_form_for_parsing
+from upshot.tasks.verifiers.math.algebra import WARM_UP, equivalent
 from upshot.tasks.verifiers.math.answer import boxed_answer, final_answer
 from upshot.tasks.verifiers.math.equal import quick_verdict
 
@@ -65,8 +65,7 @@ class MathVerifier(Verifier):
             return quick
         truth = reference_answer(reference) or ""
         answer = final_answer(response, boxed_only=self.mode == "boxed") or ""
-        same = equivalent(normal_form_for_parsing(answer), normal_form_for_parsing(truth))
-        return Score(float(same), detail={"answer": answer[:500]})
+        return Score(float(equivalent(answer, truth)), detail={"answer": answer[:500]})
 
 
 def reference_answer(reference: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from fractions import Fraction
 
 Number = Fraction | complex
@@ -31,6 +32,12 @@ def close(first: Number, second: Number) -> bool | None:
     except OverflowError:
         return None
     return True if gap <= 1e-11 else False if gap > 1e-8 else None
+
+
+def all_of(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if any is, else unknown if any is, else true."""
+    listed = list(verdicts)
+    return False if False in listed else None if None in listed else True
 
 
 def combine(first: Number, sign: str, second: Number) -> Number:

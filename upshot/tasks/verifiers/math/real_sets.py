@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from upshot.tasks.verifiers.math.quantities import close
+from upshot.tasks.verifiers.math.quantities import all_of, close
 
 Real = Fraction | float
 
@@ -54,13 +54,10 @@ class RealSet:
 
     def same(self, other: RealSet) -> bool | None:
         """Whether two sets are the same; None when two ends are too close to call."""
-        if len(self.pieces) != len(other.pieces):
+        if [(p.has_low, p.has_high) for p in self.pieces] != [(p.has_low, p.has_high) for p in other.pieces]:
             return False
-        verdicts: list[bool | None] = []
-        for one, two in zip(self.pieces, other.pieces, strict=True):
-            verdicts += [one.has_low == two.has_low, one.has_high == two.has_high]
-            verdicts += [_same_end(one.low, two.low), _same_end(one.high, two.high)]
-        return False if False in verdicts else None if None in verdicts else True
+        pairs = list(zip(self.pieces, other.pieces, strict=True))
+        return all_of(_same_end(*ends) for one, two in pairs for ends in ((one.low, two.low), (one.high, two.high)))
 
 
 def _same_end(one: Real, two: Real) -> bool | None:

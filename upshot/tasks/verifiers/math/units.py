@@ -67,10 +67,6 @@ def split_unit(text: str) -> UnitValue | None:
         return UnitValue(text[: percent.start()], "percent", label)
     if (degrees := _DEGREES.search(text)) and not _FUNCTION.search(text):
         return UnitValue(text[: degrees.start()], "degree", label)
-    return _with_ending(text, label)
-
-
-def _with_ending(text: str, label: str) -> UnitValue | None:
     ending = _ENDING.search(text)
     if ending and ending.start() > 0:
         return _split(text[: ending.start()].strip(), re.sub("[⟪⟫]", " ", ending[0]), label, sure=True)
@@ -119,11 +115,11 @@ def _unit_name(word: str) -> str:
     return _ALIASES.get(name, _ALIASES.get(singular, singular)) + raised + power
 
 
-def unit_factor(given: str, wanted: str) -> Fraction | None:
+def unit_factor(answer: str, wanted: str) -> Fraction | None:
     """By what to multiply a value in one unit to have it in the other; None when they measure different things."""
-    if given == wanted or not given or not wanted:
+    if answer == wanted or not answer or not wanted:
         return Fraction(1)
-    (name, _, power), (other, _, other_power) = given.partition("^"), wanted.partition("^")
+    (name, _, power), (other, _, other_power) = answer.partition("^"), wanted.partition("^")
     first, second = _SIZES.get(name), _SIZES.get(other)
     if first is None or second is None or first[0] != second[0] or power != other_power:
         return None
