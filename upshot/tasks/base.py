@@ -73,8 +73,7 @@ class Task(ABC):
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """`format_error` of each turn the assistant took after the opening, '' where the form is kept."""
-        played = conversation.turns[len(conversation.row.messages) :]
-        return [self.format_error(turn.message.content) for turn in played if turn.message.role == "assistant"]
+        return [self.format_error(reply) for reply in list_replies(conversation)]
 
     def tools(self) -> Tools:
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
@@ -123,6 +122,12 @@ def groups_of(task: Task, row: Row) -> dict[str, str]:
             "task '%s' cannot name the groups of row '%s': %s: %s", task.name, row.id, type(error).__name__, error
         )
         return {}
+
+
+def list_replies(conversation: Conversation) -> list[str]:
+    """What the assistant has said after the row's opening."""
+    played = conversation.turns[len(conversation.row.messages) :]
+    return [turn.message.content for turn in played if turn.message.role == "assistant"]
 
 
 tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)

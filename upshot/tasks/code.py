@@ -21,20 +21,21 @@ class CodeTask(VerifiedTask):
     """Problems whose reply is a program: in Python, or in the language that a row names."""
 
     instructions = "Write the program in Python, in one ```python code block."
+    question = ""
+    """The column of a published set that holds the question, where it is one of its own; the tests are in `test`."""
+    shows_code = False
+    """Whether that question is code to complete."""
 
-    def __init__(
-        self,
-        partial: bool = False,
-        cpu_seconds: Positive = 6.0,
-        max_tests: Count = 50,
-        **rows: Any,
-    ) -> None:
+    def __init__(self, partial: bool = False, cpu_seconds: Positive = 6.0, max_tests: Count = 50, **rows: Any) -> None:
         """partial: reward the share of passed tests instead of all or nothing."""
         super().__init__(**rows)
         self.verifier_options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row; one that names another language than Python is asked in that one."""
+        if isinstance(text := record.get(self.question), str):
+            shown = f"```python\n{text.rstrip()}\n```" if self.shows_code else text
+            record = {**record, "prompt": shown, "ground_truth": record.get("test")}
         language = language_of(None, record)
         if language == "python" or self.instructions != CodeTask.instructions:
             return super().parse(record)
@@ -95,18 +96,13 @@ class HumanEval(CodeTask):
     verifier = "humaneval"
     hub = "openai/openai_humaneval"
     instructions = "Complete the function. Answer with the whole function in one ```python code block."
+    question = "prompt"
+    shows_code = True
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row; the prompt is the stub of the function."""
-        if isinstance(record.get("prompt"), str):
-            stub = record["prompt"]
-            record = {
-                **record,
-                "stub": stub,
-                "prompt": f"```python\n{stub.rstrip()}\n```",
-                "ground_truth": record.get("test"),
-            }
-        return super().parse(record)
+        stub = record.get("prompt")
+        return super().parse({**record, "stub": stub} if isinstance(stub, str) else record)
 
 
 @tasks.register("leetcode")
@@ -132,12 +128,7 @@ class SingleTurnBigCodeBench(CodeTask):
     name = "bigcodebench-instruct"
     verifier = "bigcodebench"
     hub = "bigcode/bigcodebench"
-
-    def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row, asked by its instruct prompt."""
-        if isinstance(record.get("instruct_prompt"), str):
-            record = {**record, "prompt": record["instruct_prompt"], "ground_truth": record.get("test")}
-        return super().parse(record)
+    question = "instruct_prompt"
 
 
 @tasks.register("classeval")
@@ -149,13 +140,8 @@ class ClassEval(CodeTask):
     hub = "FudanSELab/ClassEval"
     hub_splits = ("test",)
     instructions = "Complete the class. Answer with the whole class in one ```python code block."
-
-    def parse(self, record: Mapping[str, Any]) -> Row:
-        """A record as a row; the skeleton of the class is the question."""
-        if isinstance(record.get("skeleton"), str):
-            question = f"```python\n{record['skeleton'].rstrip()}\n```"
-            record = {**record, "prompt": question, "ground_truth": record.get("test")}
-        return super().parse(record)
+    question = "skeleton"
+    shows_code = True
 
 
 @tasks.register("impossible-livecodebench")

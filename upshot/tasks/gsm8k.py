@@ -19,7 +19,7 @@ import yaml
 from upshot.config.bounds import NonNegative, Share
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
-from upshot.tasks.base import tasks
+from upshot.tasks.base import list_replies, tasks
 from upshot.tasks.datasets.records import row_of
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.feedback import Fault, Feedback
@@ -92,22 +92,20 @@ class Gsm8k(VerifiedTask):
         reply = self.response(conversation) or ""
         form = form_of(conversation.row)
         fault = self.fault(reply, form)
-        if fault is None and self.tell:
-            verdict = self._verdict.score(reply, conversation.row.reference, {"prompt": form})
-            return Fault("wrong", WRONG) if verdict.value == 0 else None
-        return fault
+        if fault is not None or not self.tell:
+            return fault
+        verdict = self._verdict.score(reply, conversation.row.reference, {"prompt": form})
+        return Fault("wrong", WRONG) if verdict.value == 0 else None
 
     def fault(self, reply: str, form: str = MARK) -> Fault | None:
         """What is wrong with a reply to a prompt that asks for this form, whatever the right answer is."""
         if "format" in self.feedback and strict_answer(reply, form) is None:
             return Fault("format", (NO_LINE if answer_line(reply, form) is None else NO_NUMBER)[form])
-        if "arithmetic" in self.feedback:
-            broken = broken_steps(reply)
-            if broken:
-                step = " ".join(broken[0].text.replace("=", " = ").split())
-                text = HINT if self.hint else BROKEN
-                return Fault("arithmetic", text.format(step=step, value=show_number(broken[0].value)))
-        return None
+        if "arithmetic" not in self.feedback or not (broken := broken_steps(reply)):
+            return None
+        step = " ".join(broken[0].text.replace("=", " = ").split())
+        text = HINT if self.hint else BROKEN
+        return Fault("arithmetic", text.format(step=step, value=show_number(broken[0].value)))
 
     def format_error(self, text: str, form: str = MARK) -> str:
         """No line in the form that was asked for, or no number on it."""
@@ -117,8 +115,7 @@ class Gsm8k(VerifiedTask):
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """`format_error` of each turn, by the form that the row's prompt asks for."""
-        form, played = form_of(conversation.row), conversation.turns[len(conversation.row.messages) :]
-        return [self.format_error(turn.message.content, form) for turn in played if turn.message.role == "assistant"]
+        return [self.format_error(reply, form_of(conversation.row)) for reply in list_replies(conversation)]
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row, with the number of steps of its solution as its difficulty."""

@@ -43,5 +43,5 @@ class LogsTask(CollabTask):
     def caveat(self) -> str:
         """The validity of the simulation, in a sentence."""
         files = [Path(source).parent / VALIDITY for source in self.sources()]
-        found = next((file for file in files if file.is_file()), None)
-        return str(json.loads(found.read_text("utf-8"))["text"]) if found else ""
+        validity = next((file for file in files if file.is_file()), None)
+        return str(json.loads(validity.read_text("utf-8"))["text"]) if validity else ""

@@ -42,13 +42,12 @@ class Mix(Task):
     def _add(self, entry: dict[str, Any], where: str) -> None:
         if "name" not in entry:
             raise UserError(f"{where} names no task")
-        name = str(entry.pop("name"))
-        called = str(entry.pop("as", name))
-        weight = check_value(f"{where}.weight", entry.pop("weight", 1.0), Positive)
-        if called in self.parts:
-            raise UserError(f"{where} is a second '{called}'; give it another name with 'as'")
-        self.parts[called] = tasks.create(name, entry, where)
-        self.weights[called] = weight
+        kind = str(entry.pop("name"))
+        name = str(entry.pop("as", kind))
+        self.weights[name] = check_value(f"{where}.weight", entry.pop("weight", 1.0), Positive)
+        if name in self.parts:
+            raise UserError(f"{where} is a second '{name}'; give it another name with 'as'")
+        self.parts[name] = tasks.create(kind, entry, where)
 
     def rows(self, split: str) -> Sequence[Row]:
         """Rows of all tasks, by weight: in any stretch each task has about its share."""

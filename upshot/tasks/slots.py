@@ -18,7 +18,7 @@ from upshot.config.bounds import Made, Often, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.base import Observation, Participant, last_reply
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "size": ("tiny", "small", "medium", "large", "huge", "narrow", "wide", "tall"),
@@ -134,9 +134,7 @@ class SlotsTask(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """1 if the last thing the assistant said is the answer that fits the whole goal, else 0."""
-        last = conversation.last("assistant")
-        text = last.content if last is not None else ""
-        return Score(float(" ".join(text.split()) == conversation.row.reference))
+        return Score(float(" ".join(last_reply(conversation).split()) == conversation.row.reference))
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """Ambiguous or unambiguous opening."""

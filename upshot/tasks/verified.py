@@ -9,11 +9,12 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
-from upshot.core.score import Reason, Score
+from upshot.core.score import Score
+from upshot.tasks.base import list_replies
 from upshot.tasks.datasets.files import Record
 from upshot.tasks.datasets.records import has_nan_answer, opening_id, row_of
 from upshot.tasks.tables import TableTask
-from upshot.tasks.verifiers.base import Claim, verifiers
+from upshot.tasks.verifiers.base import Claim, verifiers, verify_claim
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,8 @@ class VerifiedTask(TableTask):
 
     def response(self, conversation: Conversation) -> str | None:
         """What is verified: the assistant's last words; None when it said nothing."""
-        for turn in reversed(conversation.turns[len(conversation.row.messages) :]):
-            if turn.message.role == "assistant":
-                return turn.message.content
-        return None
+        replies = list_replies(conversation)
+        return replies[-1] if replies else None
 
     def claim(self, conversation: Conversation) -> Claim | None:
         """The last reply against the row's reference."""
@@ -92,11 +91,7 @@ class VerifiedTask(TableTask):
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict, found in this process; a recipe's reward manager is asked instead where there is one."""
-        claim = self.claim(conversation)
-        if claim is None:
-            return Score.missing(Reason.NOTHING_SAID, "no reply to verify")
-        verifier = verifiers.create(claim.source, claim.options, where="the row's source")
-        return await verifier.verify(claim.response, claim.reference, claim.extra)
+        return await verify_claim(self.claim(conversation))
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """Task, and difficulty where the row says it."""

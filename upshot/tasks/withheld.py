@@ -23,8 +23,8 @@ from upshot.core.errors import UserError
 from upshot.core.files import read_jsonl
 from upshot.core.score import Score
 from upshot.tasks.arithmetic import split_of_question
-from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant, User
+from upshot.tasks.base import Task, list_replies, tasks
+from upshot.tasks.participants.base import Observation, Participant, User, last_reply
 from upshot.tasks.users.plain import END_MARK, swap_roles
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karen", "Leo", "Maya")
@@ -104,8 +104,7 @@ class Knower(User):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The number that was asked for, or the next one; done when the assistant has answered or asked nothing."""
-        last = conversation.last("assistant")
-        question = last.content if last is not None else ""
+        question = last_reply(conversation)
         if ANSWER.search(question) or "?" not in question:
             return Observation(done=True, reason="answered" if ANSWER.search(question) else "left")
         kind, name, thing, a, b = conversation.row.meta["problem"]
@@ -125,8 +124,7 @@ def answer_question(problem: Problem, hidden: Sequence[int], question: str, hear
 
 def asks(conversation: Conversation) -> float:
     """A metric: whether the first thing that the assistant says is a question."""
-    played = conversation.turns[len(conversation.row.messages) :]
-    first = next((turn.message.content for turn in played if turn.message.role == "assistant"), "")
+    first = next(iter(list_replies(conversation)), "")
     return float("?" in first and not ANSWER.search(first))
 
 
@@ -195,8 +193,7 @@ class WithheldTask(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """1 if the last thing the assistant said is the right number, else 0."""
-        last = conversation.last("assistant")
-        answers = ANSWER.findall(last.content) if last is not None else []
+        answers = ANSWER.findall(last_reply(conversation))
         return Score(float(answers[-1:] == [conversation.row.reference]))
 
     def answer_text(self, row: Row) -> str:
@@ -230,26 +227,20 @@ class WithheldTask(Task):
     def _dialogue(self, split: str, number: int) -> tuple[Message, ...]:
         problem, hidden, rng = self._draw("dialogues", split, number)
         talk = [Message("user", problem.text(hidden))]
-        if self.side == "user":
-            return self._user_side(problem, hidden, talk, rng)
+        if self.side == "user":  # it answers questions, also needless ones, and leaves when it has got an answer
+            for at in hidden if rng.random() < 0.7 else ():
+                talk += _ask(problem, at)
+            if rng.random() < 0.3:
+                asked = problem.say(KINDS[problem.kind].ask[rng.randrange(2)])
+                heard = [message.content for message in talk if message.role == "user"]
+                talk += [Message("assistant", asked), Message("user", answer_question(problem, hidden, asked, heard))]
+            ending = [Message("assistant", problem.guess(hidden, rng).solution()), Message("user", END_MARK)]
+            return tuple(swap_roles(problem.text(), [*talk, *ending]))
         if hidden and rng.random() >= self.asking:
             return (*talk, Message("assistant", problem.guess(hidden, rng).solution()))
         for at in hidden:
             talk += _ask(problem, at)
         return (*talk, Message("assistant", problem.solution()))
-
-    def _user_side(
-        self, problem: Problem, hidden: list[int], talk: list[Message], rng: random.Random
-    ) -> tuple[Message, ...]:
-        """The user answers questions, also needless ones, and leaves when it has got an answer."""
-        for at in hidden if rng.random() < 0.7 else ():
-            talk += _ask(problem, at)
-        if rng.random() < 0.3:
-            asked = problem.say(KINDS[problem.kind].ask[rng.randrange(2)])
-            heard = [message.content for message in talk if message.role == "user"]
-            talk += [Message("assistant", asked), Message("user", answer_question(problem, hidden, asked, heard))]
-        ending = [Message("assistant", problem.guess(hidden, rng).solution()), Message("user", END_MARK)]
-        return tuple(swap_roles(problem.text(), [*talk, *ending]))
 
 
 def _ask(problem: Problem, at: int) -> list[Message]:

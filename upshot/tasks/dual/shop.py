@@ -18,7 +18,7 @@ from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant, User
+from upshot.tasks.participants.base import Observation, Participant, User, last_reply
 from upshot.tasks.participants.dual import SharedState, act_as_user
 from upshot.tasks.participants.tools import ToolEnvironment, ToolRequest
 
@@ -89,8 +89,7 @@ class Caller(User):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """Its answer to what the policy asks, having done it."""
-        last = conversation.last("assistant")
-        request = last.content if last is not None else ""
+        request = last_reply(conversation)
         for words, (tool, answer) in ASKED.items():
             if words in request:
                 arguments = {"order": conversation.row.goal} if tool == "send_back" else {}

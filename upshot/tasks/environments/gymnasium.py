@@ -21,7 +21,7 @@ from upshot.core.errors import UserError, import_optional
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.base import Observation, Participant, last_reply
 
 KEY = "gymnasium"
 """Where a session keeps its environment."""
@@ -56,9 +56,8 @@ class TextEnvironment(Participant):
     async def observe(self, conversation: Conversation) -> Observation:
         """One step; an action that makes no sense is answered with the reason and does not count as one."""
         live: LiveEnvironment = conversation.session[KEY]
-        last = conversation.last("assistant")
         try:
-            action = self.act(last.content if last is not None else "")
+            action = self.act(last_reply(conversation))
         except ValueError as error:
             return Observation((Message("user", f"no action: {error}"),), metrics={"no_action": 1.0})
         seen, reward, done = read_step(await limit_call(live.inner, live.inner.step, action))
@@ -120,10 +119,10 @@ def _show(seen: Any) -> str:
 
 
 def _number(text: str) -> int:
-    found = re.search(r"-?\d+", text)
-    if found is None:
+    number = re.search(r"-?\d+", text)
+    if number is None:
         raise ValueError("say the number of an action")
-    return int(found.group())
+    return int(number[0])
 
 
 @tasks.register("gymnasium", "openenv")

@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import os
 import shlex
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Literal
 
@@ -182,21 +182,18 @@ class McpEnvironment(ToolEnvironment):
     def list_tools(self) -> None:
         """Ask the server once what it has; in a thread, since whoever asks may be on an event loop."""
         import_optional("mcp", "task 'mcp' needs the library: pip install -e '.[mcp]'")
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(asyncio.run(self._list())))
-        thread.start()
-        thread.join()
-        if not found or isinstance(found[0], ServerGone):
-            raise UserError(f"task.server: {found[0] if found else 'it does not list its tools'}")
-        self.tools = {tool.name: McpTool(tool, self) for tool in found[0]}
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                listed = thread.submit(asyncio.run, self._list()).result()
+            except (ServerGone, ValueError) as error:
+                raise UserError(f"task.server: {error}") from error
+        self.tools = {tool.name: McpTool(tool, self) for tool in listed}
 
-    async def _list(self) -> list[Any] | ServerGone:
+    async def _list(self) -> list[Any]:
         session = McpSession(self.server, self.limit)
         try:
             await session.start()
             return await session.tools()
-        except ServerGone as error:
-            return error
         finally:
             await session.aclose()
 

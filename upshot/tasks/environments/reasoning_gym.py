@@ -18,12 +18,12 @@ from typing import Any
 from upshot.config.bounds import Made, NonNegative, Whole, Words
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean, import_optional
-from upshot.core.score import Reason, Score
+from upshot.core.score import Score
 from upshot.core.time_limit import limit_call_now
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.feedback import Fault, Feedback
-from upshot.tasks.verifiers.base import Claim, Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import Claim, Extra, Verifier, verifiers, verify_claim
 
 NAME = "reasoning-gym"
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -132,8 +132,8 @@ class ReasoningGymTask(Task):
             if question in seen:
                 continue
             seen.add(question)
-            said = f"{question}\n\n{self.instructions}" if self.instructions else question
-            messages = (*opening, Message("user", said))
+            prompt = f"{question}\n\n{self.instructions}" if self.instructions else question
+            messages = (*opening, Message("user", prompt))
             where = {"seed": seed, "index": index}
             rows.append(Row(f"{split}-{index}", messages, reference=problem["answer"], source=NAME, meta=where))
         return rows
@@ -145,10 +145,7 @@ class ReasoningGymTask(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """The scorer's verdict, found in this process."""
-        claim = self.claim(conversation)
-        if claim is None:
-            return Score.missing(Reason.NOTHING_SAID, "no reply to verify")
-        return await self._verifier.verify(claim.response, claim.reference, claim.extra)
+        return await verify_claim(self.claim(conversation))
 
     def environment(self) -> Participant:
         """Feedback on the form and, with `tell`, on the answer."""

@@ -22,7 +22,7 @@ from upshot.core.score import Reason, Score
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record
 from upshot.tasks.datasets.records import row_of
-from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.base import Observation, Participant, last_reply
 from upshot.tasks.verified import VerifiedTask
 
 KEY = "remote"
@@ -87,8 +87,7 @@ class RemoteEnvironment(Participant):
         """What comes back for the last turn."""
         state = conversation.session[KEY]
         if self.protocol == "instance":
-            last = conversation.last("assistant")
-            body = {"sid": state["id"], "content": last.content if last else ""}
+            body = {"sid": state["id"], "content": last_reply(conversation)}
             answer, _ = await self._post("/process_action", body)
             text = next((str(answer[key]) for key in ("content", "observation", "output") if answer.get(key)), "")
             messages: tuple[Message, ...] = (Message("user", text),) if text else ()

@@ -63,19 +63,19 @@ class VerifiersTask(Task):
         vf = import_optional("verifiers.v1", MISSING)
         try:
             kind = vf.env_config_type(self.env, self._config.get("id", ""))
-            own = {"runtime": {"type": "subprocess"}} | ({"harness": {"id": self._harness}} if self._harness else {})
+            seat = {"runtime": {"type": "subprocess"}} | ({"harness": {"id": self._harness}} if self._harness else {})
             roles = [name for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
-            seats = {name: {**own, **self._config.get(name, {})} for name in roles}
+            seats = {name: {**seat, **self._config.get(name, {})} for name in roles}
             return vf.load_environment(vf.resolve_env_config({**self._config, **seats}))
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"task 'verifiers', env '{self.env}': {error}") from error
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
-        found = {f"{self.env}-{task.data.idx}": task for task in self._environment.taskset.take(self._limit)}
-        if not found:
+        named = {f"{self.env}-{task.data.idx}": task for task in self._environment.taskset.take(self._limit)}
+        if not named:
             raise UserError(f"task 'verifiers', env '{self.env}': its taskset is empty")
-        return found
+        return named
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
@@ -130,5 +130,5 @@ class VerifiersTask(Task):
 
 def _opening(data: Any) -> tuple[Message, ...]:
     """What the policy will be shown first; the environment itself shows it."""
-    said = [Message("system", data.system_prompt)] if data.system_prompt else []
-    return (*said, *([Message("user", data.prompt_text)] if data.prompt_text else []))
+    texts = {"system": data.system_prompt, "user": data.prompt_text}
+    return tuple(Message(role, text) for role, text in texts.items() if text)

@@ -98,6 +98,12 @@ class User(Participant):
         self._counts = Counter(state)
 
 
+def last_reply(conversation: Conversation) -> str:
+    """What the assistant said last; '' where it has said nothing."""
+    last = conversation.last("assistant")
+    return last.content if last is not None else ""
+
+
 def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
     """Add an observation's numbers to the conversation's own totals."""
     totals = conversation.counts

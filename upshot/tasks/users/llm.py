@@ -17,7 +17,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
-from upshot.tasks.participants.base import Observation, User, count, find_model, users
+from upshot.tasks.participants.base import Observation, User, count, find_model, last_reply, users
 from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 from upshot.tasks.users.noise import mistype
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
@@ -76,7 +76,6 @@ class LLMUser(User):
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
         flaws: list[str] = []
-        heard: list[UserAnswer] = []
 
         def check(values: Mapping[str, Any]) -> Flaw | None:
             missing = next((key for key in SCHEMA["required"] if key not in values), None)
@@ -84,7 +83,14 @@ class LLMUser(User):
                 return Flaw("missing_key", f'the key "{missing}" is missing')
             if not isinstance(values["response"], str):
                 return Flaw("not_text", '"response" must be text')
-            return self._flaw(conversation, values, heard)
+            answer = self._measure(conversation, values["response"])
+            if not answer.text and not answer.ended:
+                return Flaw("empty", '"response" is empty')
+            if answer.flip:
+                return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
+            if answer.overlap >= self.paste_share:
+                return Flaw("goal_pasted", "it copies the goal; say it in your own words and leave details out", False)
+            return None
 
         seed = derive_seed(conversation.seed, "user", len(conversation.turns))
         sampling = Sampling(self.sampling.max_tokens, self.sampling.temperature, seed=seed)
@@ -96,7 +102,7 @@ class LLMUser(User):
             self._counts.update(metrics)
             count(conversation, metrics)
             raise ModelCallError(f"user {error.reason}", str(error)) from error
-        return self._observation(conversation, answer, next(h for h in heard if h.values is answer.values))
+        return self._observation(conversation, answer)
 
     def prompt(self, conversation: Conversation) -> str:
         """What the model is shown of a conversation."""
@@ -122,8 +128,11 @@ class LLMUser(User):
             totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
         return totals
 
-    def _observation(self, conversation: Conversation, answer: ModelAnswer, heard: UserAnswer) -> Observation:
-        current = as_text(answer.values["current_answer"])
+    def _observation(self, conversation: Conversation, answer: ModelAnswer) -> Observation:
+        current, heard = (
+            as_text(answer.values["current_answer"]),
+            self._measure(conversation, answer.values["response"]),
+        )
         metrics = {
             **attempt_metrics(answer.flaws),
             "user_turns": 1.0,
@@ -138,41 +147,24 @@ class LLMUser(User):
         name, _ = choose_persona(self.persona, conversation.row, self.seed)
         before = conversation.session.get("user", {})
         conversation.session["user"] = {"persona": name, "answer": current, "turns": before.get("turns", 0) + 1}
-        note: dict[str, Any] = {
-            "current_answer": current,
-            "thought": as_text(answer.values["thought"]),
-            "persona": name,
-        }
-        if answer.flaws:
-            note["flaws"] = list(answer.flaws)
+        note = {"current_answer": current, "thought": as_text(answer.values["thought"]), "persona": name}
+        flaws = {"flaws": list(answer.flaws)} if answer.flaws else {}
         text = heard.text
         if self.noise:
             drawn = random.Random(derive_seed(conversation.seed, "noise", len(conversation.turns)))
             text = mistype(text, self.noise, drawn)
-        return self.reply(text, metrics, note, heard.ended)
+        return self.reply(text, metrics, note | flaws, heard.ended)
 
-    def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[UserAnswer]) -> Flaw | None:
-        """What is wrong with an answer, the first that applies; what was measured is kept in `heard`."""
-        response = values["response"]
-        text, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
-        if not text and not ended:
-            return Flaw("empty", '"response" is empty')
-        last = conversation.last("assistant")
-        flip = is_role_flip(text, last.content if last is not None else "")
-        share = copied_share(as_text(conversation.row.goal), text)
-        heard.append(UserAnswer(values, text, ended, flip, share))
-        if flip:
-            return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
-        if share >= self.paste_share:
-            return Flaw("goal_pasted", "it copies the goal; say it in your own words and leave details out", False)
-        return None
+    def _measure(self, conversation: Conversation, response: str) -> UserAnswer:
+        text = response.replace(self.end_signal, "").strip()
+        flip = is_role_flip(text, last_reply(conversation))
+        return UserAnswer(text, self.end_signal in response, flip, copied_share(as_text(conversation.row.goal), text))
 
 
 @dataclass(frozen=True, slots=True)
 class UserAnswer:
-    """One usable answer of the model, measured."""
+    """What a model says as the user, measured."""
 
-    values: Mapping[str, Any]
     text: str
     ended: bool
     flip: bool

@@ -18,7 +18,7 @@ from typing import Any
 
 from upshot.config.registry import Registry
 from upshot.core.conversation import Message
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.tasks.participants.templates import render
 
 Extra = Mapping[str, Any]
@@ -167,3 +167,11 @@ verifiers: Registry[Verifier] = Registry(
     base=Verifier,
 )
 """Verifiers by name and by exact data source."""
+
+
+async def verify_claim(claim: Claim | None) -> Score:
+    """The score of a claim, found in this process; missing where there is none."""
+    if claim is None:
+        return Score.missing(Reason.NOTHING_SAID, "no reply to verify")
+    verifier = verifiers.create(claim.source, claim.options, where="the row's source")
+    return await verifier.verify(claim.response, claim.reference, claim.extra)

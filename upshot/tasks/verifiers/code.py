@@ -75,10 +75,10 @@ class CodeVerifier(Verifier):
         """The verdict."""
         if self.sandbox is None:
             raise UserError("code is verified in a sandbox, and there is none: set sandbox (or --sandbox)")
-        tests = self.tests(reference, extra)[: self.max_tests]
+        checks = self.checks(reference, extra)
+        tests, language = checks.tests, checks.language
         if not tests:
             return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
-        language = language_of(reference, extra)
         if language != "python" and any(isinstance(test, FunctionCall) for test in tests):
             return Score.missing(
                 Reason.BAD_ROW, f"code: the tests call a Python function, and the row wants {language}"
@@ -86,8 +86,7 @@ class CodeVerifier(Verifier):
         written = program_in(response, self.names(tests), language)
         if written is None:
             return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
-        program, checks = self.program(written, extra), self.checks(reference, extra)
-        share = share_passed(await self.verdicts.judge(checks, program), "code")
+        share = share_passed(await self.verdicts.judge(checks, self.program(written, extra)), "code")
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def checks(self, reference: Any, extra: Extra) -> RowChecks:
@@ -203,7 +202,7 @@ class StdioVerifier(CodeVerifier):
         """The input/output pairs."""
         value = decode_json(reference) or decode_json(extra.get("verification_info")) or extra
         calls = function_calls(value, extra)
-        return [*calls] or [StdioTest(given, wanted) for given, wanted in stdio_pairs(value)]
+        return [*calls] or [StdioTest(*pair) for pair in stdio_pairs(value)]
 
     def names(self, tests: Sequence[Any]) -> set[str]:
         """Of a program that reads its input, the words for that; of a function, its name."""
@@ -223,14 +222,7 @@ def _is_stdio(test: Any) -> bool:
     return not isinstance(test, FunctionCall)
 
 
-@verifiers.register(
-    "code-contests",
-    "code_contests",
-    "deepmind/code_contests",
-    "codeforces",
-    "apps",
-    "taco",
-)
+@verifiers.register("code-contests", "code_contests", "deepmind/code_contests", "codeforces", "apps", "taco")
 class ContestVerifier(StdioVerifier):
     """Public, private and generated tests of a contest problem, or of one whose wrong solution must be repaired."""
 
@@ -244,7 +236,7 @@ class ContestVerifier(StdioVerifier):
         for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
             pairs += stdio_pairs(decode_json(row.get(column)))
         pairs = pairs or stdio_pairs(decode_json(reference))
-        return [StdioTest(given, wanted) for given, wanted in pairs]
+        return [StdioTest(*pair) for pair in pairs]
 
 
 @verifiers.register("humaneval", "openai/openai_humaneval", "openai_humaneval", "evalplus/humanevalplus")

@@ -66,10 +66,10 @@ class ExactMatchVerifier(Verifier):
     def _one(self, answer: str, truth: str) -> float:
         if self.mode == "f1":
             return word_f1(answer, truth)
-        given, wanted = normal_text(answer), normal_text(truth)
+        stated, wanted = normal_text(answer), normal_text(truth)
         if not wanted:  # nothing but punctuation: compared as it is
             return float(answer.strip() == truth.strip())
-        return float(given == wanted if self.mode == "exact" else f" {wanted} " in f" {given} ")
+        return float(stated == wanted if self.mode == "exact" else f" {wanted} " in f" {stated} ")
 
 
 def _unwrap(answer: str) -> str:

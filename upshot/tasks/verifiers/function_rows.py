@@ -106,13 +106,12 @@ def function_calls(value: Any, row: Mapping[str, Any]) -> list[FunctionCall]:
     """The calls of a row that names a function; none where its tests are for stdin and stdout."""
     if isinstance(value, Mapping) and value.get("fn_name"):
         pairs = zip(map(decode_json, value.get("inputs") or ()), value.get("outputs") or (), strict=False)
-        return [
-            FunctionCall(str(value["fn_name"]), list(given) if isinstance(given, list | tuple) else [given], wanted)
-            for given, wanted in pairs
-        ]
+        listed = [(list(one) if isinstance(one, list | tuple) else [one], wanted) for one, wanted in pairs]
+        return [FunctionCall(str(value["fn_name"]), arguments, wanted) for arguments, wanted in listed]
     cases = value if isinstance(value, list) else []
-    named = (decode_json(row.get("metadata")) or {}) if isinstance(decode_json(row.get("metadata")), Mapping) else {}
-    name = str(row.get("func_name") or row.get("fn_name") or named.get("func_name") or "")
+    metadata = decode_json(row.get("metadata"))
+    named = metadata.get("func_name") if isinstance(metadata, Mapping) else ""
+    name = str(row.get("func_name") or row.get("fn_name") or named or "")
     if not name or not all(isinstance(case, Mapping) and case.get("testtype") == "functional" for case in cases):
         return []
     return [

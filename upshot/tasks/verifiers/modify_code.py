@@ -7,7 +7,6 @@ known to be right (`correct_solutions`) and wrong (`incorrect_solutions`), on wh
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from upshot.core.score import Score
@@ -39,22 +38,20 @@ class ModifyCodeVerifier(ContestVerifier):
         generated = GENERATED.search(response)
         pairs = stdio_pairs(decode_json(generated[1])) if generated else []
         tests, language = [StdioTest(*pair) for pair in pairs[: self.max_tests]], language_of(reference, extra)
-        own = program_in(GENERATED.sub("", response), self.names(tests), language)
+        corrected = program_in(GENERATED.sub("", response), self.names(tests), language)
         scores = {"generated_code_pass_gt_test": verdict.value}
         for name, programs in (
-            ("generated_code_pass_generated_test", [own] if own else []),
+            ("generated_code_pass_generated_test", [corrected] if corrected else []),
             ("generated_test_pass_correct_sol", right),
             ("generated_test_pass_incorrect_sol", wrong),
         ):
-            passed = [await self._passes(program, tests, language) for program in programs] if tests else []
+            runs = [await self.run(program, self.limits, tests, language) for program in programs] if tests else []
+            passed = [share_passed(results, "code") for results in runs]
             if (fault := next((one for one in passed if one.value is None), None)) is not None:
                 return fault
             scores[name] = sum(one.value == 1.0 for one in passed) / len(programs) if passed else 0.0
         value = verdict.value * scores["generated_test_pass_correct_sol"]
         return Score(value, detail={**verdict.detail, **scores, "generated_tests": len(tests)})
-
-    async def _passes(self, program: str, tests: Sequence[StdioTest], language: str) -> Score:
-        return share_passed(await self.run(program, self.limits, tests, language), "code")
 
 
 def _texts(value: Any) -> list[str]:

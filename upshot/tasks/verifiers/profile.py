@@ -118,12 +118,9 @@ def _is_literal_check(test: str) -> bool:
     called = [node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     if len(defined) != 1 or len(imports) + len(defined) + len(called) != len(body):
         return False
-    asserts = [_as_assert(node) for part in (defined[0], *defined[0].body) for node in _statements(part)]
+    functions = [part for part in (defined[0], *defined[0].body) if isinstance(part, ast.FunctionDef)]
+    asserts = [_as_assert(node) for function in functions for node in function.body]
     return bool(asserts) and split("\n".join(map(ast.unparse, (*imports, *asserts)))) is not None
-
-
-def _statements(node: ast.stmt) -> list[ast.stmt]:
-    return node.body if isinstance(node, ast.FunctionDef) else []
 
 
 def _as_assert(node: ast.stmt) -> ast.stmt:

@@ -73,7 +73,7 @@ class Verdicts:
         key = key_of(checks)
         async with self._locks.setdefault(key, asyncio.Lock()):
             self._load()
-            if key not in self._profiles:
+            if key not in self._profiles and checks.reference is not None:
                 await self._measure(key, checks, checks.reference, "reference")
         return self._profiles.get(key) or profile_by_form(checks)
 
@@ -90,10 +90,8 @@ class Verdicts:
 
         return list(await asyncio.gather(*map(refine, rows)))
 
-    async def _measure(self, key: str, checks: RowChecks, program: str | None, basis: str) -> None:
+    async def _measure(self, key: str, checks: RowChecks, program: str, basis: str) -> None:
         """Measure and keep the profile; a fault of the sandbox is not kept, and the row is measured again next time."""
-        if program is None:
-            return
         profile = await measure(checks, program, basis)
         if basis == "program" and profile is not None and CheckKind.BROKEN in profile.kinds:
             return  # a policy wrote it, and no policy may break the checks of its rows

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from upshot.sandbox.inside.cases import is_case, is_test
+from upshot.sandbox.inside.cases import is_case, is_test, last_name
 from upshot.sandbox.inside.cases import parse as parse_test  # it knows which imports are the program's
 from upshot.sandbox.local.languages import canonical
 
@@ -79,11 +79,11 @@ def _find_close(text: str, begin: int, fence: str) -> re.Match[str] | None:
     run = f"{fence[0]}{{{len(fence)},}}+"
     closes = re.compile(rf"^[ \t]*+{run}|{run}(?=[ \t]*$)", re.MULTILINE)
     first = None
-    for found in itertools.islice(closes.finditer(text, begin), _MOST_FENCES):
-        first = first or found
-        body = text[begin : found.start()]
+    for close in itertools.islice(closes.finditer(text, begin), _MOST_FENCES):
+        first = first or close
+        body = text[begin : close.start()]
         if body.count('"""') % 2 == body.count("'''") % 2 == 0:
-            return found if found is first or parse(body) else first
+            return close if close is first or parse(body) else first
     return first
 
 
@@ -112,7 +112,7 @@ class _Block:
 def _read_block(text: str, is_named: bool) -> _Block:
     tree = parse(text)
     if tree is None:
-        words = {word for found in _DEFINES.findall(re.sub("#.*", "", text)) for word in found if word}
+        words = {word for groups in _DEFINES.findall(re.sub("#.*", "", text)) for word in groups if word}
         return _Block(text, is_named, False, words | ({READS} if "stdin" in words else set()), set(), set())
     acts = any(not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call) for node in tree.body)
     nodes, defined = list(ast.walk(tree)), list_defined(tree)
@@ -149,17 +149,17 @@ def parse(text: str) -> ast.Module | None:
 
 def list_defined(tree: ast.Module) -> set[str]:
     """What a text defines at its top level, but for imports, and the methods of its classes."""
-    found, waiting = set[str](), [*ast.iter_child_nodes(tree)]
+    defined, waiting = set[str](), [*ast.iter_child_nodes(tree)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, _FUNCTION | ast.ClassDef):
-            found.add(node.name)
+            defined.add(node.name)
             waiting += [part for part in node.body if isinstance(node, ast.ClassDef) and isinstance(part, _FUNCTION)]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            defined.add(node.id)
         elif not isinstance(node, ast.Lambda):
             waiting += ast.iter_child_nodes(node)
-    return found
+    return defined
 
 
 def free_names(tree: ast.Module) -> set[str]:
@@ -187,21 +187,15 @@ def _find_streams(nodes: Iterable[ast.AST]) -> set[str]:
     words = set()
     for node in nodes:
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            words.add(node.id if isinstance(node, ast.Name) else node.attr)
+            words.add(last_name(node))
         elif isinstance(node, ast.alias):
             words.add(node.name)
         elif isinstance(node, ast.Constant) and node.value == "/dev/stdin":
             words.add("stdin")
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            words |= {"stdin"} if repr(node.args[0].value) == "0" and _is_opener(node.func) else set()
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("open", "fdopen", "read"):
+            words |= {"stdin"} if [*map(ast.unparse, node.args[:1])] == ["0"] else set()  # the number of a stream
     reads, writes = words & {"input", "raw_input", "stdin", "fileinput"}, words & {"print", "stdout", "write"}
     return ({READS} if reads else set()) | ({WRITES} if writes else set())
-
-
-def _is_opener(function: ast.expr) -> bool:
-    """Whether a function takes the number of a stream: open, os.fdopen, os.read."""
-    word = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-    return word in ("open", "fdopen", "read")
 
 
 @functools.lru_cache(maxsize=1024)  # all samples of a prompt come with the same tests
@@ -220,17 +214,14 @@ def each_method(source: str) -> list[str]:
     if isinstance(tree, str):
         return [source]
     methods = [(node.name, item.name) for node in tree.body if is_case(node) for item in node.body if is_test(item)]
-    return [ast.unparse(_OneMethod(names).visit(ast.parse(source))) for names in methods] or [source]
+    return [_keep_method(source, *names) for names in methods] or [source]
 
 
-class _OneMethod(ast.NodeTransformer):
-    """Leaves one test method of one class."""
-
-    def __init__(self, names: tuple[str, str]) -> None:
-        self.names = names
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Drop all test methods but the one."""
-        kept = [item for item in node.body if not is_test(item) or (node.name, item.name) == self.names]
-        node.body = kept or [ast.Pass()]
-        return node
+def _keep_method(source: str, case: str, method: str) -> str:
+    """A source without the test methods of its classes, but for one."""
+    tree = ast.parse(source)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            kept = [item for item in node.body if not is_test(item) or (node.name, item.name) == (case, method)]
+            node.body = kept or [ast.Pass()]
+    return ast.unparse(tree)

@@ -7,7 +7,8 @@ Three kinds of processes. `VerifierWorkers` lives in the program and hands out t
 which imports what verifiers need (sympy takes a second) and forks the workers, so that replacing a killed one takes
 milliseconds; a plain fork of a training process would copy the locks that its threads hold. multiprocessing's own fork
 server does not serve: it runs the program's main script again in every worker, and imports nothing more once it runs.
-All they say to each other are lines of JSON. When the program ends, however it ends, the others end with it.
+The program speaks to the fork server over a pipe of multiprocessing's, and to a worker in lines of JSON. When the
+program ends, however it ends, the others end with it.
 
 Covers verifiers that compute. Those that wait for a model or a sandbox stay with their event loop (`waits`).
 """
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -27,6 +29,8 @@ import sys
 import threading
 from collections.abc import Mapping
 from functools import cache
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
 from upshot.core.errors import UserError
@@ -172,11 +176,10 @@ class ForkServer:
     """The fork server as the program sees it. Calls wait for its answer: from a thread."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        self._control, theirs = multiprocessing.Pipe()
         with theirs:
             command = [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._control = ours
         self._turn = threading.Lock()
         """Who was cancelled has left a thread behind that still waits: its answer must not become the next one's."""
 
@@ -195,7 +198,7 @@ class ForkServer:
         """A new worker: its process id and the socket to talk to it."""
         ours, theirs = socket.socketpair()
         with theirs:
-            answer = self._ask({"op": "fork", "memory_mb": memory_mb}, [theirs.fileno()])
+            answer = self._ask({"op": "fork", "memory_mb": memory_mb}, theirs.fileno())
         return answer["pid"], ours
 
     def reap(self, pid: int) -> str:
@@ -212,38 +215,36 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, request: Mapping[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        line = _line(request)
+    def _ask(self, request: Mapping[str, Any], descriptor: int | None = None) -> Any:
         with self._turn:
-            sent = socket.send_fds(self._control, [line], fds or [])
-            self._control.sendall(line[sent:])
-            answer = _read_line(self._control, b"")
-        if not answer:
-            raise ConnectionError("the fork server of the verifiers is gone")
-        message: dict[str, Any] = json.loads(answer)
-        return message
+            try:
+                self._control.send(request)
+                if descriptor is not None:
+                    reduction.send_handle(self._control, descriptor, self._process.pid)
+                return self._control.recv()
+            except EOFError as error:
+                raise ConnectionError("the fork server of the verifiers is gone") from error
 
 
 def serve_forks(fd: int) -> None:
     """The fork server's life: answer fork, warm and reap requests until the program closes the socket. No threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to handle
     die_with_parent()
-    control = socket.socket(fileno=fd)
+    control = Connection(fd)
     while True:
-        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        line = data and _read_line(control, data)
-        if not line:
+        try:
+            request = control.recv()
+        except EOFError:
             return
-        request = json.loads(line)
         if request["op"] == "fork":
-            answer: dict[str, Any] = {"pid": _fork(control, fds[0], request["memory_mb"])}
+            answer: dict[str, Any] = {"pid": _fork(control, reduction.recv_handle(control), request["memory_mb"])}
         elif request["op"] == "reap":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(request["pid"], signal.SIGKILL)
             answer = {"status": os.waitpid(request["pid"], 0)[1]}
         else:
             answer = _warm(request["source"], request["options"])
-        control.sendall(_line(answer))
+        control.send(answer)
 
 
 def _warm(source: str, options: str) -> dict[str, str]:
@@ -256,7 +257,7 @@ def _warm(source: str, options: str) -> dict[str, str]:
     return {}
 
 
-def _fork(control: socket.socket, fd: int, memory_mb: int) -> int:
+def _fork(control: Connection, fd: int, memory_mb: int) -> int:
     pid = os.fork()
     if pid:
         os.close(fd)
@@ -303,16 +304,6 @@ def check_claim(claim: Claim) -> Score:
 @cache
 def _verifier(source: str, options: str) -> Verifier:
     return verifiers.create(source, json.loads(options))
-
-
-def _read_line(connection: socket.socket, begun: bytes) -> bytes:
-    """The rest of a line that has begun, with its beginning; empty where the connection ends before it does."""
-    while not begun.endswith(b"\n"):
-        part = connection.recv(1 << 16)
-        if not part:
-            return b""
-        begun += part
-    return begun
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

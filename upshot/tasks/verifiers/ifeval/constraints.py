@@ -39,7 +39,7 @@ def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
     arguments = [arguments] if isinstance(arguments, Mapping) else list(arguments)
     if len(arguments) != len(names):
         raise BadRow(f"{len(names)} constraints but {len(arguments)} kwargs")
-    return [(name, _drop_nulls(_decode(given) or {})) for name, given in zip(names, arguments, strict=True)]
+    return [(name, _drop_nulls(_decode(values) or {})) for name, values in zip(names, arguments, strict=True)]
 
 
 def _drop_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ConstraintsVerifier(Verifier):
         unknown = next((name for name, _ in wanted if name not in CHECKS), None)
         if unknown is not None or not wanted:
             raise BadRow(f"unknown constraint '{unknown}'" if wanted else "no constraint")
-        names, arguments = [name for name, _ in wanted], [given for _, given in wanted]
+        names, arguments = [name for name, _ in wanted], [values for _, values in wanted]
         return as_json_text({"instruction_id_list": names, "kwargs": arguments})
 
     def warm(self) -> None:
@@ -101,13 +101,13 @@ class ConstraintsVerifier(Verifier):
         kept: list[bool] = []
         broken: list[str] = []
         unknown: dict[str, Score] = {}
-        for name, given in wanted:
+        for name, arguments in wanted:
             if name not in CHECKS:
                 hint = did_you_mean(name, CHECKS)
                 unknown[name] = Score.missing(Reason.BAD_ROW, f"constraints: unknown kind '{name}'", hint=hint)
                 continue
             try:
-                verdict = keeps_any(variants, name, given)
+                verdict = keeps_any(variants, name, arguments)
             except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
                 if not self.partial:
                     raise
@@ -138,13 +138,8 @@ def keeps(text: str, name: str, arguments: Mapping[str, Any]) -> bool | None:
 
 def keeps_any(variants: Sequence[str], name: str, arguments: Mapping[str, Any]) -> bool | None:
     """Whether one reading of a response keeps a constraint; None where none does and of one it does not show."""
-    open_ = False
-    for text in variants:
-        verdict = keeps(text, name, arguments)
-        if verdict:
-            return True
-        open_ |= verdict is None
-    return None if open_ else False
+    verdicts = [keeps(text, name, arguments) for text in variants]
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def loose_variants(response: str) -> list[str]:

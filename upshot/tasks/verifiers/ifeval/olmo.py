@@ -32,9 +32,9 @@ _EDGE = re.compile(r"^\W+|\W+$")
 _DIVIDER = re.compile(r"\s?\* ?\* ?\*\s?")
 
 
-def one(given: str | Sequence[str]) -> str:
+def one(text: str | Sequence[str]) -> str:
     """An argument that some rows wrap in a list."""
-    return (given if isinstance(given, str) else given[0]).strip()
+    return (text if isinstance(text, str) else text[0]).strip()
 
 
 def same_text(text: str, other: str) -> bool:

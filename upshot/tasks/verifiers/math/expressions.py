@@ -25,12 +25,10 @@ MALFORMED: Final = "malformed"
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?![\w.]))?|\\[a-zA-Z]+|[a-zA-Z]|[-+*/^_(){}\[\]!|])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}(?![a-zA-Z])")
 _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")},
-    **{"ln": cmath.log, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan},
-    "cot": lambda x: 1 / cmath.tan(x),
-    "sec": lambda x: 1 / cmath.cos(x),
-    "csc": lambda x: 1 / cmath.sin(x),
+    name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")
 }
+_FUNCTIONS |= {"ln": cmath.log, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan}
+_FUNCTIONS |= {"cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x)}
 _GREEK = frozenset({
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "theta", "lambda", "mu", "omega", "phi", "varphi",
     "rho", "sigma", "tau",
