@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 from typing import Any
 
 ANSWER = 8675309
@@ -110,8 +109,7 @@ def message(dice: random.Random) -> bytes:
 
 def framed(body: Any) -> bytes:
     """A message as it goes over the wire."""
-    data = json.dumps(body).encode()
-    return struct.pack("<I", len(data)) + data
+    return json.dumps(body).encode() + b"\n"
 
 
 METHODS = (

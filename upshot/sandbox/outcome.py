@@ -100,5 +100,5 @@ class RunResult:
             return TestResult(outcome, self.wall_seconds, "" if passed else f"printed {self.stdout[:200]!r}")
         failed_assert = self.outcome is Outcome.ERROR and "AssertionError" in self.stderr
         outcome = Outcome.WRONG if failed_assert else self.outcome
-        said = self.stderr or (self.compiled.output if self.compiled else "")
-        return TestResult(outcome, self.wall_seconds, "\n".join(filter(None, (self.detail, said[-2000:]))))
+        messages = self.stderr or (self.compiled.output if self.compiled else "")
+        return TestResult(outcome, self.wall_seconds, "\n".join(filter(None, (self.detail, messages[-2000:]))))

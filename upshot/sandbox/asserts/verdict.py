@@ -171,36 +171,34 @@ def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
 
 def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, bytes]:
     """The files among the lines; the program can write lines too, so nothing unasked for and nothing unreadable."""
-    found, names = {}, set(wanted)
+    files, names = {}, set(wanted)
     for line in lines:
         pair = line.get("file")
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             continue
         try:
             if pair[0] in names:
-                found[pair[0]] = base64.b64decode(pair[1], validate=True)
+                files[pair[0]] = base64.b64decode(pair[1], validate=True)
         except ValueError:
             continue
-    return found
+    return files
 
 
 def of_native_stdio(remains: Remains, expected: Sequence[str]) -> list[TestResult]:
     """One result per stdin/stdout test of a program that ran on all inputs, its outputs one behind the other."""
-    whole, begin, found = of_native(remains), 0, []
+    whole, begin, results = of_native(remains), 0, []
     for wanted, ran in zip(expected, (line["run"] for line in remains.lines if "run" in line), strict=False):
         end = begin + ran["size"]
-        one = replace(
-            _of_inner(remains, ran), stdout=remains.stdout[begin:end], stdout_cut=ran["cut"], stderr_cut=False
-        )
-        ran_alone = of_script(one)
+        inner, stdout = _of_inner(remains, ran), remains.stdout[begin:end]
+        ran_alone = of_script(replace(inner, stdout=stdout, stdout_cut=ran["cut"], stderr_cut=False))
         begin, result = end, ran_alone.as_test(passed=same_output(ran_alone.stdout, wanted))
-        found.append(replace(result, detail=result.detail or ran["said"]))
+        results.append(replace(result, detail=result.detail or ran["errors"]))
     rest = whole.as_test(passed=False)
-    if found and found[-1].outcome is Outcome.TIMEOUT:
+    if results and results[-1].outcome is Outcome.TIMEOUT:
         rest = TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time")
     elif rest.outcome in (Outcome.PASSED, Outcome.WRONG):
         rest = TestResult(Outcome.ERROR, None, "the program ended before this test was done")
-    return found + [rest] * (len(expected) - len(found))
+    return results + [rest] * (len(expected) - len(results))
 
 
 def _of_inner(remains: Remains, ran: dict[str, Any]) -> Remains:
@@ -219,12 +217,10 @@ def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
         ok = compiled["status"] == 0 and not compiled["why"]
         compile_result = CompileResult(ok, compiled["t"], compiled["status"], compiled["output"], bool(compiled["why"]))
         if not ok:
-            return replace(
-                base, outcome=Outcome.ERROR, exit_code=None, detail="it does not compile", compiled=compile_result
-            )
-    if ran is None or ending(remains):
-        return replace(base, compiled=compile_result)
-    return replace(of_script(_of_inner(remains, ran), fetch), compiled=compile_result)
+            base = replace(base, outcome=Outcome.ERROR, exit_code=None, detail="it does not compile")
+            return replace(base, compiled=compile_result)
+    result = base if ran is None or ending(remains) else of_script(_of_inner(remains, ran), fetch)
+    return replace(result, compiled=compile_result)
 
 
 def same_output(actual: str, expected: str) -> bool:

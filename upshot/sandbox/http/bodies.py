@@ -61,13 +61,13 @@ class LimitedBody(RequestBody):
     run_timeout: Seconds | None = None
     """… and in SandboxFusion's."""
 
-    def limits_from(self, own: Limits, **more: Any) -> Limits:
-        """The limits asked for on top of the server's own, none above its ceilings."""
+    def limits_from(self, defaults: Limits, **more: Any) -> Limits:
+        """The limits asked for on top of the server's defaults, none above its ceilings."""
         asked = self.limits | more
         for name in asked:
             if name not in _LIMIT_NAMES:
                 raise UserError(f"unknown limit '{name}'; {did_you_mean(name, _LIMIT_NAMES)}")
-        limits = replace(own, **asked)
+        limits = replace(defaults, **asked)
         for name, most in CEILINGS.items():
             if getattr(limits, name) > most:
                 raise UserError(f"limit {name} is {getattr(limits, name)}; this server allows at most {most}")

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
@@ -115,8 +116,8 @@ def find_faults(tests: tuple[str, ...]) -> dict[int, str]:
     top = [node for tree in trees if isinstance(tree, ast.Module) for node in tree.body]
     defined = [node for node in top if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     checkers = {node.name for node in defined if any(map(_is_check, walk(node)))}
-    found = ((index, _find_fault(tree, checkers)) for index, tree in enumerate(trees))
-    return {index: why for index, why in found if why}
+    faults = {index: _find_fault(tree, checkers) for index, tree in enumerate(trees)}
+    return {index: why for index, why in faults.items() if why}
 
 
 def _find_fault(tree: ast.Module | str, checkers: set[str]) -> str:
@@ -195,9 +196,9 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
         _run_pytest({name: namespace[name] for name in _list_bound(tree) if name in namespace})
         return
     for function in functions:
-        given = namespace[function.name]()
-        if type(given).__name__ == "coroutine":
-            importlib.import_module("asyncio").run(given)
+        result = namespace[function.name]()
+        if type(result).__name__ == "coroutine":
+            importlib.import_module("asyncio").run(result)
     for name in classes:
         kind = namespace.get(name)
         if isinstance(kind, type) and "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
@@ -228,12 +229,9 @@ def _takes_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _is_from_elsewhere(error: BaseException) -> bool:
     """Whether an exception was raised by what the test's own text called; `exit()` is Python's."""
-    step, files = error.__traceback__, []
-    while step is not None:
-        files.append(step.tb_frame.f_code.co_filename)
-        step = step.tb_next
-    own = files[files.index(TEST) :] if TEST in files else files
-    return any(file != TEST and "_sitebuiltins" not in file for file in own)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    below = files[files.index(TEST) :] if TEST in files else files
+    return any(file != TEST and "_sitebuiltins" not in file for file in below)
 
 
 def standalone(test: str) -> str:

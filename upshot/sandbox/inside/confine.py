@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,15 +119,6 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.
     return [kernel.step("setrlimit", what, pair(most, most)) for what, most in bounds if most != RLIM_INFINITY]
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("handled_fs", "handled_net", "scoped")]
-
-
-class _PathRule(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
-
-
 def landlock_version() -> int:
     """The kernel's Landlock version, 0 where there is none."""
     try:
@@ -141,13 +133,14 @@ def restrict_files(version: int, readable: list[int], writable: list[int]) -> ke
     The ruleset is made once, in the zygote: a child only enters it.
     """
     rights = (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1  # every one that this version can forbid
-    attributes = _Ruleset(rights, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(attributes), size, 0)
+    # Rights on files, on the network from version 4 on, and beyond the process from version 6 on.
+    attributes = [rights, *[0b11] * ((version >= 4) + (version >= 6))]
+    handled = struct.pack(f"={len(attributes)}Q", *attributes)
+    ruleset = kernel.syscall("landlock_create_ruleset", handled, len(handled), 0)
     allowed = [(descriptor, READ) for descriptor in readable] + [(descriptor, ~IOCTL_DEV) for descriptor in writable]
     for descriptor, wanted in allowed:
         granted = wanted & rights
         if os.fstat(descriptor).st_mode & 0o170000 != 0o040000:
             granted &= ON_FILES
-        kernel.syscall("landlock_add_rule", ruleset, 1, ctypes.byref(_PathRule(granted, descriptor)), 0)
+        kernel.syscall("landlock_add_rule", ruleset, 1, struct.pack("=Qi", granted, descriptor), 0)
     return kernel.syscall_step("landlock_restrict_self", ruleset, 0)

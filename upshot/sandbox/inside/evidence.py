@@ -49,12 +49,12 @@ def list_words(tree: ast.AST) -> set[str]:
     return imported | {last_name(node) for node in walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
 
 
-def mark_closed_calls(tree: ast.Module, marker: str, own: set[str]) -> ast.Module:
+def mark_closed_calls(tree: ast.Module, marker: str, held: set[str]) -> ast.Module:
     """The test with the marker around what it calls with arguments in which nothing can be the program's.
 
-    `own`: names that mean nothing of the program's (what the judge itself holds).
+    `held`: names that mean nothing of the program's (what the judge itself holds).
     """
-    return ast.fix_missing_locations(_ClosedCalls(marker, _Taint(tree, own)).visit(tree))
+    return ast.fix_missing_locations(_ClosedCalls(marker, _Taint(tree, held)).visit(tree))
 
 
 class _ClosedCalls(ast.NodeTransformer):
@@ -84,11 +84,11 @@ class _ClosedCalls(ast.NodeTransformer):
 class _Taint:
     """Which names of a test can hold something that the program gave, as far as its text tells; in doubt they can."""
 
-    def __init__(self, tree: ast.Module, own: set[str]) -> None:
+    def __init__(self, tree: ast.Module, held: set[str]) -> None:
         self.nodes = nodes = list(walk(tree))
         self.made = made = {node.name for node in nodes if isinstance(node, _DEFINITION)}
         self.stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        self.pure = (_OWN | own | _list_imports(nodes).keys()) - made - self.stored
+        self.pure = (_OWN | held | _list_imports(nodes).keys()) - made - self.stored
         """Functions and modules that give nothing but what they are given."""
         self.known = self.pure | self.stored | made
         self.names = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"self", "cls"}
@@ -125,9 +125,9 @@ class _Taint:
             if isinstance(node, _BINDING):
                 targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
                 value: Any = getattr(node, "value", None) or getattr(node, "iter", None)
-                found = _places(*targets)
+                places = _places(*targets)
                 if value is not None:
-                    yield found | {f"self.{place}" for place in found}, value  # of a class, it may be
+                    yield places | {f"self.{place}" for place in places}, value  # of a class, it may be
             elif isinstance(node, ast.withitem) and node.optional_vars is not None:
                 yield _places(node.optional_vars), node.context_expr
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -153,14 +153,13 @@ def _place(node: ast.AST) -> str:
 
 def _list_imports(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """By the name they are bound to, the modules (and members of modules) that a text imports."""
-    found: dict[str, str] = {}
+    imported: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found[alias.asname or alias.name.partition(".")[0]] = alias.name
+            imported |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return imported
 
 
 def _root(node: ast.expr) -> str:

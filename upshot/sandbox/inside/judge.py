@@ -188,24 +188,23 @@ class Judge:
         names, asked = evidence.list_names(tree), self.asked
         self.undecided, self.closed, self.empty = "", False, False
         checked = cases.CheckCounter(lambda function: isinstance(function, Handle | Method))
-        failure: BaseException | None = None
+        failure = ""
         try:
             if reached := evidence.list_words(tree) & evidence.REACHING:
                 self.doubt(f"it uses {min(reached)}, which works on the process it is called in")
             cases.run(evidence.mark_closed_calls(tree, CLOSED, self.held), self.namespace, checked)
         except BaseException as error:
-            failure = error
+            failure = f"raised only before the judge: {program.describe(error)[1]}"[-program.TAIL_CHARS :]
         if self.gone:
             raise ProgramGone(self.gone)
-        why = self.undecided
-        if not why and failure is not None:
-            why = f"raised only before the judge: {program.describe(failure)[1]}"[-program.TAIL_CHARS :]
-        if not why and self.empty and self.vectorised:
-            why = "nothing compares as equal to anything, item by item"
-        if not why and not checked.count:
-            why = cases.NOTHING_CHECKED
-        if not why and self.asked == asked and not names & self.data:
-            why = "it asks the program nothing"
+        doubts = (
+            self.undecided,
+            failure,
+            "nothing compares as equal to anything, item by item" if self.empty and self.vectorised else "",
+            "" if checked.count else cases.NOTHING_CHECKED,
+            "it asks the program nothing" if self.asked == asked and not names & self.data else "",
+        )
+        why = next(filter(None, doubts), "")
         return {"u": why} if why else {"p": True}
 
     def doubt(self, why: str) -> NoReturn:
@@ -246,9 +245,9 @@ class Judge:
     ) -> dict[str, Any]:
         """The program's answer; its failure is raised here as the exception that it was there."""
         self.asked += 1
-        given = [self._lend(item) for item in args]
+        lent = [self._lend(item) for item in args]
         named = {key: self._lend(item) for key, item in (kwargs or {}).items()}
-        message = {"op": op, "target": handle._upshot_number, "name": name, "args": given, "kwargs": named}
+        message = {"op": op, "target": handle._upshot_number, "name": name, "args": lent, "kwargs": named}
         self._guard(self.wire.send, message)
         answer = self._guard(self.wire.receive)
         if "unreadable" in answer:

@@ -76,28 +76,17 @@ def prctl(option: int, argument: object = 0) -> int:
     return call("prctl", option, argument, 0, 0, 0)
 
 
-class _MountAttr(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
-
-
 def set_mount_flags(path: str, flags: int) -> None:
     """Add flags (MS_RDONLY, MS_NOSUID and MS_NODEV have the same values here) to a mount and all mounts under it."""
-    attr = _MountAttr(set=flags)
+    attributes = (ctypes.c_uint64 * 4)(flags)  # to set, to clear, propagation, user namespace
     at_fdcwd, at_recursive = -100, 0x8000
-    syscall("mount_setattr", at_fdcwd, path, at_recursive, ctypes.byref(attr), ctypes.sizeof(attr))
-
-
-class _CapHeader(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-
-class _CapData(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+    syscall("mount_setattr", at_fdcwd, path, at_recursive, attributes, ctypes.sizeof(attributes))
 
 
 def no_capabilities() -> Step:
     """The prepared giving up of every capability."""
-    return step("capset", ctypes.pointer(_CapHeader(version=0x20080522, pid=0)), (_CapData * 2)())
+    version_and_pid = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    return step("capset", version_and_pid, (ctypes.c_uint32 * 6)())  # effective, permitted, inheritable: 64 bits each
 
 
 def fork_into(flags: int) -> int:

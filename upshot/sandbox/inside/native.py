@@ -40,19 +40,19 @@ def run(payload: dict[str, Any], results: program.Results) -> int:
 
 def _run_on_inputs(payload: dict[str, Any], results: program.Results) -> None:
     """Run the program on each input, all output on ours, one behind the other; a line for each says how long it is."""
-    for given, most in zip(payload["inputs"], payload["most"], strict=True):
+    for text_in, most in zip(payload["inputs"], payload["most"], strict=True):
         with _nameless() as stdin, _nameless() as stdout, _nameless() as stderr:
-            stdin.write(given)
+            stdin.write(text_in)
             stdin.seek(0)
             report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"], stdin, stdout, stderr)
             stdout.seek(0)
             text = stdout.read(most + 1)
             stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - program.TAIL_CHARS))
-            said = stderr.read(program.TAIL_CHARS).decode(errors="replace")
+            errors = stderr.read(program.TAIL_CHARS).decode(errors="replace")
         view = memoryview(text[:most])
         while view:
             view = view[os.write(1, view) :]
-        results.put({"run": {**report, "size": len(text[:most]), "cut": len(text) > most, "said": said}})
+        results.put({"run": {**report, "size": len(text[:most]), "cut": len(text) > most, "errors": errors}})
         if report["why"]:
             return
 
@@ -103,5 +103,4 @@ def _step(
 
 def _below_us(proc: int) -> float:
     """CPU seconds of all we started: orphans come to us, who are the namespace's init. Our own do not count."""
-    own = cpu_time.of_process(os.getpid())
-    return max(0.0, cpu_time.of_family(proc, os.getpid()) - own)
+    return max(0.0, cpu_time.of_family(proc, os.getpid()) - cpu_time.of_process(os.getpid()))

@@ -97,8 +97,8 @@ def encode(value: Any, foreign: Callable[[Any], Any] = name_object, depth: int =
     if kind in _TAGS and getattr(value, "maxlen", None) is None:  # the copy of a bounded deque would not forget
         tag = _TAGS[kind]
         return {tag: inner(FORMS[tag][1](value))}
-    if kind.__module__ == "numpy" and (found := _split_numpy(value)) is not None:
-        return {SCALAR if len(found) == 2 else ARRAY: inner(found)}
+    if kind.__module__ == "numpy" and (parts := _split_numpy(value)) is not None:
+        return {SCALAR if len(parts) == 2 else ARRAY: inner(parts)}
     base = next((base for base in BASES if issubclass(kind, base)), None)
     if base is not None:
         return {SUBCLASS: inner([BASES[base](value)])}

@@ -65,23 +65,23 @@ def probe(uid: int | None) -> dict[str, Any]:
         os.chmod(workbench, 0o755)
         as_root = os.geteuid() == 0
         cannot_drop = "not root" if not as_root else NO_IDS if uid is None else None
-        found: dict[str, Any] = {
+        obstacles: dict[str, Any] = {
             "root": attempt(lambda: _namespaces("root", workbench, None)) if as_root else "not root",
             # Real root must first become somebody: inside it would still own root's files outside.
             "user": NO_IDS
             if as_root and uid is None
             else attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
         }
-    found["landlock_abi"] = version = confine.landlock_version()
+    obstacles["landlock_abi"] = version = confine.landlock_version()
     root = [os.open("/", os.O_PATH)]
     restricts = attempt(lambda: _confine(lambda: confine.restrict_files(version, root, root)))
-    found["landlock"] = restricts if version else "the kernel has no Landlock"
-    found["seccomp"] = attempt(lambda: _confine(seccomp.install))
-    found["uid"] = found["uid_reads"] = cannot_drop
+    obstacles["landlock"] = restricts if version else "the kernel has no Landlock"
+    obstacles["seccomp"] = attempt(lambda: _confine(seccomp.install))
+    obstacles["uid"] = obstacles["uid_reads"] = cannot_drop
     if uid is not None and as_root:
-        found["uid"] = attempt(lambda: namespaces.become(uid))
-        found["uid_reads"] = attempt(lambda: _read_as(uid))
-    return found
+        obstacles["uid"] = attempt(lambda: namespaces.become(uid))
+        obstacles["uid_reads"] = attempt(lambda: _read_as(uid))
+    return obstacles
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from typing import Any
 
 from upshot.sandbox.inside import plain, program
@@ -26,34 +25,27 @@ MAX_MESSAGE = 16 << 20
 
 
 class Wire:
-    """Whole JSON messages over a stream socket: four bytes of length, then the text."""
+    """JSON messages over a stream socket, a line each."""
 
     def __init__(self, descriptor: int) -> None:
-        self.socket = socket.socket(fileno=descriptor)
+        self.lines = socket.socket(fileno=descriptor).makefile("rwb")
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
-        data = json.dumps(message, separators=(",", ":")).encode()
-        self.socket.sendall(struct.pack("<I", len(data)) + data)
+        self.lines.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self.lines.flush()
 
     def receive(self) -> dict[str, Any]:
         """The next message; raises some exception at the end and for anything that is not one."""
-        (size,) = struct.unpack("<I", self._read_exactly(4))
-        if size > MAX_MESSAGE:
-            raise ValueError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE}")
-        message = json.loads(self._read_exactly(size))
+        line = self.lines.readline(MAX_MESSAGE)
+        if len(line) == MAX_MESSAGE:
+            raise ValueError(f"a message of {MAX_MESSAGE} bytes or more")
+        if not line.endswith(b"\n"):
+            raise EOFError("the other process has ended")
+        message = json.loads(line)
         if not isinstance(message, dict):
             raise ValueError("not a message")
         return message
-
-    def _read_exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.socket.recv(min(size - len(data), 1 << 20))
-            if not part:
-                raise EOFError("the other process has ended")
-            data += part
-        return data
 
 
 class JudgedProgram:
@@ -67,8 +59,8 @@ class JudgedProgram:
         """Do what the judge asks, or say what came of trying."""
         try:
             if message["op"] == "names":
-                found = [name for name in message["names"] if name in self.namespace]
-                return {"ok": [[name, self.encode(self.namespace[name])] for name in found]}
+                names = [name for name in message["names"] if name in self.namespace]
+                return {"ok": [[name, self.encode(self.namespace[name])] for name in names]}
             return self._perform(**message)
         except plain.Unreadable as error:
             return {"unreadable": str(error)}

@@ -85,12 +85,9 @@ def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
     alone = own_pid is not None
     blocks: dict[str, list[Instruction]] = {}
     clone = [arg0, (JSET, 0, 1, NAMESPACE_FLAGS), _ret(RET_KILL)]
-    if alone:
-        clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
-    else:
-        clone += [allow]
+    blocks["clone"] = [*clone, *([(JSET, 1, 0, kernel.CLONE_THREAD), deny] if alone else []), allow]
+    if not alone:
         blocks |= {name: [allow] for name in ("fork", "vfork", "execve", "execveat")}
-    blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
     blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
     # Bytes on their way lie in the kernel's memory, which no rlimit counts: sockets and pipes stay as small as they are
@@ -108,15 +105,13 @@ def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
     blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
     if own_pid is not None:
         # Without a PID namespace these reach other processes of the same user.
-        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, own_pid), deny, allow]
-        blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
+        on_itself = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, own_pid), deny, allow]
+        blocks |= {"prlimit64": on_itself, "sched_setaffinity": on_itself, "setpriority": [deny]}
         blocks |= {name: [deny] for name in UNWATCHED}
         blocks |= {"open": _no_emptying(OFFSET_ARG1), "openat": _no_emptying(OFFSET_ARG2)}
         known = _one_of(OFFSET_ARG1, FCNTL_COMMANDS)
-        blocks |= {
-            "fcntl": [known[0], *_accept_idly(*LOCKS), *known[1:]],
-            "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS),
-        }
+        blocks["fcntl"] = [known[0], *_accept_idly(*LOCKS), *known[1:]]
+        blocks["ioctl"] = _one_of(OFFSET_ARG1, IOCTL_COMMANDS)
     return blocks
 
 

@@ -112,11 +112,10 @@ class ZygoteProcess:
 
     def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> WatchedChild:
         ours, theirs = os.pipe()
-        own = [fds[index] for index in role["fds"]]
         pid = kernel.fork_into(self.confinement.flags)
         if pid == 0:
             os.close(ours)
-            self._become_child(role, plan, own, theirs)
+            self._become_child(role, plan, [fds[index] for index in role["fds"]], theirs)
         os.close(theirs)
         return WatchedChild(pid, ours, self)
 

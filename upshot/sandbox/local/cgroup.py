@@ -104,24 +104,26 @@ class SlotGroup:
 
 def _homes(mount: Path) -> dict[str, Path]:
     """Where groups of ours may be made, by controller: under our own group, or at the top where ours has no limit."""
-    own: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
-            own[controller] = path.lstrip("/")
-    if "memory" in own and "pids" in own:
+            groups[controller] = path.lstrip("/")
+    if groups.keys() >= {"memory", "pids"}:
         homes = {}
         for name in ("memory", "pids"):
-            limit = mount / name / own[name] / "memory.limit_in_bytes"
+            limit = mount / name / groups[name] / "memory.limit_in_bytes"
             unlimited = limit.exists() and int(limit.read_text()) > UNLIMITED
             homes[name] = mount / name if unlimited else limit.parent
         return homes
-    return dict.fromkeys(("memory", "pids"), _v2_home(mount, mount / own.get("", "")))
+    return dict.fromkeys(("memory", "pids"), _v2_home(mount, mount / groups.get("", "")))
 
 
-def _v2_home(mount: Path, own: Path) -> Path:
+def _v2_home(mount: Path, group: Path) -> Path:
     """Our own group if it may have children with controllers, else the top group if nothing above us has a limit."""
-    homes = [own] if _limited(own, mount) or own == mount else [own, mount]
+    limits = [path / "memory.max" for path in (group, *group.parents) if mount in path.parents]
+    limited = any(limit.exists() and limit.read_text().strip() != "max" for limit in limits)
+    homes = [group] if limited or group == mount else [group, mount]
     refusal = OSError("no control group can be made")
     for home in homes:
         control = home / "cgroup.subtree_control"
@@ -134,19 +136,10 @@ def _v2_home(mount: Path, own: Path) -> Path:
     raise refusal
 
 
-def _limited(group: Path, mount: Path) -> bool:
-    while group != mount and mount in group.parents:
-        limit = group / "memory.max"
-        if limit.exists() and limit.read_text().strip() != "max":
-            return True
-        group = group.parent
-    return False
-
-
 def list_abandoned(parent: Path) -> list[Path]:
     """What supervisors that were killed have left there, groups or directories: each is named after its process."""
-    found = ((path, path.name.removeprefix(PREFIX).split("-")[0]) for path in parent.glob(f"{PREFIX}*"))
-    return [path for path, pid in found if pid.isdigit() and not os.path.exists(f"/proc/{pid}")]
+    named = ((path, path.name.removeprefix(PREFIX).split("-")[0]) for path in parent.glob(f"{PREFIX}*"))
+    return [path for path, pid in named if pid.isdigit() and not os.path.exists(f"/proc/{pid}")]
 
 
 def _remove(path: Path) -> None:

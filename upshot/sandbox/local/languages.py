@@ -54,17 +54,17 @@ def find_obstacle(name: str) -> str:
 @functools.cache
 def toolchain(name: str) -> tuple[str, tuple[str, ...]] | None:
     """The tool's path and the directories it needs beside the system's; None where it is not installed."""
-    found = shutil.which(LANGUAGES[name].tool)
-    if found is None:
+    path = shutil.which(LANGUAGES[name].tool)
+    if path is None:
         return None
     if name == "rust":
         # A rustup proxy needs its home; the toolchain behind it does not.
-        done = subprocess.run([found, "--print", "sysroot"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([path, "--print", "sysroot"], capture_output=True, text=True, timeout=30, check=False)
         root = done.stdout.strip()
         return (f"{root}/bin/rustc", (root,)) if done.returncode == 0 and root else None
-    real = Path(found).resolve()
+    real = Path(path).resolve()
     outside = not str(real).startswith(("/usr/", "/bin/", "/lib"))
-    return str(real if outside else found), ((str(real.parents[1]),) if outside else ())
+    return str(real if outside else path), ((str(real.parents[1]),) if outside else ())
 
 
 def list_installed() -> list[str]:
@@ -86,5 +86,5 @@ def find(name: str) -> tuple[Language, str]:
 
 def extra_paths() -> tuple[str, ...]:
     """The directories outside the system's that installed toolchains need."""
-    found = [toolchain(name) for name in LANGUAGES]
-    return tuple(sorted({path for tool in found if tool is not None for path in tool[1]}))
+    tools = [toolchain(name) for name in LANGUAGES]
+    return tuple(sorted({path for tool in tools if tool is not None for path in tool[1]}))

@@ -81,32 +81,26 @@ def user_id_base() -> int | None:
 def probe(disable: Iterable[str] = ()) -> Layers:
     """Find out what the kernel gives; `disable` pretends some layers away, for tests."""
     base = user_id_base()
-    done = subprocess.run(
-        command("probe", json.dumps(base)),
-        capture_output=True,
-        text=True,
-        env=QUIET_ENVIRONMENT,
-        timeout=60,
-        check=False,
-    )
+    probing = command("probe", json.dumps(base))
+    done = subprocess.run(probing, capture_output=True, text=True, env=QUIET_ENVIRONMENT, timeout=60, check=False)
     if done.returncode:
         raise RuntimeError(f"the sandbox probe failed: {done.stderr.strip()[-500:]}")
-    found = json.loads(done.stdout)
+    obstacles = json.loads(done.stdout)
     for name in disable:
         for key in ("root", "user") if name == "namespaces" else (name,):
-            found[key] = "disabled"
-    if found["root"] is not None and found["user"] is not None and found["uid"] is None:
+            obstacles[key] = "disabled"
+    if obstacles["root"] is not None and obstacles["user"] is not None and obstacles["uid"] is None:
         # Without a root directory of their own, programs of another user need to be let in to Python's files.
-        found["uid"] = found["uid_reads"]
-    kind = next((kind for kind in ("root", "user") if found[kind] is None), None)
-    reasons = {name: str(found[name]) for name in ("landlock", "seccomp", "uid") if found.get(name) is not None}
+        obstacles["uid"] = obstacles["uid_reads"]
+    kind = next((kind for kind in ("root", "user") if obstacles[kind] is None), None)
+    reasons = {name: str(obstacles[name]) for name in ("landlock", "seccomp", "uid") if obstacles.get(name) is not None}
     if kind is None:
-        reasons["namespaces"] = f"{found['root']}; {found['user']}"
+        reasons["namespaces"] = f"{obstacles['root']}; {obstacles['user']}"
     return Layers(
         namespaces=kind,
-        landlock=found["landlock_abi"] if found["landlock"] is None else 0,
-        seccomp=found["seccomp"] is None,
-        uid_base=base if found["uid"] is None else None,
+        landlock=obstacles["landlock_abi"] if obstacles["landlock"] is None else 0,
+        seccomp=obstacles["seccomp"] is None,
+        uid_base=base if obstacles["uid"] is None else None,
         reasons=reasons,
     )
 

@@ -88,14 +88,14 @@ class Sandbox(CodeRunner):
                 await self._start()
 
     async def _start(self) -> None:
-        found = await asyncio.to_thread(layers.probe, self.disabled)
+        walls = await asyncio.to_thread(layers.probe, self.disabled)
         cgroups = Cgroups(disabled="cgroup" in self.disabled)
-        found.reasons.setdefault("cgroup", cgroups.reason)
+        walls.reasons.setdefault("cgroup", cgroups.reason)
         try:
-            layers.demand(found, cgroups.active, self.required)
+            layers.demand(walls, cgroups.active, self.required)
             self._workdir = _make_workdir()
-            self.layers = found
-            self._slots = SandboxSlots(self.count, self.queue, found, cgroups, self._workdir)
+            self.layers = walls
+            self._slots = SandboxSlots(self.count, self.queue, walls, cgroups, self._workdir)
             await self._slots.all[0].zygote("plain")  # what is wrong is found now, not by the first program
         except BaseException:
             cgroups.close()

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from upshot.core.errors import UserError
+from upshot.core.process import end_group
 from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.values import Check, split
 from upshot.sandbox.asserts.verdict import Remains
@@ -109,8 +110,8 @@ class BareRunner(ScriptRunner):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
                 result = await self._process(folder, job.stdin, job.limits)
-                found = {name: Path(folder, name).read_bytes() for name in job.fetch if Path(folder, name).is_file()}
-        return RunResult(**{**result.__dict__, "files": found})
+                files = {name: Path(folder, name).read_bytes() for name in job.fetch if Path(folder, name).is_file()}
+        return replace(result, files=files)
 
     async def _process(self, folder: str, stdin: str, limits: Limits) -> RunResult:
         started = time.monotonic()
@@ -134,15 +135,14 @@ class BareRunner(ScriptRunner):
         except TimeoutError:
             timed_out, out, err = True, b"", b""
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
             await process.wait()
         code = process.returncode
-        outcome = (
-            Outcome.TIMEOUT if timed_out or code == -signal.SIGXCPU else Outcome.PASSED if code == 0 else Outcome.ERROR
-        )
-        if outcome is Outcome.ERROR and b"MemoryError" in err[-200:]:
-            outcome = Outcome.OUT_OF_MEMORY
+        outcome = Outcome.OUT_OF_MEMORY if b"MemoryError" in err[-200:] else Outcome.ERROR
+        if timed_out or code == -signal.SIGXCPU:
+            outcome = Outcome.TIMEOUT
+        elif code == 0:
+            outcome = Outcome.PASSED
         cut = limits.output_kb << 10
         return RunResult(
             outcome,

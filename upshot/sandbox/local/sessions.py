@@ -1,7 +1,7 @@
 """Python sessions for tool use: one confined process per conversation, its state kept from turn to turn.
 
-A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, four bytes of length and
-JSON: {"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The
+A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, a line of JSON
+each: {"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The
 clocks of a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for
 any more, is interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer
 comes within a second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
@@ -17,7 +17,6 @@ import marshal
 import os
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,7 +108,7 @@ class LocalSession(Session):
         self.handles = [cpu_time.open_proc(), os.pidfd_open(self.pid)]
         os.close(self.files.pop())
         self._ended = asyncio.create_task(self.zygote.finish(LIFETIME_SECONDS + 60))
-        self.streams = await asyncio.open_connection(sock=self.wire)
+        self.streams = await asyncio.open_connection(sock=self.wire, limit=MAX_REPLY)
         if (await self._receive()).get("ready") is not True:
             raise ZygoteGone("the session did not start")
 
@@ -188,18 +187,17 @@ class LocalSession(Session):
 
     async def _ask(self, code: str) -> dict[str, Any]:
         assert self.streams is not None
-        data = json.dumps({"code": code}).encode()
-        self.streams[1].write(struct.pack("<I", len(data)) + data)
+        self.streams[1].write(json.dumps({"code": code}).encode() + b"\n")
         await self.streams[1].drain()
         return await self._receive()
 
     async def _receive(self) -> dict[str, Any]:
         assert self.streams is not None
         try:
-            (size,) = struct.unpack("<I", await self.streams[0].readexactly(4))
-            message = json.loads(await self.streams[0].readexactly(size)) if size <= MAX_REPLY else None
-        except asyncio.IncompleteReadError as error:
-            raise SessionOver("its process ended") from error
+            line = await self.streams[0].readline()
+            if not line.endswith(b"\n"):
+                raise SessionOver("its process ended")
+            message = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise SessionOver("it broke the protocol") from error
         if not isinstance(message, dict):
