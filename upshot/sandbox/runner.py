@@ -20,22 +20,25 @@ COMPILE_SECONDS = 20.0
 NO_JUDGE = "it passed in the program's own process, and there is no judge here to confirm it"
 
 
-class Session(abc.ABC):
-    """A Python session that keeps its state between turns."""
+class Resource:
+    """What holds processes or connections until it is closed; an async context manager."""
 
-    @abc.abstractmethod
-    async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
-        """Run code in the session; the value of a last expression is printed."""
-
-    @abc.abstractmethod
     async def aclose(self) -> None:
-        """End the session."""
+        """Release processes and connections."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+class Session(Resource, abc.ABC):
+    """A Python session that keeps its state between turns."""
+
+    @abc.abstractmethod
+    async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
+        """Run code in the session; the value of a last expression is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class ProgramJob:
     compile_seconds: float
 
 
-class CodeRunner(abc.ABC):
+class CodeRunner(Resource, abc.ABC):
     """Runs untrusted programs and reports what came of them."""
 
     limits: Limits
@@ -138,15 +141,6 @@ class CodeRunner(abc.ABC):
     async def session(self, limits: Limits | None = None) -> Session:
         """Open a stateful Python session where the runner has them."""
         raise UserError(f"{type(self).__name__} has no sessions; use a local sandbox or an Upshot sandbox server")
-
-    async def aclose(self) -> None:
-        """Release processes and connections."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
 
 def output_kb(test: StdioTest, limits: Limits) -> int:

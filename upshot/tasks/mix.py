@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from upshot.config.bounds import Positive, Whole
@@ -152,8 +153,7 @@ def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float],
     total = sum(weights[name] for name in pools)
     length = round(max((len(rows) * total / weights[name] for name, rows in pools.items()), default=0))
     rng = random.Random(seed)
-    decks: dict[str, list[Row]] = {name: [] for name in pools}
-    rounds = dict.fromkeys(pools, 0)
+    decks = {name: _deal(rows, rng) for name, rows in pools.items()}
     debt = dict.fromkeys(pools, 0.0)
     out: list[Row] = []
     for _ in range(length):
@@ -161,12 +161,15 @@ def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float],
             debt[name] += weights[name] / total
         name = max(debt, key=lambda n: debt[n])
         debt[name] -= 1
-        if not decks[name]:
-            decks[name] = rng.sample(list(pools[name]), len(pools[name]))
-            rounds[name] += 1
-        row = decks[name].pop()
-        out.append(row if rounds[name] == 1 else replace(row, id=f"{row.id}~{rounds[name]}"))
+        out.append(next(decks[name]))
     return out
+
+
+def _deal(rows: Sequence[Row], rng: random.Random) -> Iterator[Row]:
+    """The rows without end, shuffled anew for every round; from the second round on with ids of their own."""
+    for turn in count(1):
+        for row in reversed(rng.sample(list(rows), len(rows))):
+            yield row if turn == 1 else replace(row, id=f"{row.id}~{turn}")
 
 
 def _mark(row: Row, name: str) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from upshot.config.bounds import Count, NonNegative, Whole
@@ -84,13 +85,11 @@ class TableTask(Task):
         """The records of a source; where the task's own Hub set cannot be had, those of its other one."""
         try:
             return read_tables(source, self.hub_splits)
-        except UserError as error:
-            if source != self.hub or not self.other_hub:
-                raise
-            try:
-                return read_tables(self.other_hub, self.hub_splits)
-            except UserError:
-                raise error from None
+        except UserError:
+            if source == self.hub and self.other_hub:
+                with suppress(UserError):
+                    return read_tables(self.other_hub, self.hub_splits)
+            raise
 
     def check_source(self) -> None:
         """Refuse a task that has nothing to read rows from."""

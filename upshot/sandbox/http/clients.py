@@ -78,7 +78,9 @@ class HttpRunner(CodeRunner):
 class CompatibleRunner(HttpRunner):
     """Any server with /test_program and /test_program_stdio as FACTS describes them: 0 or 1 per test."""
 
-    def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
+    def _body(self, program: str, tests: list[Any], limits: Limits, given: str, language: str) -> dict[str, Any]:
+        if canonical(language) != "python":
+            raise UserError(f"language '{language}': the compatible code API runs only Python")
         texts = [standalone(test) if isinstance(test, str) else test for test in tests]
         return {"program": program, "tests": texts, "max_execution_time": limits.cpu_seconds}
 
@@ -89,19 +91,14 @@ class CompatibleRunner(HttpRunner):
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
         cases = [asdict(test) for test in tests]
-        return await self._post("/test_program_stdio", program, cases, limits, **self._name_language(language))
-
-    def _name_language(self, language: str) -> dict[str, str]:
-        if canonical(language) != "python":
-            raise UserError(f"language '{language}': the compatible code API runs only Python")
-        return {}
+        return await self._post("/test_program_stdio", program, cases, limits, language=language)
 
     async def _post(
-        self, path: str, program: str, tests: list[Any], limits: Limits, given: str = "", **more: Any
+        self, path: str, program: str, tests: list[Any], limits: Limits, given: str = "", language: str = "python"
     ) -> list[TestResult]:
         try:
             seconds = 3 * limits.wall * max(1, len(tests))
-            body = {**self._body(program, tests, limits, given), **more}
+            body = self._body(program, tests, limits, given, language)
             results = self._read(await self.connection.ask("POST", path, body, seconds))
             if len(results) != len(tests):
                 raise ValueError(f"{len(results)} results for {len(tests)} tests")
@@ -126,12 +123,13 @@ class CompatibleRunner(HttpRunner):
 class UpshotRunner(CompatibleRunner):
     """Our own server: every outcome, runs, sessions."""
 
-    def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
+    def _body(self, program: str, tests: list[Any], limits: Limits, given: str, language: str) -> dict[str, Any]:
         body = {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
-        return {**body, "given": given} if given else body
-
-    def _name_language(self, language: str) -> dict[str, str]:
-        return {} if canonical(language) == "python" else {"language": language}
+        return (
+            body
+            | ({"given": given} if given else {})
+            | ({"language": language} if canonical(language) != "python" else {})
+        )
 
     async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
         return await self._post("/test_program", program, list(tests), limits, language=language)

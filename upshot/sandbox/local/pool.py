@@ -153,12 +153,11 @@ class Sandbox(CodeRunner):
     async def _test_stdio(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        if languages.canonical(language) == "python":
-            done = await super()._test_stdio(program, tests, language, limits)
-        else:
-            done = await self._test_native(program, tests, language, limits)
-        self.metrics.count_tests(done)
-        return done
+        is_python = languages.canonical(language) == "python"
+        run_tests = super()._test_stdio if is_python else self._test_native
+        results = await run_tests(program, tests, language, limits)
+        self.metrics.count_tests(results)
+        return results
 
     async def _test_native(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
@@ -240,8 +239,7 @@ class Sandbox(CodeRunner):
             return Remains(fault=str(error))
         started = time.monotonic()
         try:
-            remains = Remains(fault="not run")
-            for attempt in range(2):
+            for attempt in (1, 2):
                 try:
                     remains = await request.run_on(await slot.zygote(tier))
                 except (ZygoteGone, OSError) as error:
@@ -249,7 +247,7 @@ class Sandbox(CodeRunner):
                 if remains.fault is None:
                     break
                 self.metrics.faults += 1
-                log.warning("sandbox fault in slot %d (attempt %d): %s", slot.index, attempt + 1, remains.fault)
+                log.warning("sandbox fault in slot %d (attempt %d): %s", slot.index, attempt, remains.fault)
             return remains
         finally:
             held = time.monotonic() - started

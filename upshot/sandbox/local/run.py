@@ -127,8 +127,6 @@ class RunRequest:
             return Remains(fault=reply["fault"])
         program = reply["children"][0]
         fault = None if oom else next((child["fault"] for child in reply["children"] if child["fault"]), None)
-        stdout, stdout_cut = read_output(self.files["stdout"])
-        stderr, stderr_cut = read_output(self.files["stderr"])
         return Remains(
             status=program["status"],
             why=next((child["why"] for child in reply["children"] if child["why"] in ("cpu", "wall")), None),
@@ -137,10 +135,7 @@ class RunRequest:
             wall=reply["wall"],
             max_rss_kb=program["max_rss_kb"],
             oom=oom,
-            stdout=stdout,
-            stderr=stderr,
-            stdout_cut=stdout_cut,
-            stderr_cut=stderr_cut,
+            **read_printed(self.files["stdout"], self.files["stderr"]),
             lines=verdict.parse_lines(read_output(self.files["results"])[0], self.most_lines),
         )
 
@@ -170,3 +165,9 @@ def read_output(descriptor: int) -> tuple[bytes, bool]:
     size = os.fstat(descriptor).st_size - SLACK
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
     return os.pread(descriptor, min(end, size), 0) if end else b"", end > size
+
+
+def read_printed(stdout: int, stderr: int) -> dict[str, Any]:
+    """What a run printed, in the fields of `Remains`."""
+    (out, out_cut), (err, err_cut) = read_output(stdout), read_output(stderr)
+    return {"stdout": out, "stdout_cut": out_cut, "stderr": err, "stderr_cut": err_cut}

@@ -26,7 +26,7 @@ from upshot.core.time_limit import pause_clock
 from upshot.sandbox.asserts.verdict import Remains, of_script
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
-from upshot.sandbox.local.run import bounded_output, read_output, sealed_input
+from upshot.sandbox.local.run import bounded_output, read_printed, sealed_input
 from upshot.sandbox.local.slots import SandboxSlots
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult
@@ -206,9 +206,7 @@ class LocalSession(Session):
 
     def _result(self, **ended: Any) -> RunResult:
         """What the turn printed, and how it ended."""
-        (stdout, stdout_cut), (stderr, stderr_cut) = map(read_output, self.files[1:3])
-        printed = Remains(stdout=stdout, stdout_cut=stdout_cut, stderr=stderr, stderr_cut=stderr_cut)
-        return replace(of_script(replace(printed, **ended)), exit_code=None)
+        return replace(of_script(Remains(**read_printed(*self.files[1:3]), **ended)), exit_code=None)
 
     async def _final_result(self, error: Exception, wall: float) -> RunResult:
         """The result of the turn the session did not survive."""

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from upshot.core.conversation import Message
 from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, messages_of
 from upshot.tasks.datasets.splits import plain
-from upshot.tasks.verifiers.base import BadRow
+from upshot.tasks.verifiers.base import BadRow, as_json_text
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -151,27 +151,21 @@ def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:
     """Messages that others read without a word of doubt: known roles, and a text in each."""
-    known = isinstance(value, str) or (
-        isinstance(value, list)
-        and all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in value)
+    listed = (
+        [{"role": role, "content": value}] if isinstance(value, str) else value if isinstance(value, list) else [None]
     )
-    if not known:
+    if not all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in listed):
         raise BadRow("messages are not a list of role and content")
     return messages_of(value, role)
 
 
 def _number(value: Any) -> float | None:
     """A finite score, else None: a missing score is not zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    with suppress(ValueError):
+        if isinstance(value, int | float | str) and not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    return None
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else as_json_text(value)

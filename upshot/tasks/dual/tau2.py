@@ -124,10 +124,9 @@ class Tau2Task(Task):
         """The conversation's own environment, set up as its task says."""
         if STATE not in conversation.session:
             environment = copy.deepcopy(self._pristine)
-            initial = self._tasks[conversation.row.reference].initial_state
-            if initial is not None:
-                history = initial.message_history or []
-                environment.set_state(initial.initialization_data, initial.initialization_actions, history)
+            task = self._tasks[conversation.row.reference]
+            if (initial := task.initial_state) is not None:
+                environment.set_state(initial.initialization_data, initial.initialization_actions, _history(task))
             conversation.session[STATE] = environment
         return conversation.session[STATE]
 
@@ -152,8 +151,7 @@ class Tau2Task(Task):
         """What was said and done, in the classes of its evaluators; acts in their order, before the words."""
         theirs = import_tau2("data_model.message")
         classes = {"assistant": theirs.AssistantMessage, "user": theirs.UserMessage}
-        initial = self._tasks[conversation.row.reference].initial_state
-        out = list((initial.message_history if initial is not None else None) or [])
+        out = list(_history(self._tasks[conversation.row.reference]))
         for number, act in enumerate(conversation.session.get(ACTS, ())):
             by = "user" if act["by"] == "user" else "assistant"
             call = {"id": f"call_{number}", "name": act["name"], "arguments": act["arguments"], "requestor": by}
@@ -175,6 +173,10 @@ class Tau2Task(Task):
         )
         if self.describe:
             policy += f"\n\n{self._tools.describe()}"
-        history = (task.initial_state.message_history if task.initial_state is not None else None) or []
-        messages = [Message(m.role, m.content) for m in history if m.role in ("user", "assistant") and m.content]
+        messages = [Message(m.role, m.content) for m in _history(task) if m.role in ("user", "assistant") and m.content]
         return Row(name, (Message("system", policy), *messages), simulator.system_prompt, name, self.name)
+
+
+def _history(task: Any) -> Sequence[Any]:
+    """What was said before a task begins."""
+    return (task.initial_state.message_history if task.initial_state is not None else None) or []

@@ -152,14 +152,8 @@ class McpTool(Tool):
         self.environment = environment
         self.name = listed.name
         self.description = listed.description or ""
-        self._schema = dict(listed.input_schema)
-        self.parameters = dict.fromkeys(self._schema.get("required", ()), "")
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """As the server describes it."""
-        function = {"name": self.name, "description": self.description, "parameters": self._schema}
-        return {"type": "function", "function": function}
+        self.schema = dict(listed.input_schema)
+        self.parameters = dict.fromkeys(self.schema.get("required", ()), "")
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """Ask the conversation's session."""

@@ -53,6 +53,8 @@ class Tool(ABC):
     description = ""
     parameters: Mapping[str, str] = {}
     """Argument names and what they mean; all are texts and required."""
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of the arguments; None: it is made of `parameters`."""
     ends: bool = False
     """Whether a call that goes well ends the conversation."""
 
@@ -60,11 +62,9 @@ class Tool(ABC):
     def definition(self) -> dict[str, Any]:
         """The OpenAI tool definition."""
         properties = {key: {"type": "string", "description": text} for key, text in self.parameters.items()}
-        schema = {"type": "object", "properties": properties, "required": list(properties)}
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": schema},
-        }
+        schema = self.schema or {"type": "object", "properties": properties, "required": list(properties)}
+        function = {"name": self.name, "description": self.description, "parameters": schema}
+        return {"type": "function", "function": function}
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
@@ -234,12 +234,10 @@ class ToolEnvironment(Participant):
 def calls_of(message: Message) -> list[ToolRequest]:
     """The tool calls of an assistant message, parsed or in its text."""
     if message.tool_calls:
-        return [
-            _request(call.get("function") or {}, str(call.get("id") or f"call_{number}"))
-            for number, call in enumerate(message.tool_calls)
-        ]
-    bodies = _CALL.findall(message.content[-200_000:])
-    return [_request(body, f"call_{number}") for number, body in enumerate(bodies)]
+        named = [(call.get("function") or {}, str(call.get("id") or "")) for call in message.tool_calls]
+    else:
+        named = [(body, "") for body in _CALL.findall(message.content[-200_000:])]
+    return [_request(call, identity or f"call_{number}") for number, (call, identity) in enumerate(named)]
 
 
 def _request(call: Any, identity: str) -> ToolRequest:

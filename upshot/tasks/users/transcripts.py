@@ -8,7 +8,7 @@ from typing import Any
 
 from upshot.core.conversation import Message, messages_from
 from upshot.tasks.participants.templates import as_lines, as_text
-from upshot.tasks.users.plain import END_MARK, PROMPT, swap_roles
+from upshot.tasks.users.plain import END_MARK, swap_roles
 from upshot.tasks.verifiers.base import BadRow
 
 COLUMNS = ("messages", "conversation", "conversations")
@@ -32,12 +32,12 @@ class Transcript:
     """Whether the row says it, so that the opening can be asked for, too."""
     persona: str = ""
 
-    def to_dialogue(self, prompt: str = PROMPT, end_mark: str = END_MARK) -> list[Message]:
+    def to_dialogue(self) -> list[Message]:
         """The user's side, to be imitated: roles swapped, the goal before it, its leaving at the end."""
         *before, last = self.messages
-        parted = replace(last, content=f"{last.content} {end_mark}")
-        whole = [*before, parted] if last.role == "user" else [*self.messages, Message("user", end_mark)]
-        return swap_roles(self.goal, whole, prompt)
+        parted = replace(last, content=f"{last.content} {END_MARK}")
+        whole = [*before, parted] if last.role == "user" else [*self.messages, Message("user", END_MARK)]
+        return swap_roles(self.goal, whole)
 
 
 def ask_outcome(goal: Any, messages: Sequence[Message]) -> list[Message]:

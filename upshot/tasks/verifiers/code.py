@@ -245,17 +245,20 @@ class HumanEvalVerifier(CodeVerifier):
 
     def program(self, program: str, extra: Extra) -> str:
         """The completion behind its prompt, or the program alone where it defines the function itself."""
-        entry = str(extra.get("entry_point", ""))
-        stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
+        stub, entry = self._read_stub(extra)
         if re.search(rf"^[ \t]*(?:async[ \t]+)?def {re.escape(entry)}\b", program, re.MULTILINE) or not stub:
             return f"{self.given(extra)}\n{program}"
         return stub + program
 
     def given(self, extra: Extra) -> str:
         """Imports and helpers of the prompt, before the function to write."""
-        stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
-        entry = str(extra.get("entry_point", ""))
+        stub, entry = self._read_stub(extra)
         return stub.split(f"def {entry}")[0] if entry and stub else ""
+
+    def _read_stub(self, extra: Extra) -> tuple[str, str]:
+        """How the program begins, and the name of the function to write."""
+        columns = ("stub", "prompt_code", "code_prompt")
+        return str(next(filter(None, map(extra.get, columns)), "")), str(extra.get("entry_point", ""))
 
     def names(self, tests: Sequence[Any]) -> set[str]:
         """What the check is called with: the function to complete, or its class."""
@@ -310,15 +313,10 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
     value = decode_json(reference)
     if isinstance(value, Mapping):
         value = next((value[key] for key in keys if value.get(key)), None)
-    if isinstance(value, list | tuple) and value:
-        return list(value)
     if isinstance(value, str) and "assert" in value:
         return [value]
-    for key in keys:
-        value = decode_json(extra.get(key))
-        if isinstance(value, list | tuple) and value:
-            return list(value)
-    return []
+    columns = (value, *(decode_json(extra.get(key)) for key in keys))
+    return list(next((column for column in columns if isinstance(column, list | tuple) and column), ()))
 
 
 def stdio_pairs(value: Any) -> list[tuple[str, str]]:
