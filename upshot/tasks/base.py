@@ -118,9 +118,8 @@ def groups_of(task: Task, row: Row) -> dict[str, str]:
     except UserError:
         raise
     except Exception as error:
-        log.warning(
-            "task '%s' cannot name the groups of row '%s': %s: %s", task.name, row.id, type(error).__name__, error
-        )
+        why = f"{type(error).__name__}: {error}"
+        log.warning("task '%s' cannot name the groups of row '%s': %s", task.name, row.id, why)
         return {}
 
 

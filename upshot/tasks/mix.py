@@ -127,8 +127,7 @@ class _Environments(Participant):
         return self.parts[str(conversation.row.meta[KEY])]
 
     async def start(self, conversation: Conversation) -> None:
-        part = self._of(conversation)
-        if part is not None:
+        if (part := self._of(conversation)) is not None:
             await limit_call(part, part.start, conversation)
 
     async def observe(self, conversation: Conversation) -> Observation:
@@ -136,8 +135,7 @@ class _Environments(Participant):
         return await limit_call(part, part.observe, conversation) if part is not None else Observation(done=True)
 
     async def end(self, conversation: Conversation) -> None:
-        part = self._of(conversation)
-        if part is not None:
+        if (part := self._of(conversation)) is not None:
             await limit_call(part, part.end, conversation)
 
     async def aclose(self) -> None:

@@ -76,7 +76,6 @@ class SearchQa(ToolUse):
 
     def __init__(self, corpus: Words, mode: Literal["exact", "contains", "f1"] = "exact", **rows: Any) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
-        fixed = {"tools", "verifier_options"} & rows.keys()
-        if fixed:
+        if fixed := {"tools", "verifier_options"} & rows.keys():
             raise UserError(f"task 'search-qa' sets '{min(fixed)}' itself; use task 'tools' to choose it")
         super().__init__(tools=("search",), verifier_options={"mode": mode}, corpus=corpus, **rows)

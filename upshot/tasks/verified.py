@@ -52,8 +52,7 @@ class VerifiedTask(TableTask):
             except UserError as error:
                 raise UserError(f"{where}, row {number}: {error}") from error
         distinct = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
-        again = len(rows) - len(distinct)
-        if again:
+        if again := len(rows) - len(distinct):
             log.warning("%s: %d of %d rows repeat another one; they are kept", where, again, len(rows))
         if wanting := sum(map(has_nan_answer, records)):
             log.warning("%s: the answer of %d of %d rows is NaN; their scores are missing", where, wanting, len(rows))

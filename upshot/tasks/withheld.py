@@ -174,10 +174,8 @@ class WithheldTask(Task):
         rows: dict[str, Row] = {}
         for number, line in enumerate(read_jsonl(path), 1):
             if not {"row", "messages", "futures"} <= line.keys() or line["row"] not in known:
-                row_id = f"row '{line['row']}'" if "row" in line else "no row"
-                raise UserError(
-                    f"task.prompts='{path}', line {number}: {row_id}; it is not a reply of this task's training"
-                )
+                where = f"line {number}: " + (f"row '{line['row']}'" if "row" in line else "no row")
+                raise UserError(f"task.prompts='{path}', {where}; it is not a reply of this task's training")
             row, episode = known[line["row"]], line["messages"]
             for future in line["futures"] or [{"messages": []}]:
                 whole = messages_from([*episode, *future["messages"]])

@@ -125,11 +125,8 @@ class UpshotRunner(CompatibleRunner):
 
     def _body(self, program: str, tests: list[Any], limits: Limits, given: str, language: str) -> dict[str, Any]:
         body = {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
-        return (
-            body
-            | ({"given": given} if given else {})
-            | ({"language": language} if canonical(language) != "python" else {})
-        )
+        more = {"given": given, "language": "" if canonical(language) == "python" else language}
+        return body | {name: text for name, text in more.items() if text}
 
     async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
         return await self._post("/test_program", program, list(tests), limits, language=language)

@@ -111,8 +111,7 @@ class Service:
 
     async def close_session(self, name: str) -> dict[str, Any]:
         """End a session."""
-        session = self.sessions.pop(name, None)
-        if session is not None:
+        if (session := self.sessions.pop(name, None)) is not None:
             await session.aclose()
         return {"closed": session is not None}
 

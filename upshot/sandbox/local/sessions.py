@@ -159,13 +159,13 @@ class LocalSession(Session):
     ) -> tuple[dict[str, Any], bool]:
         answer = asyncio.ensure_future(self._ask(code))
         try:
-            if await self._within(answer, limits, abandoned):
-                return answer.result(), False
-            signal.pidfd_send_signal(self.handles[1], signal.SIGINT)
-            done, _ = await asyncio.wait([answer], timeout=SOFT_STOP_SECONDS)
-            if done:
-                return answer.result(), True
-            raise TurnTooLong("a turn ran out of time and did not stop when interrupted")
+            in_time = await self._within(answer, limits, abandoned)
+            if not in_time:
+                signal.pidfd_send_signal(self.handles[1], signal.SIGINT)
+                await asyncio.wait([answer], timeout=SOFT_STOP_SECONDS)
+            if not answer.done():
+                raise TurnTooLong("a turn ran out of time and did not stop when interrupted")
+            return answer.result(), not in_time
         finally:
             answer.cancel()
             await asyncio.gather(answer, return_exceptions=True)

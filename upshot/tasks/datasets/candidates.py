@@ -151,12 +151,12 @@ def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:
     """Messages that others read without a word of doubt: known roles, and a text in each."""
-    listed = (
-        [{"role": role, "content": value}] if isinstance(value, str) else value if isinstance(value, list) else [None]
-    )
+    if isinstance(value, str):
+        return messages_of(value, role)
+    listed = value if isinstance(value, list) else [None]
     if not all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in listed):
         raise BadRow("messages are not a list of role and content")
-    return messages_of(value, role)
+    return messages_of(value)
 
 
 def _number(value: Any) -> float | None:

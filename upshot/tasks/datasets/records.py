@@ -265,8 +265,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     pairs = []
     for where, record in _examples(path, "data prepare --for dpo", key):
         record = _split_pair(record)
-        absent = [name for name in needed if record.get(name) is None]
-        if absent:
+        if absent := [name for name in needed if record.get(name) is None]:
             why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
             raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
         if not min_gap or record[PAIR_SCORES[0]] - record[PAIR_SCORES[1]] >= min_gap - ROUNDING:

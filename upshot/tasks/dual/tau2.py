@@ -82,11 +82,10 @@ class Tau2Task(Task):
             raise UserError(f"τ²-bench has no domain '{domain}'; {did_you_mean(domain, self.registry.get_domains())}")
         self.domain, self.describe = domain, describe
         agent_tools, user_tools = self._pristine.tools, self._pristine.user_tools
-        self._tools = ToolEnvironment(
-            [DomainTool(t, self, "assistant") for t in agent_tools.get_tools().values()], role
-        )
-        at_hand = user_tools.get_tools().values() if user_tools is not None else ()
-        self._user_tools = ToolEnvironment([DomainTool(t, self, "user") for t in at_hand], by="user")
+        of_agent = agent_tools.get_tools().values()
+        of_user = user_tools.get_tools().values() if user_tools is not None else ()
+        self._tools = ToolEnvironment([DomainTool(tool, self, "assistant") for tool in of_agent], role)
+        self._user_tools = ToolEnvironment([DomainTool(tool, self, "user") for tool in of_user], by="user")
 
     @cached_property
     def _pristine(self) -> Any:
@@ -168,9 +167,8 @@ class Tau2Task(Task):
         simulator = import_tau2("user.user_simulator").UserSimulator(
             llm="", instructions=str(task.user_scenario), tools=[*self._user_tools.tools] or None
         )
-        policy = agent.SYSTEM_PROMPT.format(
-            domain_policy=self._pristine.get_policy(), agent_instruction=agent.AGENT_INSTRUCTION
-        )
+        texts = {"domain_policy": self._pristine.get_policy(), "agent_instruction": agent.AGENT_INSTRUCTION}
+        policy = agent.SYSTEM_PROMPT.format(**texts)
         if self.describe:
             policy += f"\n\n{self._tools.describe()}"
         messages = [Message(m.role, m.content) for m in _history(task) if m.role in ("user", "assistant") and m.content]

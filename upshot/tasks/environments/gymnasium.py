@@ -159,9 +159,8 @@ class GymnasiumTask(Task):
             return ArenaGame(self.env.removeprefix(ARENA), **self._arguments)
         if ":" in self.env:
             return import_thing(self.env, "environment", "task.env")(**self._arguments)
-        gymnasium = import_optional(
-            "gymnasium", f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium"
-        )
+        how = f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium"
+        gymnasium = import_optional("gymnasium", how)
         try:
             return gymnasium.make(self.env, **self._arguments)
         except gymnasium.error.Error as error:

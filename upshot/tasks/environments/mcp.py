@@ -248,8 +248,7 @@ class McpTask(ToolUse):
         shared: one session for all conversations, where the server remembers nothing. seconds: of one call.
         The others are as for task 'tools'.
         """
-        fixed = {"tools", "corpus", "results", "sandbox"} & rows.keys()
-        if fixed:
+        if fixed := {"tools", "corpus", "results", "sandbox"} & rows.keys():
             raise UserError(f"task 'mcp' does not take '{min(fixed)}': the server sets its tools; use task 'tools'")
         super().__init__(tools=(), verifier=verifier, verifier_options=verifier_options, role=role, **rows)
         self._environment: McpEnvironment = McpEnvironment(server, shared, role, seconds)

@@ -71,8 +71,7 @@ class ReasoningGymVerifier(Verifier):
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The scorer's verdict on the problem, made again from its seed and index."""
-        quick = self.quick(response, reference, extra)
-        if quick is not None:
+        if (quick := self.quick(response, reference, extra)) is not None:
             return quick
         problems, answer = self.problems(extra["seed"]), read_answer(response)
         value = limit_call_now(problems, problems.score_answer, answer, problems[extra["index"]])

@@ -141,16 +141,13 @@ def with_tools(user: Participant, environment: Participant | None) -> Participan
 
 
 async def act_as_user(
-    tools: ToolEnvironment | None, calls: Sequence[ToolRequest], conversation: Conversation, done: int = 0
+    tools: ToolEnvironment, calls: Sequence[ToolRequest], conversation: Conversation, done: int = 0
 ) -> list[dict[str, Any]]:
     """Make the calls of a user that has `done` this many in its turn; `RuleBroken` if it may not make them."""
-    known = tools.tools if tools is not None else {}
-    foreign = next((call.name for call in calls if call.name not in known), None)
+    foreign = next((call.name for call in calls if call.name not in tools.tools), None)
     if foreign is not None:
-        raise RuleBroken(
-            f"the user called '{foreign}', which is not one of its tools ({', '.join(known) or 'it has none'})"
-        )
+        own_tools = ", ".join(tools.tools) or "it has none"
+        raise RuleBroken(f"the user called '{foreign}', which is not one of its tools ({own_tools})")
     if done + len(calls) > MAX_ACTS:
         raise RuleBroken(f"the user made more than {MAX_ACTS} tool calls in one turn and said nothing")
-    assert tools is not None
     return await tools.act(calls, conversation)

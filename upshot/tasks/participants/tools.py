@@ -214,8 +214,7 @@ class ToolEnvironment(Participant):
         tool = self.tools.get(call.name)
         if tool is None:
             return f"error: unknown tool '{call.name}'; {did_you_mean(call.name, self.tools)}", False
-        missing = [key for key in tool.parameters if key not in call.arguments]
-        if missing:
+        if missing := [key for key in tool.parameters if key not in call.arguments]:
             return f"error: '{call.name}' needs the argument '{missing[0]}'", False
         try:
             work = limit_call(tool, tool.call, call.arguments, conversation)

@@ -78,8 +78,7 @@ class LLMUser(User):
         flaws: list[str] = []
 
         def check(values: Mapping[str, Any]) -> Flaw | None:
-            missing = next((key for key in SCHEMA["required"] if key not in values), None)
-            if missing is not None:
+            if (missing := next((key for key in SCHEMA["required"] if key not in values), None)) is not None:
                 return Flaw("missing_key", f'the key "{missing}" is missing')
             if not isinstance(values["response"], str):
                 return Flaw("not_text", '"response" must be text')

@@ -71,8 +71,7 @@ def steps(text: str) -> list[ArithmeticStep]:
             continue
         if after[:1] and after[:1] in "+-−*/×÷x·^%":
             continue
-        step = _read(f"{left}={result[0]}")
-        if step is not None:
+        if (step := _read(f"{left}={result[0]}")) is not None:
             readable.append(step)
     return readable
 

@@ -31,8 +31,7 @@ _BEFORE = re.compile(r"\b[A-Z][).*_\]]*\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*$"
 def chosen_letter(text: str, last: str = "Z") -> str | None:
     """The letter (A to `last`) a response ends up with; None when it names none, or several at once."""
     text = text[-8000:]
-    boxed = boxed_answer(text)
-    if boxed:
+    if boxed := boxed_answer(text):
         letter = boxed.strip("{}() .").removeprefix("\\text{").strip("{}()")
         if len(letter) == 1 and "A" <= letter <= last:
             return letter
@@ -91,9 +90,8 @@ class MultipleChoiceVerifier(Verifier):
         """The verdict; missing only when the reference is not a choice."""
         truth = letter_of(reference, extra)
         if truth is None:
-            return Score.missing(
-                Reason.BAD_ROW, "multiple-choice: reference is not a choice", reference=str(reference)[:200]
-            )
+            why = "multiple-choice: reference is not a choice"
+            return Score.missing(Reason.BAD_ROW, why, reference=str(reference)[:200])
         choices, _ = _list_choices(extra)
         letter = chosen_letter(response, chr(64 + len(choices)) if len(choices) > 1 else "Z")
         return Score(float(letter == truth), detail={"answer": letter})
@@ -148,10 +146,9 @@ class ConfidenceChoiceVerifier(MultipleChoiceVerifier):
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The miscalibration, from 0 to 1."""
         right = super().score(response, reference, extra)
-        stated = _CONFIDENCE.findall(response[-8000:])
         if right.value is None:
             return right
-        if not stated:
+        if not (stated := _CONFIDENCE.findall(response[-8000:])):
             return Score.missing(Reason.BAD_ANSWER, "mmlu-confidence: no confidence stated as SCORE/10")
         confidence = min(max(int(stated[-1]), 1), 10)
         return Score((1 - right.value) * confidence / 10, detail={**right.detail, "confidence": confidence})

@@ -80,9 +80,8 @@ class CodeVerifier(Verifier):
         if not tests:
             return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
         if language != "python" and any(isinstance(test, FunctionCall) for test in tests):
-            return Score.missing(
-                Reason.BAD_ROW, f"code: the tests call a Python function, and the row wants {language}"
-            )
+            why = f"code: the tests call a Python function, and the row wants {language}"
+            return Score.missing(Reason.BAD_ROW, why)
         written = program_in(response, self.names(tests), language)
         if written is None:
             return Score(0.0, detail={"fault": f"no {language} program in the response", "tests": len(tests)})
@@ -322,8 +321,7 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
 def stdio_pairs(value: Any) -> list[tuple[str, str]]:
     """(input, output) pairs from a list of them or from two lists side by side."""
     if isinstance(value, Mapping):
-        inner = decode_json(value.get("tests") or value.get("test_cases"))
-        if inner:
+        if inner := decode_json(value.get("tests") or value.get("test_cases")):
             return stdio_pairs(inner)
         inputs = value.get("inputs", value.get("input"))
         outputs = value.get("outputs", value.get("output"))

@@ -24,11 +24,9 @@ def normal_text(text: str) -> str:
 def short_answer(text: str) -> str:
     """The answer in a response: <answer> tags, a box, 'answer: …', else the whole of it."""
     text = text[-50_000:]
-    tagged = _TAG.findall(text)
-    if tagged:
+    if tagged := _TAG.findall(text):
         return str(tagged[-1])
-    boxed = boxed_answer(text)
-    if boxed is not None:
+    if (boxed := boxed_answer(text)) is not None:
         return boxed
     stated = _SAID.findall(text)
     return str(stated[-1]) if stated else text
@@ -81,8 +79,5 @@ def references_of(reference: Any) -> list[str]:
     """The accepted answers: one text, or a list of them (also under 'target' or 'aliases')."""
     if isinstance(reference, dict):
         reference = reference.get("target", reference.get("aliases", reference.get("value")))
-    if reference is None:
-        return []
-    if isinstance(reference, list | tuple):
-        return [str(item) for item in reference if item is not None]
-    return [str(reference)]
+    accepted = reference if isinstance(reference, list | tuple) else [reference]
+    return [str(item) for item in accepted if item is not None]

@@ -58,17 +58,10 @@ def plain(text: str) -> str:
 
 def to_fraction(match: re.Match[str]) -> Fraction | None:
     """The value of a `NUMBER` match; None when it is too large or divides by zero."""
-    top, bottom = match["top"], match["bottom"]
-    if len(top) > MAX_DIGITS or (bottom and len(bottom) > MAX_DIGITS):
+    top, bottom = match["top"], match["bottom"] or "1"
+    if max(len(top), len(bottom)) > MAX_DIGITS or not (below := Fraction(bottom.replace(",", ""))):
         return None
-    value = Fraction(top.replace(",", ""))
-    if bottom:
-        below = Fraction(bottom.replace(",", ""))
-        if below == 0:
-            return None
-        value /= below
-    if match["whole"]:
-        value += int(match["whole"])
+    value = Fraction(top.replace(",", "")) / below + int(match["whole"] or 0)
     if match["scale"]:
         value *= 10 ** _SCALES[match["scale"].strip().lower()]
     signs = (match["sign"] or "") + (match["sign2"] or "")

@@ -53,8 +53,7 @@ def program_in(text: str, names: Collection[str] = (), language: str = "python")
     blocks = [(canonical(word), body) for word, body in _blocks(text) if body.strip()]
     fitting = [(word, body) for word, body in blocks if word in (language, "")]
     if not is_python:
-        named = [body for word, body in fitting if word == language] or [body for _, body in fitting]
-        if named:
+        if named := [body for word, body in fitting if word == language] or [body for _, body in fitting]:
             return next((body for body in reversed(named) if _MAIN.search(body)), named[-1])
     elif fitting:
         return fitting[0][1] if len(fitting) == 1 else _choose(fitting, set(names))

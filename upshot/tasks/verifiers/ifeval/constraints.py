@@ -130,8 +130,7 @@ def keeps(text: str, name: str, arguments: Mapping[str, Any]) -> bool | None:
         return False
     known = inspect.signature(CHECKS[name]).parameters
     usable = {key: value for key, value in arguments.items() if key in known and value is not None}
-    lacking = [key for key, one in known.items() if one.default is one.empty and key not in ("text", *usable)]
-    if lacking:
+    if lacking := [key for key, one in known.items() if one.default is one.empty and key not in ("text", *usable)]:
         raise TypeError(f"the constraint '{name}' lacks {', '.join(lacking)}")
     return CHECKS[name](text, **usable)
 

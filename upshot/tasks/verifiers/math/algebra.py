@@ -57,6 +57,5 @@ def _parse(text: str) -> list[Any]:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that timeouts are ours
     bare = text.strip().replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip("$")
-    boxed = "\\boxed{" + bare + "}"
-    parsed: list[Any] = parse(boxed, parsing_timeout=None, raise_on_error=False)
+    parsed: list[Any] = parse("\\boxed{" + bare + "}", parsing_timeout=None, raise_on_error=False)
     return parsed

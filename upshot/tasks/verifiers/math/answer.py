@@ -80,11 +80,9 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
         return boxed
     tail = _BOLD.sub("", text[-4000:])
     for pattern in (_MINERVA, _ANSWER_IS):
-        stated = list(pattern.finditer(tail))
-        if stated:
+        if stated := list(pattern.finditer(tail)):
             return stated[-1][1].strip()
-    inline = list(_INLINE.finditer(tail))
-    if inline:
+    if inline := list(_INLINE.finditer(tail)):
         return next(group for group in inline[-1].groups() if group is not None)
     numbers = _NUMBER.findall(tail)
     return numbers[-1] if numbers else None

@@ -265,8 +265,7 @@ class _Reader:
             self._expect("]")
         below = self._argument().value
         if isinstance(below, Fraction) and isinstance(degree, Fraction):
-            exact = exact_root(below, degree)
-            if exact is not None:
+            if (exact := exact_root(below, degree)) is not None:
                 return Term(exact, literal=not self.letters)
             if below < 0 and degree == 3:
                 return Term(-(complex(-below) ** (1 / 3)))

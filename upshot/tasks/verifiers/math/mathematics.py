@@ -60,8 +60,7 @@ class MathVerifier(Verifier):
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict, by math-verify where it takes mathematics."""
-        quick = self.quick(response, reference, extra)
-        if quick is not None:
+        if (quick := self.quick(response, reference, extra)) is not None:
             return quick
         truth = reference_answer(reference) or ""
         answer = final_answer(response, boxed_only=self.mode == "boxed") or ""

@@ -57,8 +57,7 @@ def power(base: Number, exponent: Number) -> Number:
             if _bits(base) * abs(exponent.numerator) > _MAX_BITS:
                 raise UnsureQuantity
             return base**exponent.numerator
-        root = exact_root(base, Fraction(exponent.denominator))
-        if root is not None:
+        if (root := exact_root(base, Fraction(exponent.denominator))) is not None:
             return power(root, Fraction(exponent.numerator))
     if abs(complex(exponent)) > 200:
         raise UnsureQuantity

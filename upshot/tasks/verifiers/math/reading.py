@@ -173,11 +173,9 @@ def _encloses(text: str) -> bool:
 def _read_enclosed(text: str, depth: int) -> Kind | None:
     """A collection or a set given by its condition; None for brackets around one value."""
     inside = text[1:-1]
-    if text[0] == "⦃":
-        described = re.fullmatch(r"(\w)(?:\\in\\R)?[|:](.+)", inside)
-        if described:
-            members = _read(described[2], depth + 1)
-            return members if isinstance(members, Reals) else Opaque(text)
+    if text[0] == "⦃" and (described := re.fullmatch(r"(\w)(?:\\in\\R)?[|:](.+)", inside)):
+        members = _read(described[2], depth + 1)
+        return members if isinstance(members, Reals) else Opaque(text)
     items = top_level(inside, re.compile("[,;]"))[::2]
     if len(items) < 2 and text[0] != "⦃":
         return None

@@ -44,8 +44,7 @@ def _half(end: Real, relation: str) -> RealSet:
 
 def real(text: str) -> Real | None:
     """The real number that an end of an interval is; None when it is none."""
-    infinite = re.fullmatch(r"([-+]?)\\infty", text)
-    if infinite:
+    if infinite := re.fullmatch(r"([-+]?)\\infty", text):
         return -math.inf if infinite[1] == "-" else math.inf
     value = evaluate_at(text)
     if not isinstance(value, PointValue) or value.letters:

@@ -83,8 +83,7 @@ def _split(body: str, phrase: str, label: str, sure: bool) -> UnitValue | None:
         if len(words) == 1:
             return UnitValue(scaled, "", label)
         body, phrase = scaled, " ".join(words[1:])
-    unit = unit_of(phrase)
-    if unit is not None:
+    if (unit := unit_of(phrase)) is not None:
         return UnitValue(body, unit, label)
     about = any(word.lower().strip(".,") in _ABOUT for word in words)
     letters = len(phrase.partition("^")[0])
