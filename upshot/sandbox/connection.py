@@ -29,15 +29,11 @@ def connect(spec: str, limits: Limits | None = None, api_key: str | None = None)
         raise UserError(f"unknown sandbox '{spec}'; give one of: {FORMS}")
     from upshot.sandbox.http import clients as http
 
-    clients: dict[str, type[http.HttpRunner]] = {
-        "": http.UpshotRunner,
-        "upshot": http.UpshotRunner,
-        "opencode": http.CompatibleRunner,
-        "fusion": http.FusionRunner,
-    }
-    if prefix not in clients:
+    clients = {"upshot": http.UpshotRunner, "opencode": http.CompatibleRunner, "fusion": http.FusionRunner}
+    client = clients.get(prefix or "upshot")
+    if client is None:
         raise UserError(f"unknown sandbox kind '{prefix}' in '{spec}'; give one of: {FORMS}")
-    return clients[prefix](url, key, limits)
+    return client(url, key, limits)
 
 
 def _local(options: str, limits: Limits | None) -> CodeRunner:

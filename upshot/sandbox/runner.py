@@ -130,9 +130,8 @@ class CodeRunner(Resource, abc.ABC):
         compile_seconds: float = COMPILE_SECONDS,
     ) -> RunResult:
         """Run a program and return what it printed; `fetch` names files to bring back."""
-        return await self._run(
-            ProgramJob(code, language, stdin, files or {}, limits or self.limits, fetch, compile_seconds)
-        )
+        job = ProgramJob(code, language, stdin, files or {}, limits or self.limits, fetch, compile_seconds)
+        return await self._run(job)
 
     @abc.abstractmethod
     async def _run(self, job: ProgramJob) -> RunResult:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message, Row, Tools
@@ -18,6 +19,7 @@ from upshot.tasks.verifiers.base import Claim
 
 log = logging.getLogger(__name__)
 
+C = TypeVar("C", bound=Callable[..., Any])
 SPLITS = ("train", "validation", "test")
 
 
@@ -29,6 +31,7 @@ class Task(ABC):
     """
 
     name: str = ""
+    """What messages call it; registering sets it."""
 
     @abstractmethod
     def rows(self, split: str) -> Sequence[Row]:
@@ -129,5 +132,19 @@ def list_replies(conversation: Conversation) -> list[str]:
     return [turn.message.content for turn in played if turn.message.role == "assistant"]
 
 
-tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)
+class TaskRegistry(Registry[Task]):
+    """Tasks by name; a task that does not name itself is called by the first name that it is registered by."""
+
+    def register(self, name: str, *aliases: str) -> Callable[[C], C]:
+        """Decorator: make a task known by name and aliases."""
+        add = super().register(name, *aliases)
+
+        def add_named(task: Any) -> Any:
+            task.name = vars(task).get("name", name)
+            return add(task)
+
+        return add_named
+
+
+tasks = TaskRegistry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)
 """Tasks that a recipe can name in `task.name`."""

@@ -27,7 +27,6 @@ CODE_WORDS = 48
 class Ciphers(VerifiedTask):
     """Small word problems; replies think first."""
 
-    name = "ciphers"
     verifier = "gsm8k"
 
     def __init__(self, coded: Share = 0.8, limit: Count | None = None, split_seed: Whole = 0) -> None:

@@ -51,7 +51,6 @@ class CodeTask(VerifiedTask):
 class Code(CodeTask):
     """Functions checked by asserts (MBPP, AceCode); the first assert is shown where the row is a bare text."""
 
-    name = "code"
     verifier = "code"
     hub = "google-research-datasets/mbpp@sanitized"
 
@@ -69,7 +68,6 @@ class Code(CodeTask):
 class CodeStdio(CodeTask):
     """Programs that read stdin and write stdout."""
 
-    name = "code-stdio"
     verifier = "code-stdio"
 
 
@@ -77,7 +75,6 @@ class CodeStdio(CodeTask):
 class CodeContests(CodeTask):
     """Contest problems with public, private and generated tests."""
 
-    name = "code-contests"
     verifier = "code-contests"
     hub = "deepmind/code_contests"
 
@@ -92,7 +89,6 @@ class CodeContests(CodeTask):
 class HumanEval(CodeTask):
     """Functions to complete."""
 
-    name = "humaneval"
     verifier = "humaneval"
     hub = "openai/openai_humaneval"
     instructions = "Complete the function. Answer with the whole function in one ```python code block."
@@ -109,7 +105,6 @@ class HumanEval(CodeTask):
 class LeetCode(CodeTask):
     """Methods of a class `Solution`, checked by `check(Solution().method)`."""
 
-    name = "leetcode"
     verifier = "humaneval"
     hub = "newfacade/LeetCodeDataset"
 
@@ -125,7 +120,6 @@ class LeetCode(CodeTask):
 class SingleTurnBigCodeBench(CodeTask):
     """BigCodeBench in one turn; in conversation it is the CollabLLM task `bigcodebench`."""
 
-    name = "bigcodebench-instruct"
     verifier = "bigcodebench"
     hub = "bigcode/bigcodebench"
     question = "instruct_prompt"
@@ -135,7 +129,6 @@ class SingleTurnBigCodeBench(CodeTask):
 class ClassEval(CodeTask):
     """Classes to write, checked by unittest classes."""
 
-    name = "classeval"
     verifier = "classeval"
     hub = "FudanSELab/ClassEval"
     hub_splits = ("test",)
@@ -148,7 +141,6 @@ class ClassEval(CodeTask):
 class ImpossibleLiveCodeBench(CodeTask):
     """Problems whose tests contradict them: the score is whether the program passes those tests."""
 
-    name = "impossible-livecodebench"
     verifier = "impossible-livecodebench"
     hub = "fjzzq2002/impossible_livecodebench"
     hub_splits = ("conflicting", "oneoff")
@@ -164,9 +156,8 @@ class ImpossibleLiveCodeBench(CodeTask):
             raise UserError("no test contradicts the problem's own ('test' beside 'original_test')")
         entry = str(source.get("entry_point") or "").removeprefix("check(").removesuffix(")")
         kept = {key: value for key, value in record.items() if key not in ("reward_model", "original_test")}
-        return replace(
-            super().parse({**kept, "test": test, "entry_point": entry, "ground_truth": test}), source=self.verifier
-        )
+        row = super().parse({**kept, "test": test, "entry_point": entry, "ground_truth": test})
+        return replace(row, source=self.verifier)
 
 
 def wrong_asserts(test: str, original: str) -> str:

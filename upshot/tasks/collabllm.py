@@ -54,7 +54,6 @@ def system_prompt(name: str) -> str:
 class CollabTask(TableTask):
     """Conversations towards a hidden goal."""
 
-    name = "collabllm"
     description = "The user works with an assistant on a task of theirs."
     """What the conversation is about, in words for the simulated user."""
     metrics: Mapping[str, float] = {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -5e-4}
@@ -175,7 +174,6 @@ def _text_of(value: Any) -> str:
 class MathHard(CollabTask):
     """Level 5 problems of MATH, which the user has and does not spell out."""
 
-    name = "math-hard"
     description = "The user wants to solve a mathematics problem and get to its final answer with an assistant's help."
     hub = "lighteval/MATH-Hard"
     other_hub = "DigitalLearningGmbH/MATH-lighteval"  # all levels, of which `parse` takes the hardest
@@ -194,7 +192,6 @@ class MathHard(CollabTask):
 class Medium(CollabTask):
     """Articles that the user has in mind and wants to have written."""
 
-    name = "medium"
     description = "The user wants a document written with an assistant's help: a blog article on a topic of theirs."
     metrics: Mapping[str, float] = {"document->bleu": 1.0, "interactivity": 1.0, "token_amount": -1e-4}
     hub = "Kamaljp/medium_articles"
@@ -225,7 +222,6 @@ def newest(records: Sequence[Record]) -> list[Record]:
 class BigCodeBench(CollabTask):
     """Functions that the user wants written; unit tests decide."""
 
-    name = "bigcodebench"
     description = "The user wants a piece of Python code written with an assistant's help, and it has to work."
     metrics: Mapping[str, float] = {"code->pass_rate": 1.0, "interactivity": 1.0, "token_amount": -5e-4}
     hub = "bigcode/bigcodebench"
@@ -249,7 +245,6 @@ class BigCodeBench(CollabTask):
 class AbgCoqa(CollabTask):
     """Questions about a story: ambiguous ones should be asked back, clear ones answered."""
 
-    name = "abg-coqa"
     description = "The user asks a question about a story."
     metrics: Mapping[str, float] = {"action_accuracy": 1.0, "token_amount": -5e-4}
     user_opens = False

@@ -12,7 +12,6 @@ from upshot.tasks.verified import VerifiedTask
 class Constraints(VerifiedTask):
     """Requests with conditions that a program can check."""
 
-    name = "constraints"
     verifier = "constraints"
     hub = "google/IFEval"
 

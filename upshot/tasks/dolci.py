@@ -24,7 +24,6 @@ SPEAKER = "user: "
 class Dolci(VerifiedTask):
     """Mathematics, code, constraints and judged requests in one file."""
 
-    name = "dolci"
     hub = "allenai/Dolci-Instruct-RL"
 
     def parse(self, record: Mapping[str, Any]) -> Row:

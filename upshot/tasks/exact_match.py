@@ -14,7 +14,6 @@ from upshot.tasks.verified import VerifiedTask
 class ExactMatch(VerifiedTask):
     """Questions with one or several accepted short answers."""
 
-    name = "exact-match"
     verifier = "exact-match"
     instructions = "End with your answer between <answer> and </answer>."
 
@@ -35,7 +34,6 @@ class BoxedAnswer(VerifiedTask):
 class HotpotQa(BoxedAnswer):
     """Questions that need two facts; the one answer is compared as text."""
 
-    name = "hotpotqa"
     verifier = "hotpotqa"
     verifier_options: Mapping[str, Any] = {"mode": "exact", "boxed": True}
     hub = "hotpotqa/hotpot_qa@distractor"
@@ -45,7 +43,6 @@ class HotpotQa(BoxedAnswer):
 class NaturalQuestions(BoxedAnswer):
     """NQ-open: questions that people typed; one of the accepted answers must stand in the box."""
 
-    name = "nq"
     verifier = "nq"
     verifier_options: Mapping[str, Any] = {"mode": "contains", "boxed": True}
     hub = "google-research-datasets/nq_open"

@@ -42,7 +42,6 @@ WRONG = "The answer is not right. Try again."
 class Gsm8k(VerifiedTask):
     """Word problems with a number for an answer."""
 
-    name = "gsm8k"
     verifier = "gsm8k"
     hub = "openai/gsm8k@main"
     instructions = 'Think step by step and end your reply with the final answer on a line of its own: "#### <number>".'
@@ -139,11 +138,8 @@ class Gsm8k(VerifiedTask):
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The project's flawed demonstrations; of GSM8K, each question with its own solution."""
         if not self.made:
-            return [
-                (*row.messages, Message("assistant", str(row.reference)))
-                for row in self.rows(split)
-                if "####" in str(row.reference)
-            ]
+            worked = [row for row in self.rows(split) if "####" in str(row.reference)]
+            return [(*row.messages, Message("assistant", str(row.reference))) for row in worked]
         out = []
         for number, problem in enumerate(self._problems(split, 4000)):
             rng = random.Random(derive_seed(self.split_seed, "demo", split, number))

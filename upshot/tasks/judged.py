@@ -16,7 +16,6 @@ from upshot.tasks.verifiers.judged import with_rubric_read
 class JudgedTask(VerifiedTask):
     """Requests whose replies a judge rates."""
 
-    name = "judged"
     verifier = "judged"
     verifies_all = True
 

@@ -21,7 +21,6 @@ VALIDITY = "validity.json"
 class LogsTask(CollabTask):
     """Rows of `rl_*.parquet`, whose users come from logs; what a reader must know of results is the validity."""
 
-    name = "logs"
     description = "A customer talks to an assistant."
 
     @cached_property

@@ -20,7 +20,6 @@ NO_ANSWER = "Your reply has no final answer. Put it in \\boxed{}."
 class Mathematics(VerifiedTask):
     """Problems whose final answer goes in a box."""
 
-    name = "math"
     verifier = "math"
     hub = "DigitalLearningGmbH/MATH-lighteval"
     instructions = "Think step by step and put the final answer in \\boxed{}."
@@ -47,7 +46,6 @@ class Mathematics(VerifiedTask):
 class DeepScaleR(Mathematics):
     """DeepScaleR's collection of competition problems; every source of its rows is checked as mathematics."""
 
-    name = "deepscaler"
     verifies_all = True
     hub = "agentica-org/DeepScaleR-Preview-Dataset"
     instructions = "Put your final answer within \\boxed{}."

@@ -26,8 +26,6 @@ KEY = "mix_task"
 class Mix(Task):
     """`tasks: [{name: gsm8k, weight: 2, …}, {name: code, …}]`; other keys are the options of each."""
 
-    name = "mix"
-
     def __init__(self, tasks: Sequence[Mapping[str, Any]], seed: Whole = 0) -> None:
         """tasks: each with its name, weight (default 1) and options; `as` renames a task, so that one kind can occur
         twice."""

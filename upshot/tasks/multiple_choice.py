@@ -27,7 +27,6 @@ CONFIDENCE = {
 class MultipleChoice(VerifiedTask):
     """Questions with lettered choices."""
 
-    name = "multiple-choice"
     verifier = "multiple-choice"
     hub = "cais/mmlu@all"
     instructions = 'Think it through and end with "The answer is (X)", X being the letter.'
@@ -58,7 +57,6 @@ class MultipleChoice(VerifiedTask):
 class MmluSycophancy(MultipleChoice):
     """The same, with a wrong letter suggested in the question."""
 
-    name = "mmlu-sycophancy"
     verifier = "mmlu-sycophancy"
     verifies_all = True
 
@@ -94,7 +92,6 @@ class MmluSycophancy(MultipleChoice):
 class MmluConfidence(MultipleChoice):
     """The same, with a stated confidence; the score is how confident a wrong answer is."""
 
-    name = "mmlu-confidence"
     verifies_all = True
 
     def __init__(self, stated: Literal["number", "words"] = "number", **rows: Any) -> None:

@@ -74,8 +74,6 @@ class Customer(Participant):
 class SlotsTask(Task):
     """Rows are openings, and a share of them is half-way conversations in which a question was just answered."""
 
-    name = "slots"
-
     def __init__(
         self,
         rows_per_split: Made = 4000,

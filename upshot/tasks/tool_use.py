@@ -19,7 +19,6 @@ from upshot.tasks.verifiers.judged import with_rubric_read
 class ToolUse(VerifiedTask):
     """Rows of any verifier; the policy may call tools before it answers."""
 
-    name = "tools"
     verifier = "gsm8k"
 
     def __init__(
@@ -70,7 +69,6 @@ class ToolUse(VerifiedTask):
 class SearchQa(ToolUse):
     """Questions about a local corpus, answered after searching it."""
 
-    name = "search-qa"
     verifier = "search-qa"
     instructions = "Search before you answer. End with your answer between <answer> and </answer>."
 

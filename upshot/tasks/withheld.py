@@ -132,8 +132,6 @@ def asks(conversation: Conversation) -> float:
 class WithheldTask(Task):
     """Openings with and without all their numbers, the user who knows them, and demonstrations that mostly guess."""
 
-    name = "withheld"
-
     def __init__(
         self,
         rows_per_split: Made = 2000,

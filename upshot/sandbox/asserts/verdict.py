@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -70,8 +71,8 @@ def ending(remains: Remains) -> tuple[Outcome, str] | None:
             return Outcome.TIMEOUT, "CPU limit reached"
         if remains.stdout_cut or remains.stderr_cut:
             return Outcome.OUTPUT_LIMIT, "output beyond the limit"
-        names = {known.value: known.name for known in signal.Signals}
-        return Outcome.ERROR, f"ended by signal {names.get(number, number)}"
+        name = next((known.name for known in signal.Signals if known == number), number)
+        return Outcome.ERROR, f"ended by signal {name}"
     return None
 
 
@@ -176,11 +177,9 @@ def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, byte
         pair = line.get("file")
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             continue
-        try:
+        with contextlib.suppress(ValueError):
             if pair[0] in names:
                 files[pair[0]] = base64.b64decode(pair[1], validate=True)
-        except ValueError:
-            continue
     return files
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -189,9 +190,8 @@ class FusionRunner(HttpRunner, ScriptRunner):
     async def _run(self, job: ProgramJob) -> RunResult:
         limits = job.limits
         body = {**_describe(job), "run_timeout": limits.cpu_seconds, "memory_limit_MB": limits.memory_mb}
-        return await self.connection.ask_run(
-            "/run_code", body, limits.wall + 30, lambda answer: _read_fusion(answer, limits)
-        )
+        read = functools.partial(_read_fusion, limits=limits)
+        return await self.connection.ask_run("/run_code", body, limits.wall + 30, read)
 
 
 def _read_fusion(answer: dict[str, Any], limits: Limits) -> RunResult:

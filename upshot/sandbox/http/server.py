@@ -51,13 +51,11 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, Service(sandbox))
-    app.add_middleware(
-        RequestGate,
-        key=api_key,
-        max_bytes=max_bytes,
-        read_s=READ_SECONDS,
-        refuse=lambda status, reason: _json({"error": reason}, status),
-    )
+
+    def refuse(status: int, reason: str) -> Response:
+        return _json({"error": reason}, status)
+
+    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=refuse)
     app.add_middleware(CalmEnd)
     return app
 

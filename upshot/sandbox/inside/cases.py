@@ -8,6 +8,7 @@ installed (`from solution import f`) is the program. Standard library only: it r
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import os
@@ -67,10 +68,9 @@ def parse(test: str) -> ast.Module | str:
 @functools.lru_cache(maxsize=1024)
 def is_installed(module: str) -> bool:
     """Whether there is such a module beside the program."""
-    try:
+    with contextlib.suppress(ImportError, ValueError):
         return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return module in sys.modules
+    return module in sys.modules
 
 
 class _ProgramImports(ast.NodeTransformer):

@@ -6,6 +6,7 @@ child touches on the way is a page fault, and those are most of what a run costs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -121,10 +122,9 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.
 
 def landlock_version() -> int:
     """The kernel's Landlock version, 0 where there is none."""
-    try:
+    with contextlib.suppress(OSError):
         return kernel.syscall("landlock_create_ruleset", 0, 0, 1)
-    except OSError:
-        return 0
+    return 0
 
 
 def restrict_files(version: int, readable: list[int], writable: list[int]) -> kernel.Step:

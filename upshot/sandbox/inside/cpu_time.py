@@ -34,11 +34,9 @@ def of_family(proc: int, pid: int) -> float:
     todo = _children(proc, pid)
     while todo:
         one = todo.pop()
-        try:
+        with contextlib.suppress(OSError):  # it ended meanwhile; its parent has its time, or will have
             total += of_process(one) + _of_the_dead(proc, one)
-        except OSError:
-            continue  # it ended meanwhile; its parent has its time, or will have
-        todo += _children(proc, one)
+            todo += _children(proc, one)
     return total
 
 
@@ -61,11 +59,12 @@ def _children(proc: int, pid: int) -> list[int]:
 
 
 def _read(proc: int, path: str) -> bytes:
-    try:
-        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags, dir_fd=proc)) as file:
-            return file.read()
-    except OSError:
-        return b""
+    def open_below(name: str, flags: int) -> int:
+        return os.open(name, flags, dir_fd=proc)
+
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=open_below) as file:
+        return file.read()
+    return b""
 
 
 def count_oom_kills(proc: int) -> int:

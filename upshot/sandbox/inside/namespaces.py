@@ -133,8 +133,8 @@ def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.
             place = f"{place}/{part}"
             if place not in made:
                 made.add(place)
-                steps.append(kernel.step("mkdir", place, 0o755))
-                steps.append(kernel.step("chmod", place, 0o755))  # whatever the umask
+                # Its mode is set again, whatever the umask.
+                steps += [kernel.step("mkdir", place, 0o755), kernel.step("chmod", place, 0o755)]
         # A bind of a read-only bind is read-only, too.
         steps.append(kernel.step("mount", f"{KEPT}/{name}", place, None, kernel.MS_BIND | kernel.MS_REC, None))
     return steps

@@ -65,13 +65,12 @@ def probe(uid: int | None) -> dict[str, Any]:
         os.chmod(workbench, 0o755)
         as_root = os.geteuid() == 0
         cannot_drop = "not root" if not as_root else NO_IDS if uid is None else None
-        obstacles: dict[str, Any] = {
-            "root": attempt(lambda: _namespaces("root", workbench, None)) if as_root else "not root",
+        obstacles: dict[str, Any] = {"root": "not root", "user": NO_IDS}
+        if as_root:
+            obstacles["root"] = attempt(lambda: _namespaces("root", workbench, None))
+        if uid is not None or not as_root:
             # Real root must first become somebody: inside it would still own root's files outside.
-            "user": NO_IDS
-            if as_root and uid is None
-            else attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
-        }
+            obstacles["user"] = attempt(lambda: _namespaces("user", workbench, uid if as_root else None))
     obstacles["landlock_abi"] = version = confine.landlock_version()
     root = [os.open("/", os.O_PATH)]
     restricts = attempt(lambda: _confine(lambda: confine.restrict_files(version, root, root)))

@@ -27,10 +27,8 @@ class Language:
     aliases: tuple[str, ...] = ()
 
 
-LANGUAGES: dict[str, Language] = {
-    name: Language(name, **entry)
-    for name, entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
-}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+LANGUAGES: dict[str, Language] = {name: Language(name, **entry) for name, entry in _TABLE.items()}
 ALIASES = {alias: language.name for language in LANGUAGES.values() for alias in language.aliases}
 ALIASES |= dict.fromkeys(("py", "python3", "py3", "pypy", "pypy3"), "python")
 

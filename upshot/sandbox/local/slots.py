@@ -145,14 +145,9 @@ class SandboxMetrics:
 
     def page(self, running: int, waiting: int, slots: int) -> str:
         """In Prometheus' text format."""
-        counters = {
-            "programs": self.programs,
-            "tests": {outcome: self.tests[outcome] for outcome in Outcome},
-            "runs": {outcome: self.runs[outcome] for outcome in Outcome},
-            "faults": self.faults,
-            "rejected": self.rejected,
-            "busy_seconds": self.busy_seconds,
-        }
+        tests, runs = ({outcome: counts[outcome] for outcome in Outcome} for counts in (self.tests, self.runs))
+        counters = {"programs": self.programs, "tests": tests, "runs": runs, "faults": self.faults}
+        counters |= {"rejected": self.rejected, "busy_seconds": self.busy_seconds}
         uptime = time.time() - self.started
         gauges = {"running": running, "waiting": waiting, "slots": slots, "uptime_seconds": uptime}
         return metrics_page("upshot_sandbox", counters, gauges)

@@ -163,7 +163,8 @@ class Zygote:
         try:
             return await _reply(self.control, patience)
         except BaseException as error:
-            self._hang_up()
+            self._waiting = False
+            self.close()
             if isinstance(error, OSError | ZygoteGone):
                 raise ZygoteGone(f"zygote {self.pid} is gone: {error or type(error).__name__}") from error
             raise
@@ -185,20 +186,13 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote and its run; whoever waits for that run learns it from the closed line."""
-        if self._waiting:
-            self.closed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        else:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        self._waiting = False
-        if self.control.fileno() >= 0:
-            self.closed = True
+        if self.control.fileno() < 0:
+            return
+        self.closed = True
+        if not self._waiting:
             self.control.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _close_unwanted(task: asyncio.Future[Zygote]) -> None:

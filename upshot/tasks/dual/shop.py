@@ -116,18 +116,11 @@ def _head(name: str) -> str:
 class ShopTask(Task):
     """Callers of a shop, both sides' tools, and demonstrations that mostly leave the caller's part out."""
 
-    name = "shop"
-
     def __init__(self, rows_per_split: Made = 2000, asking: Share = 0.15, seed: Whole = 0) -> None:
         """asking: the share of the demonstrations that ask the caller to do its part; the others do without."""
         self.size, self.asking, self.seed = rows_per_split, asking, seed
-        self.state = SharedState(
-            lambda row: row.meta["shop"],
-            [look, refund, check_line, switch_on, hang_up],
-            [send_back, restart_box],
-            [hang_up],
-            role="user",
-        )
+        policy, user = (look, refund, check_line, switch_on, hang_up), (send_back, restart_box)
+        self.state = SharedState(lambda row: row.meta["shop"], policy, user, [hang_up], role="user")
 
     def environment(self) -> Participant:
         """The policy's tools."""

@@ -66,8 +66,6 @@ class DomainTool(Tool):
 class Tau2Task(Task):
     """A domain of τ²-bench."""
 
-    name = "tau2"
-
     def __init__(
         self, domain: Words = "telecom", role: Literal["tool", "user"] = "tool", describe: bool = False
     ) -> None:

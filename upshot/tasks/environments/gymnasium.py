@@ -129,8 +129,6 @@ def _number(text: str) -> int:
 class GymnasiumTask(Task):
     """Episodes of an environment, one a seed."""
 
-    name = "gymnasium"
-
     def __init__(
         self,
         env: Words,

@@ -15,7 +15,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any, Literal
 
 from upshot.config.bounds import Positive, Words
@@ -229,8 +228,6 @@ class McpEnvironment(ToolEnvironment):
 class McpTask(ToolUse):
     """Rows of any verifier; the policy may call the tools of an MCP server before it answers."""
 
-    name = "mcp"
-
     def __init__(
         self,
         server: Words,
@@ -255,16 +252,12 @@ class McpTask(ToolUse):
         if describe:
             self.describe_tools()
 
-    @cached_property
-    def _listed(self) -> Tools:
-        self._environment.list_tools()
-        return super().tools()
+    def environment(self) -> McpEnvironment:
+        """The server's tools; it is asked once what it has."""
+        if not self._environment.tools:
+            self._environment.list_tools()
+        return self._environment
 
     def tools(self) -> Tools:
-        """What the server lists, asked once."""
-        return self._listed
-
-    def environment(self) -> McpEnvironment:
-        """The server's tools."""
-        assert self._listed is not None
-        return self._environment
+        """What the server lists."""
+        return self.environment().definitions()

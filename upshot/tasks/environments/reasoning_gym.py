@@ -82,8 +82,6 @@ class ReasoningGymVerifier(Verifier):
 class ReasoningGymTask(Task):
     """Problems of one generator; splits are made from seeds of their own and share no question."""
 
-    name = NAME
-
     def __init__(
         self,
         dataset: Words,

@@ -144,8 +144,6 @@ def reward_of(answer: Mapping[str, Any]) -> Score:
 class RemoteTask(VerifiedTask):
     """Rows name an instance (`instance_hash`) or a sample (`index`, `name`); everything else is the server's."""
 
-    name = "remote"
-
     def __init__(
         self,
         url: Address,

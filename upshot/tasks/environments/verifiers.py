@@ -31,8 +31,6 @@ MISSING = "task 'verifiers' needs the library: pip install 'verifiers>=0.4' (and
 class VerifiersTask(Task):
     """One environment by its id, as `verifiers` finds it: a package that exports its Taskset."""
 
-    name = "verifiers"
-
     def __init__(
         self,
         env: Words,

@@ -128,10 +128,8 @@ class LLMUser(User):
         return totals
 
     def _observation(self, conversation: Conversation, answer: ModelAnswer) -> Observation:
-        current, heard = (
-            as_text(answer.values["current_answer"]),
-            self._measure(conversation, answer.values["response"]),
-        )
+        current = as_text(answer.values["current_answer"])
+        heard = self._measure(conversation, answer.values["response"])
         metrics = {
             **attempt_metrics(answer.flaws),
             "user_turns": 1.0,

@@ -10,6 +10,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -116,10 +117,9 @@ def evaluate(expression: str) -> Fraction | None:
     named = _NUMBER.sub(name, text)
     if None in numbers or len(numbers) > _MAX_TERMS:
         return None
-    try:
+    with suppress(SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
         return _value(ast.parse(" ".join(named.split()), mode="eval").body, numbers)
-    except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
-        return None
+    return None
 
 
 def _number(digits: str, percent: bool) -> Fraction | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,10 +110,8 @@ def as_json_text(value: Any) -> str:
 def decode_json(value: Any) -> Any:
     """A value that may be JSON in a string."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
+        with suppress(json.JSONDecodeError):
             return json.loads(value)
-        except json.JSONDecodeError:
-            return value
     return value
 
 
@@ -126,11 +126,8 @@ def valid_pairs(predictions: Sequence[Score], truths: Sequence[Score]) -> list[t
 def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], threshold: float = 0.5) -> dict[str, float]:
     """Confusion counts and rates; a rate with nothing below the line is left out, because it is undefined."""
     pairs = valid_pairs(predictions, truths)
-    hits = [(p >= threshold, t >= threshold) for p, t in pairs]
-    tp = sum(p and t for p, t in hits)
-    tn = sum(not p and not t for p, t in hits)
-    fp = sum(p and not t for p, t in hits)
-    fn = sum(t and not p for p, t in hits)
+    hits = Counter((p >= threshold, t >= threshold) for p, t in pairs)
+    tp, tn, fp, fn = hits[True, True], hits[False, False], hits[True, False], hits[False, True]
     out: dict[str, float] = {"tp": tp, "tn": tn, "fp": fp, "fn": fn}
     rates = {"precision": (tp, tp + fp), "recall": (tp, tp + fn), "f1": (2 * tp, 2 * tp + fp + fn)}
     rates |= {"accuracy": (tp + tn, len(pairs)), "tpr": (tp, tp + fn), "tnr": (tn, tn + fp)}

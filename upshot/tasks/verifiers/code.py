@@ -155,10 +155,7 @@ def share_passed(results: Sequence[TestResult], who: str) -> Score:
         why = f"no valid test: {results[0].detail[:300]}" if results else "every check of the row is broken or left out"
         return Score.missing(Reason.BAD_ROW, f"{who}: {why}", outcomes=outcomes[:50])
     passed = sum(result.outcome == Outcome.PASSED for result in valid)
-    counts = {
-        "unconfirmed": outcomes.count(Outcome.UNCONFIRMED),
-        "believed": sum(getattr(result, "believed", False) for result in valid),
-    }
+    counts = {"unconfirmed": outcomes.count(Outcome.UNCONFIRMED), "believed": sum(result.believed for result in valid)}
     detail = {
         "passed": passed,
         "tests": len(valid),

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,6 @@ def function_calls(value: Any, row: Mapping[str, Any]) -> list[FunctionCall]:
 
 
 def _read_json(text: Any) -> Any:
-    try:
+    with suppress(TypeError, ValueError):
         return json.loads(text)
-    except (TypeError, ValueError):
-        return text
+    return text

@@ -24,6 +24,7 @@ from upshot.sandbox.asserts.values import split
 from upshot.sandbox.inside.cases import NOTHING_CHECKED
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, TestResult
+from upshot.tasks.verifiers.programs import parse
 
 Look = Callable[[str, Limits], Awaitable[list[TestResult]]]
 """Runs a program on the checks of its row, within these limits."""
@@ -95,9 +96,8 @@ def profile_by_form(checks: RowChecks) -> RowProfile:
     """The profile of a row without a reference, read off its tests."""
     kinds = tuple(CheckKind.DECIDABLE if _is_literal(t, checks.language) else CheckKind.BELIEVED for t in checks.tests)
     believed = [index for index, kind in enumerate(kinds) if kind is CheckKind.BELIEVED]
-    return RowProfile(
-        kinds, "form", dict.fromkeys(believed, "no reference, and its form is more than calls and literals")
-    )
+    why = "no reference, and its form is more than calls and literals"
+    return RowProfile(kinds, "form", dict.fromkeys(believed, why))
 
 
 def _is_literal(test: Any, language: str) -> bool:
@@ -109,10 +109,8 @@ def _is_literal(test: Any, language: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_literal_check(test: str) -> bool:
     """Whether a test is a `check(candidate)`, or methods of a TestCase, and asserts nothing but calls and literals."""
-    try:
-        body = ast.parse(test).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+    tree = parse(test)
+    body = tree.body if tree is not None else []
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     defined = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     called = [node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
@@ -178,10 +176,7 @@ def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = Fa
     strict: believed checks are left out, whatever the program made of them. Were only their passes left out, a row
     that has no other check would score nothing but failures.
     """
-    counted = []
-    for result, kind in zip(results, profile.kinds, strict=True):
-        unconfirmed = result.outcome is Outcome.UNCONFIRMED
-        if kind is CheckKind.BROKEN or (strict and kind is CheckKind.BELIEVED):
-            continue
-        counted.append(result.believe() if unconfirmed and kind is CheckKind.BELIEVED else result)
-    return counted
+    left_out = {CheckKind.BROKEN, CheckKind.BELIEVED} if strict else {CheckKind.BROKEN}
+    counted = [(r, kind) for r, kind in zip(results, profile.kinds, strict=True) if kind not in left_out]
+    unconfirmed, believed = Outcome.UNCONFIRMED, CheckKind.BELIEVED
+    return [r.believe() if r.outcome is unconfirmed and kind is believed else r for r, kind in counted]

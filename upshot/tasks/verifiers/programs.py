@@ -13,6 +13,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from upshot.sandbox.inside.cases import is_case, is_test, last_name
@@ -138,12 +139,10 @@ def _choose(fitting: Sequence[tuple[str, str]], names: set[str]) -> str:
 
 def parse(text: str) -> ast.Module | None:
     """The tree of a text that is Python; None for any other."""
-    try:
-        with warnings.catch_warnings():  # of odd escapes
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd escapes
+        return ast.parse(text)
+    return None
 
 
 def list_defined(tree: ast.Module) -> set[str]:

@@ -11,6 +11,7 @@ import json
 import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from upshot.tasks.verifiers.ifeval.languages import is_language
 
@@ -59,11 +60,10 @@ def has_word(text: str, phrase: str) -> bool:
 
 def is_json(text: str) -> bool:
     """Whether a text is JSON and nothing else."""
-    try:
+    with suppress(ValueError, RecursionError):
         json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str | None = None) -> bool:

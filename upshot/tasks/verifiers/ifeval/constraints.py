@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from upshot.core.errors import did_you_mean
@@ -50,14 +51,10 @@ def _decode(value: Any) -> Any:
     """A value that may be JSON or a Python literal in a string."""
     if not isinstance(value, str) or len(value) > 100_000:
         return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        pass
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return read(value)
+    return value
 
 
 @verifiers.register(

@@ -176,15 +176,11 @@ def _same_zeros(answer: Kind, wanted: Kind) -> bool | None:
     first, second = _difference(answer), _difference(wanted)
     if first is None or second is None:
         return False
-    values = [(evaluate_at(first, point), evaluate_at(second, point)) for point in ("first", "second", "negative")]
-    ratios = []
-    for one, other in values:
-        if not isinstance(one, PointValue) or not isinstance(other, PointValue):
-            return None
-        if not one.value or not other.value:
-            return None
-        ratios.append(one.value / other.value)  # type: ignore[operator]
-    return all(abs(complex(ratio - ratios[0])) <= 1e-9 * abs(complex(ratio)) for ratio in ratios[1:])  # type: ignore[operator]
+    pairs = [(evaluate_at(first, point), evaluate_at(second, point)) for point in ("first", "second", "negative")]
+    if not all(isinstance(value, PointValue) and value.value for pair in pairs for value in pair):
+        return None
+    ratios = [one.value / other.value for one, other in pairs]  # type: ignore[union-attr, operator]
+    return all(abs(complex(ratio - ratios[0])) <= 1e-9 * abs(complex(ratio)) for ratio in ratios[1:])
 
 
 def _difference(kind: Kind) -> str | None:

@@ -14,6 +14,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -110,10 +111,9 @@ def evaluate_at(text: str, point: str = "first") -> PointValue | Literal["malfor
 
 def may_be_number(text: str) -> bool:
     """Whether a text holds nothing but what numbers are made of: no letter besides e and i, no sign of another kind."""
-    try:
+    with suppress(UnsureQuantity):
         return not any(len(token) == 1 and token.isalpha() and token not in "ei" for token in _tokens(text))
-    except UnsureQuantity:
-        return False
+    return False
 
 
 def _tokens(text: str) -> list[str]:
