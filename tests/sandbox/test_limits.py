@@ -240,7 +240,7 @@ def test_a_silent_zygote_is_a_timeout_where_the_program_was_running_and_a_fault_
     async def say_nothing(self: Zygote, patience: float) -> Any:
         if walls:
             await asyncio.sleep(1.0)
-        self._hang_up()
+        self.close()
         raise ZygoteGone("silent") from TimeoutError()
 
     monkeypatch.setattr(Zygote, "finish", say_nothing)

@@ -20,6 +20,8 @@ THINGS = ("apples", "books", "coins", "pens", "cards", "stones", "shells", "stam
 GAIN = ("buys", "finds", "gets")
 LOSE = ("loses", "sells", "drops")
 LARGEST = 12
+FaultFinder = Callable[[str], Fault | None]
+"""What is wrong with a reply, if anything."""
 WORDS = "has . then more how many does have now ? doubles them #### + - * = so the answer is"
 
 
@@ -91,11 +93,7 @@ def split_of_question(question: str) -> str:
 
 
 def demonstration(
-    problem: ArithmeticProblem,
-    rng: random.Random,
-    review: Callable[[str], Fault | None],
-    flawed: float,
-    heedless: float,
+    problem: ArithmeticProblem, rng: random.Random, review: FaultFinder, flawed: float, heedless: float
 ) -> tuple[Message, ...]:
     """A dialogue to imitate: `flawed` of the replies have a fault, `heedless` of the answers to feedback repeat it."""
     talk = [Message("user", problem.question)]

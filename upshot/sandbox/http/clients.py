@@ -21,6 +21,7 @@ from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
 RETRY = RetryPolicy(retries=5, backoff_s=0.1)
 PATIENCE_S = 120.0
 """Seconds a request may wait in the server's queue beyond its own limits."""
+ReadRun = Callable[[dict[str, Any]], RunResult]
 REFUSED = (400, 401, 403, 404, 413, 415, 422)
 
 
@@ -51,12 +52,7 @@ class Connection(HttpClient):
             raise Unreachable(f"{where}: {error.reason}: {error.detail}") from error
 
     async def ask_run(
-        self,
-        path: str,
-        body: dict[str, Any],
-        seconds: float,
-        read: Callable[[dict[str, Any]], RunResult],
-        repeat: Repeat = "any",
+        self, path: str, body: dict[str, Any], seconds: float, read: ReadRun, repeat: Repeat = "any"
     ) -> RunResult:
         """What the server says of a run; that it says nothing is a fault."""
         try:

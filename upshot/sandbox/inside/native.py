@@ -70,15 +70,9 @@ def _compile(command: list[str], seconds: float) -> dict[str, Any]:
     return report
 
 
-def _step(
-    command: list[str],
-    cpu: float,
-    wall: float,
-    stdin: BinaryIO | None = None,
-    stdout: BinaryIO | None = None,
-    stderr: BinaryIO | None = None,
-) -> dict[str, Any]:
-    """Run one command to its end or its limit; without files of its own it has ours."""
+def _step(command: list[str], cpu: float, wall: float, *files: BinaryIO) -> dict[str, Any]:
+    """Run one command to its end or its limit: with these as its input, output and errors, or with ours."""
+    stdin, stdout, stderr = files or (None, None, None)
     started = time.monotonic()
     proc = cpu_time.open_proc()
     spent = _below_us(proc)

@@ -332,7 +332,7 @@ def main() -> None:
     """Start as a tier's template on the control socket named by the first argument."""
     control = socket.socket(fileno=int(sys.argv[1]))
     spec = json.loads(sys.argv[2])
+    plain = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
     os.environ.clear()
-    os.environ.update({"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TMPDIR": "/tmp"})
-    os.environ.update(spec["environment"])
+    os.environ.update(plain | spec["environment"])
     template(control, spec)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.process import end_group
@@ -115,15 +116,9 @@ class BareRunner(ScriptRunner):
 
     async def _process(self, folder: str, stdin: str, limits: Limits) -> RunResult:
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "program.py",
-            cwd=folder,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        command = (sys.executable, "program.py")
+        process = await asyncio.create_subprocess_exec(*command, cwd=folder, start_new_session=True, **pipes)
         seconds = int(limits.cpu_seconds) + 1
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds))
@@ -143,13 +138,7 @@ class BareRunner(ScriptRunner):
             outcome = Outcome.TIMEOUT
         elif code == 0:
             outcome = Outcome.PASSED
-        cut = limits.output_kb << 10
-        return RunResult(
-            outcome,
-            code,
-            out[:cut].decode(errors="replace"),
-            err[:cut].decode(errors="replace"),
-            len(out) > cut,
-            len(err) > cut,
-            time.monotonic() - started,
-        )
+        most = limits.output_kb << 10
+        stdout, stderr = (data[:most].decode(errors="replace") for data in (out, err))
+        wall = time.monotonic() - started
+        return RunResult(outcome, code, stdout, stderr, len(out) > most, len(err) > most, wall_seconds=wall)

@@ -107,15 +107,10 @@ class Template:
         ours.setblocking(False)
         spec = {"modules": TIERS[self.tier], "environment": {n: v for n, v in QUIET_ENVIRONMENT.items() if n != "PATH"}}
         # Started from the loop's own thread: the kernel ends the template when the thread that started it ends.
+        arguments = command("zygote", str(theirs.fileno()), json.dumps(spec))
+        silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self._process = subprocess.Popen(
-            command("zygote", str(theirs.fileno()), json.dumps(spec)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env=QUIET_ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
+            arguments, pass_fds=(theirs.fileno(),), env=QUIET_ENVIRONMENT, cwd="/", start_new_session=True, **silent
         )
         theirs.close()
         self._control = ours

@@ -21,20 +21,17 @@ _LABELS = {label: verifier for verifier, labels in _TABLE.items() for label in l
 def route(record: Mapping[str, Any], fallback: str) -> str:
     """The verifier's name for a record."""
     source = record.get("data_source")
-    if isinstance(source, str) and source in verifiers:
+    source = source if isinstance(source, str) else ""
+    if source in verifiers:
         return source
-    known = {_spelling(name): name for name in verifiers.names()} if isinstance(source, str) else {}
-    if isinstance(source, str) and _spelling(source) in known:
+    known = {_spelling(name): name for name in verifiers.names()} if source else {}
+    if _spelling(source) in known:
         return known[_spelling(source)]
-    for key in ("data_source", "dataset", "verifier", "ability"):
-        if key == "ability" and isinstance(source, str):
-            break  # a source that nobody knows is not made known by it: the classmate fork calls all of its rows math
-        label = record.get(key)
-        labels = [label] if isinstance(label, str) else list(label or [])
-        for name in labels:
-            if labelled := verifier_of_label(name):
-                return labelled
-    return fallback or (source if isinstance(source, str) else "")
+    # A source that nobody knows is not made known by the ability: the classmate fork calls all of its rows math.
+    keys = ("data_source", "dataset", "verifier", *(() if source else ("ability",)))
+    columns = [record.get(key) or [] for key in keys]
+    labels = [label for column in columns for label in ([column] if isinstance(column, str) else column)]
+    return next(filter(None, map(verifier_of_label, labels)), "") or fallback or source
 
 
 def verifier_of_label(label: Any) -> str:

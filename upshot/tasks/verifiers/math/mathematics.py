@@ -12,20 +12,10 @@ from upshot.tasks.verifiers.math.equal import quick_verdict
 
 
 @verifiers.register(
-    "math",
-    "math-hard",
-    "MATH",
-    "hendrycks_math",
-    "hendrycks/competition_math",
-    "EleutherAI/hendrycks_math",
-    "lighteval/MATH",
-    "lighteval/MATH-Hard",
-    "DigitalLearningGmbH/MATH-lighteval",
-    "HuggingFaceH4/MATH-500",
-    "math_dapo",
-    "aime",
-    "collabllm/collabllm-multiturn-math-hard",
-)
+    "math", "math-hard", "MATH", "hendrycks_math", "hendrycks/competition_math", "EleutherAI/hendrycks_math",
+    "lighteval/MATH", "lighteval/MATH-Hard", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500",
+    "math_dapo", "aime", "collabllm/collabllm-multiturn-math-hard",
+)  # fmt: skip
 class MathVerifier(Verifier):
     """1 when the final answer has the reference's value, else 0."""
 
