@@ -28,7 +28,7 @@ KINDS = ("lost", "arrived", "line", "box")
 ASKED = {"send it back": ("send_back", "i sent it back"), "restart your box": ("restart_box", "i restarted it")}
 """What the customer can be asked for: the words, the tool, and what it says then."""
 PATIENCE = 2
-"""So often the customer asks what is meant; then it leaves."""
+"""How often the customer asks what is meant before it leaves."""
 WORDS = "please refund order my phone line is dead what do you mean i sent it back restarted restart your box send done"
 ANSWERS = "[look] [refund] [check_line] [switch_on] error: no such lost arrived back refunded on off ok"
 

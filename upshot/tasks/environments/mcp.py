@@ -2,7 +2,7 @@
 
 Every episode has a session of its own (for a command: a process of its own) from its first call to its end, so that
 what a server remembers is one conversation's; `shared` is for servers that remember nothing. What a tool refuses is
-told to the policy. A server that does not start, goes away or breaks the protocol makes the episode missing.
+shown to the policy. A server that does not start, goes away or breaks the protocol makes the episode missing.
 
 What it does not do: futures that call the tools of a session, which nobody can copy. They need `shared`.
 """

@@ -67,19 +67,19 @@ def is_json(text: str) -> bool:
 
 
 def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str | None = None) -> bool:
-    """A letter occurs so often, in either case."""
+    """How often a letter occurs, in either case."""
     return compare(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """So many paragraphs, separated by `***`."""
+    """Exactly that many paragraphs, separated by `***`."""
     parts = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
     inner = parts[1:-1] if len(parts) > 2 else []
     return all(inner) and len([part for part in parts if part]) == num_paragraphs
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """So many paragraphs, separated by blank lines, and the n-th starts with a word; `two's` starts with `two`."""
+    """Exactly that many paragraphs, separated by blank lines, and the n-th starts with a word; `two's` starts with `two`."""
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
@@ -125,7 +125,7 @@ def quotation(text: str) -> bool:
 
 
 def capital_words(text: str, capital_frequency: int, capital_relation: str | None = None) -> bool:
-    """So many words in capitals; `U.S.A.` and `X-RAY` are one each."""
+    """The number of words in capitals; `U.S.A.` and `X-RAY` are one each."""
     written_words = re.findall(r"[^\s,;:!?()\[\]{}\"“”]+", text)
     return compare(sum(word.isupper() for word in written_words), capital_relation, capital_frequency)
 

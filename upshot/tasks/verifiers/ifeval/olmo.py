@@ -3,7 +3,7 @@
 Words are counted without punctuation, in any case; keywords are found as IFEval finds them, inside words too.
 
 And the functions that OLMo's older rows name (`{"func_name": "verify_keyword_frequency", "N": 3, …}`). They read some
-kinds otherwise than IFEval does, as open-instruct's own functions do: "N times" is exactly N, letters are counted in
+kinds differently from IFEval, as open-instruct's own functions do: "N times" is exactly N, letters are counted in
 their own case, paragraphs stand between `* * *`, "around" allows a tenth (of sentences: one).
 """
 
@@ -186,7 +186,7 @@ def tenth(wanted: int) -> int:
 
 
 def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
-    """So many sentences; a full stop of `e.g.` or `Dr.` ends none."""
+    """The number of sentences; a full stop of `e.g.` or `Dr.` ends none."""
     text = text.strip()
     ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text)]
     short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text[max(0, end - 4) : end])) for end in ends)
@@ -194,13 +194,13 @@ def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
 
 
 def paragraph_count(text: str, N: int) -> bool:
-    """So many paragraphs, separated by `* * *`."""
+    """Exactly N paragraphs, separated by `* * *`."""
     parts = text.split("* * *")
     return len(parts) == N and all(part.strip() for part in parts)
 
 
 def paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
-    """So many paragraphs, separated by blank lines, and the i-th starts with a word."""
+    """Exactly N paragraphs, separated by blank lines, and the i-th starts with a word."""
     parts = text.split("\n\n")
     return len(parts) == N and 0 < i <= N and parts[i - 1].strip().startswith(first_word)
 
