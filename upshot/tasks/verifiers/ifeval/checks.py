@@ -79,7 +79,7 @@ def number_paragraphs(text: str, num_paragraphs: int) -> bool:
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Exactly that many paragraphs, separated by blank lines, and the n-th starts with a word; `two's` starts with `two`."""
+    """That many paragraphs, separated by blank lines, and the n-th starts with a word; `two's` starts with `two`."""
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
