@@ -57,15 +57,13 @@ async def ask(
     messages = [Message("user", prompt)]
     bearable: Mapping[str, Any] | None = None
     for attempt in range(repairs + 1):
-        drawn = sampling
-        if attempt and sampling.seed is not None:
-            drawn = replace(sampling, seed=derive_seed(sampling.seed, attempt))
-        request = Request(messages, drawn, schema=schema if model.abilities.schema else None, role=role)
+        seed = sampling.seed if not attempt or sampling.seed is None else derive_seed(sampling.seed, attempt)
+        enforced = schema if model.abilities.schema else None
+        request = Request(messages, replace(sampling, seed=seed), schema=enforced, role=role)
         (completion,) = await model.generate(request)
         values, flaw = read_answer(completion.text, completion.finish, check)
-        if flaw is None and values is not None:
+        if flaw is None:
             return ModelAnswer(values, tuple(seen))
-        assert flaw is not None
         seen.append(flaw.code)
         if flaw.code == "truncated" and model.abilities.lengths:
             schema = fit_texts(schema, sampling.max_tokens // (attempt + 1))
@@ -77,14 +75,14 @@ async def ask(
     raise ModelCallError(seen[-1], f"after {repairs + 1} attempts{explain_missing_schema(model)}")
 
 
-def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any] | None, Flaw | None]:
+def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any], Flaw | None]:
     """The object in a completion and what is wrong with it."""
     try:
         values = parse_json_object(text)
     except ValueError as error:
         if finish == "length":
-            return None, Flaw("truncated", "it was cut off before the JSON object ended; be much shorter")
-        return None, Flaw("bad_json", f"it is not one JSON object ({error})")
+            return {}, Flaw("truncated", "it was cut off before the JSON object ended; be much shorter")
+        return {}, Flaw("bad_json", f"it is not one JSON object ({error})")
     return values, check(values)
 
 

@@ -272,10 +272,9 @@ def _same_set(answer: Kind, wanted: Kind) -> bool | None:
         if isinstance(one, Value) and isinstance(other, Collection) and other.brackets == "⦃⦄":
             return _in_any_order([answer] if one is answer else other.items, other.items if one is answer else [wanted])
     first, second = as_reals(answer), as_reals(wanted)
-    if first is None or second is None:
+    variables = {kind.variable for kind in (answer, wanted) if isinstance(kind, Reals) and kind.variable}
+    if first is None or second is None or len(variables) > 1:
         return False
-    if isinstance(answer, Reals) and isinstance(wanted, Reals) and answer.variable and wanted.variable:
-        return first.same(second) if answer.variable == wanted.variable else False
     return first.same(second)
 
 

@@ -222,8 +222,7 @@ def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
     if "\\approx" in relations:
         at = relations.index("\\approx")
         exact = sides[: at + 1]
-        named = len(exact) == 1 and (not exact[0] or NAME.fullmatch(exact[0]))
-        if named:
+        if len(exact) == 1 and (not exact[0] or NAME.fullmatch(exact[0])):
             exact, at = [exact[0] or "x", *sides[1:2]], at + 1
         if not all(relation == "\\approx" for relation in relations[at:]) or len(exact) == 1:
             return _read(exact[0], depth + 1) if len(exact) == 1 else None
