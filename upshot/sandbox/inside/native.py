@@ -40,9 +40,9 @@ def run(payload: dict[str, Any], results: program.Results) -> int:
 
 def _run_on_inputs(payload: dict[str, Any], results: program.Results) -> None:
     """Run the program on each input, all output on ours, one behind the other; a line for each says how long it is."""
-    for text_in, most in zip(payload["inputs"], payload["most"], strict=True):
+    for input_bytes, most in zip(payload["inputs"], payload["most"], strict=True):
         with _nameless() as stdin, _nameless() as stdout, _nameless() as stderr:
-            stdin.write(text_in)
+            stdin.write(input_bytes)
             stdin.seek(0)
             report = _step(payload["run"], payload["cpu_seconds"], payload["run_seconds"], stdin, stdout, stderr)
             stdout.seek(0)

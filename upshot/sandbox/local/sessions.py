@@ -1,10 +1,10 @@
 """Python sessions for tool use: one confined process per conversation, its state kept from turn to turn.
 
-A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, a line of JSON
-each: {"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The
-clocks of a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for
-any more, is interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer
-comes within a second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
+A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, a line of JSON each:
+{"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The clocks of
+a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for any more, is
+interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer comes within a
+second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
 """
 
 from __future__ import annotations
