@@ -20,18 +20,18 @@ _LABELS = {label: verifier for verifier, labels in _TABLE.items() for label in l
 
 def route(record: Mapping[str, Any], fallback: str) -> str:
     """The verifier's name for a record."""
-    source = record.get("data_source")
-    has_source = isinstance(source, str)
-    if has_source and source in verifiers:
-        return str(source)
-    known = {_spelling(name): name for name in verifiers.names()} if has_source else {}
-    if has_source and _spelling(str(source)) in known:
-        return known[_spelling(str(source))]
+    value = record.get("data_source")
+    source = value if isinstance(value, str) else ""
+    if source in verifiers:
+        return source
+    known = {_spelling(name): name for name in verifiers.names()} if source else {}
+    if _spelling(source) in known:
+        return known[_spelling(source)]
     # A source that nobody knows is not made known by the ability: the classmate fork calls all of its rows math.
-    keys = ("data_source", "dataset", "verifier", *(() if has_source else ("ability",)))
+    keys = ("data_source", "dataset", "verifier", *(() if isinstance(value, str) else ("ability",)))
     columns = (record.get(key) or [] for key in keys)
     labels = (label for column in columns for label in ([column] if isinstance(column, str) else column))
-    return next(filter(None, map(verifier_of_label, labels)), "") or fallback or (str(source) if has_source else "")
+    return next(filter(None, map(verifier_of_label, labels)), "") or fallback or source
 
 
 def verifier_of_label(label: Any) -> str:
