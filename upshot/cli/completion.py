@@ -80,11 +80,9 @@ def _values(key: str) -> list[str]:
     import typing
 
     from upshot.config.recipe import Recipe
-    from upshot.config.validation import model_at
+    from upshot.config.validation import field_at
 
-    above, _, last = key.rpartition(".")
-    section = model_at(Recipe, above.split(".")) if above else Recipe
-    info = section.model_fields.get(last) if section is not None else None
+    info = field_at(Recipe, key.split("."))
     if info is None:
         return []
     if info.annotation is bool:

@@ -101,17 +101,16 @@ def run_diff(args: argparse.Namespace) -> int:
     """The keys that differ, side by side; 1 where there are some, as of `diff`."""
     from rich.table import Table
 
-    from upshot.config.layers import flatten
+    from upshot.config.layers import differences
     from upshot.config.load import load_recipe
     from upshot.run.console import whole_console
 
-    one, two = (dict(flatten(load_recipe(name).recipe.model_dump(mode="json"))) for name in (args.one, args.two))
+    changed = differences(load_recipe(args.one).recipe, load_recipe(args.two).recipe, "–")
     table = Table("key", args.one, args.two, box=None)
-    differ = [key for key in {**one, **two} if one.get(key) != two.get(key)]
-    for key in differ:
-        table.add_row(key, *("–" if key not in side else str(side[key]) for side in (one, two)))
-    whole_console().print(table if differ else "no differences")
-    return 1 if differ else 0
+    for key, values in changed.items():
+        table.add_row(key, *map(str, values))
+    whole_console().print(table if changed else "no differences")
+    return 1 if changed else 0
 
 
 def run_import(args: argparse.Namespace) -> int:

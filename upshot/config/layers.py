@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from upshot.config.recipe import Recipe
 from upshot.config.short_form import ShortForm
-from upshot.config.validation import model_at
+from upshot.config.validation import field_at, model_at
 from upshot.core.errors import UserError, did_you_mean
 
 COMMAND_LINE = "command line"
@@ -38,9 +38,7 @@ def tag(value: Any, origin: str) -> Any:
     """A nested value whose leaves know their origin."""
     if isinstance(value, Mapping):
         return {str(key): tag(item, origin) for key, item in value.items()}
-    if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
-        return [tag(item, origin) for item in value]
-    return Sourced(value, origin)
+    return [tag(item, origin) for item in value] if _is_nested(value) else Sourced(value, origin)
 
 
 def untag(value: Any) -> Any:
@@ -55,26 +53,30 @@ def bare(value: Any) -> Any:
     return value.value if isinstance(value, Sourced) else value
 
 
-def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Sourced]]:
+def leaves(tree: Any) -> Iterator[tuple[str, Sourced]]:
     """Dotted keys and leaves of a tagged value."""
-    if isinstance(tree, Sourced):
-        yield prefix, tree
-        return
-    for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    return ((key, leaf) for key, leaf in flatten(tree) if isinstance(leaf, Sourced))
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and leaf values of a nested mapping."""
-    items: Sequence[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
-        items = list(enumerate(value))
-    if not items:
+    """Dotted keys and leaf values of a nested mapping; a list of plain values is a leaf."""
+    if not value or not (isinstance(value, Mapping) or _is_nested(value)):
         yield prefix, value
-    for key, item in items:
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
         yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def differences(one: Recipe, other: Recipe, absent: Any = None) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which two recipes differ, with both values; `absent` where one lacks the key."""
+    old, new = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return {key: (old.get(key, absent), new.get(key, absent)) for key in changed}
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether a list has more than plain values in it."""
+    return isinstance(value, list) and any(isinstance(item, (Mapping, list, Sourced)) for item in value)
 
 
 def find_origin(key: str, origins: Mapping[str, str]) -> str:
@@ -96,30 +98,36 @@ def lay_over(old: Any, new: Any, path: tuple[str, ...]) -> Any:
     """A value over another one: two mappings of the same thing are merged, everything else is replaced."""
     if not isinstance(old, Mapping) and not isinstance(new, Mapping):
         return new
-    section = model_at(Recipe, path)
-    long_old, long_new = expand(old, section), expand(new, section)
-    if not isinstance(long_old, dict) or not isinstance(long_new, Mapping) or _another(long_old, long_new, section):
+    section = section_at(path)
+    long_old, long_new, key = expand(old, section), expand(new, section), _naming_key(section)
+    if not isinstance(long_old, dict) or not isinstance(long_new, Mapping):
         return new
+    if key in long_new and bare(long_new[key]) != bare(long_old.get(key)):
+        return new  # it names a different thing, to which the options of the old one do not apply
     merge(long_old, long_new, path)
     return long_old
 
 
-def expand(value: Any, section: type[BaseModel] | None) -> Any:
+def section_at(path: Sequence[str]) -> type[ShortForm] | None:
+    """The section of a recipe at a dotted key; None for options of a named thing and plain values."""
+    return model_at(Recipe, path)  # type: ignore[return-value]  # every section has or may have a short form
+
+
+def expand(value: Any, section: type[ShortForm] | None) -> Any:
     """The long form of a section's value; a plain text among a named thing's options can only be a name."""
     if isinstance(value, Sourced):
         long = expand(value.value, section)
         return value if long is value.value else tag(long, value.origin)
-    if section is not None and issubclass(section, ShortForm):
+    if section is not None:
         return section.expand(value)
-    return {"name": value} if section is None and isinstance(value, str) else value
+    return {"name": value} if isinstance(value, str) else value
 
 
-def _another(old: Mapping[str, Any], new: Mapping[str, Any], section: type[BaseModel] | None) -> bool:
-    """Whether the new mapping names a different thing, so that the options of the old one do not apply."""
-    key = "name"
-    if section is not None and issubclass(section, ShortForm):
-        key = section.short_key if section.own_options else ""
-    return key in new and bare(new[key]) != bare(old.get(key))
+def _naming_key(section: type[ShortForm] | None) -> str:
+    """The key that names the thing whose options stand beside it; '' for a section that names nothing."""
+    if section is None:
+        return "name"
+    return section.short_key if section.own_options else ""
 
 
 def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
@@ -133,7 +141,7 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
             parts[position] = str(index)
             node = node[index]
             continue
-        inner = expand(node.get(part), model_at(Recipe, path))
+        inner = expand(node.get(part), section_at(path))
         if bare(inner) is None:
             inner = _default_list(path) if parts[position + 1] == ADD else {}
         elif isinstance(inner, Sourced) and isinstance(inner.value, list):
@@ -147,27 +155,19 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
     elif isinstance(node, list):
         node[_index(node, last, ".".join(parts[:-1]), origin)] = new
     else:
-        _drop_foreign_options(node, parts, value)
+        section = section_at(parts[:-1])
+        if section is not None and last == _naming_key(section) and bare(node.get(last)) not in (None, value):
+            # A different thing is named (futures.user.name=scripted): options that files gave the old one go.
+            for option in node.keys() - section.model_fields.keys():
+                if not any(leaf.origin in (COMMAND_LINE, CALL) for _, leaf in leaves(node[option])):
+                    del node[option]
         whole = origin == COMMAND_LINE and isinstance(value, Mapping)
         node[last] = new if whole else lay_over(node.get(last), new, tuple(parts))
 
 
-def _drop_foreign_options(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    """Where a key names a different thing (futures.user.name=scripted), options that files gave the old one go."""
-    section = model_at(Recipe, parts[:-1])
-    if section is None or not issubclass(section, ShortForm) or not section.own_options:
-        return
-    if section.short_key != parts[-1] or bare(node.get(parts[-1])) in (None, value):
-        return
-    for option in [name for name in node if name not in section.model_fields]:
-        if not any(leaf.origin in (COMMAND_LINE, CALL) for _, leaf in leaves(node[option])):
-            del node[option]
-
-
 def _default_list(path: Sequence[str]) -> list[Any]:
     """The list that a key has when the recipe does not set it, to be appended to."""
-    section = model_at(Recipe, path[:-1])
-    info = section.model_fields.get(path[-1]) if section is not None else None
+    info = field_at(Recipe, path)
     default = info.get_default(call_default_factory=True) if info is not None else None
     if not isinstance(default, list):
         raise UserError(f"override '{'.'.join(path)}.+=…' appends to a list, but '{'.'.join(path)}' is not a list")

@@ -28,7 +28,7 @@ from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
 from upshot.config.registry import look_in, path_of
-from upshot.config.validation import explain_error, first_error, model_at
+from upshot.config.validation import explain_error, field_at, first_error
 from upshot.config.yaml_text import parse_yaml
 from upshot.core.errors import UserError, near
 from upshot.core.files import read_text
@@ -154,11 +154,9 @@ def list_recipes() -> list[str]:
 
 def describe_recipe(path: Path) -> str:
     """A recipe's own first comment line."""
-    for line in path.read_text("utf-8").splitlines():
-        text = line.lstrip("# ").strip()
-        if line.startswith("#") and text and not text.startswith("yaml-language-server"):
-            return text
-    return ""
+    lines = path.read_text("utf-8").splitlines()
+    comments = (line.lstrip("# ").strip() for line in lines if line.startswith("#"))
+    return next((text for text in comments if text and not text.startswith("yaml-language-server")), "")
 
 
 def validate_recipe(
@@ -238,12 +236,11 @@ def read_value(key: str, raw: str) -> Any:
 def _is_default(recipe: Recipe, key: str) -> bool:
     """Whether the value at a dotted key is what it is without anybody's saying."""
     path = key.split(".")
-    section = model_at(Recipe, path[:-1])
     value: Any = recipe.model_dump(mode="json")
     for part in path:
         value = value[int(part)] if isinstance(value, list) else value.get(part)
-    field_of = section.model_fields.get(path[-1]) if section is not None else None
-    if field_of is None or field_of.is_required():
+    info = field_at(Recipe, path)
+    if info is None or info.is_required():
         return False
-    default = field_of.get_default(call_default_factory=True)
+    default = info.get_default(call_default_factory=True)
     return bool(value == (list(default) if isinstance(default, tuple) else default))

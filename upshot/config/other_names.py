@@ -21,6 +21,9 @@ FOREIGN_VALUES = {key: _by_word(values) for key, values in _TABLE["values"].item
 """For a key of ours: value → what to set here."""
 
 
+LATE = ("warm_start.", "eval.", "budget.", "models.")
+
+
 def translate_value(key: str, value: Any) -> str:
     """What to set here for a value of another project; empty where the value is unknown."""
     return FOREIGN_VALUES.get(key, {}).get(str(value).lower(), "")
@@ -33,12 +36,10 @@ def translate_key(word: str, value: Any, known: Iterable[str]) -> str:
     """
     alike = (key for key in known if key.rpartition(".")[2] == word)
     translation = FOREIGN_KEYS.get(word.lower())
-    places = [translation] if translation else sorted(alike, key=_depth)
+    # Keys of the run itself come before those of warm start, evaluation and budget; then by how deep they are.
+    places = (
+        [translation] if translation else sorted(alike, key=lambda key: (key.startswith(LATE), key.count("."), key))
+    )
     if not places:
         return ""
     return f"here it is {translate_value(places[0], value) or ' or '.join(places[:3])}"
-
-
-def _depth(key: str) -> tuple[bool, int, str]:
-    """Keys of the run itself come before those of warm start, evaluation and budget; then by how deep they are."""
-    return key.partition(".")[0] in ("warm_start", "eval", "budget", "models"), key.count("."), key

@@ -17,6 +17,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
@@ -256,9 +257,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         annotations = dict(getattr(target, "__annotations__", {}))
     out: dict[str, Any] = {}
     for name, annotation in annotations.items():
-        try:
+        with suppress(NameError):
             lone = SimpleNamespace(__annotations__={name: annotation}, __wrapped__=target)
             out |= typing.get_type_hints(lone, include_extras=True)
-        except NameError:
-            continue
     return out

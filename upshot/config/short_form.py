@@ -20,6 +20,11 @@ class ShortForm(PlainNumbers):
     own_options: ClassVar[bool] = False
     """Whether the other keys are options of the thing that the short key names, so that a different name drops them."""
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named thing: keys that are none of the section's own."""
+        return dict(self.model_extra or {})
+
     @classmethod
     def expand(cls, value: Any) -> Any:
         """The mapping that a single value is short for; anything else is returned unchanged."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from upshot.config import bounds
@@ -99,6 +100,12 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         if getattr(info.annotation, "__origin__", None) not in (dict, list):
             for inner in models_in(info.annotation):
                 yield from keys_of(inner, f"{prefix}{name}.")
+
+
+def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
+    """The field behind a dotted key; None for options of a named thing."""
+    section = model_at(model, path[:-1])
+    return section.model_fields.get(path[-1]) if section is not None else None
 
 
 def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:

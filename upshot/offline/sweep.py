@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upshot.config.layers import differences
 from upshot.config.load import load_recipe, read_value
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import derive_seed
@@ -27,7 +28,7 @@ from upshot.offline.statistics import Estimate, student
 from upshot.rollout.check_names import check_names
 from upshot.run import checks
 from upshot.run.console import Reporter, make_reporter, print_rows
-from upshot.run.folder import RunFolder
+from upshot.run.folder import RunFolder, with_whole_paths
 from upshot.training.metrics.best import BestTracker
 
 TABLE = "sweep.json"
@@ -133,18 +134,9 @@ def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:
     folder = RunFolder(path)
     if not folder.begun:
         return train(recipe, None, reporter)
-    other = _differences(folder.recipe, recipe)
-    if other:
-        raise UserError(f"'{path}' holds a run with another {other}; remove it, or choose another --out")
+    for key in differences(with_whole_paths(folder.recipe), with_whole_paths(recipe)):
+        raise UserError(f"'{path}' holds a run with another {key}; remove it, or choose another --out")
     return folder if folder.status.get("state") == "finished" else train(folder.recipe, folder, reporter)
-
-
-def _differences(one: Recipe, two: Recipe) -> str:
-    from upshot.config.layers import flatten
-    from upshot.run.folder import with_whole_paths
-
-    old, new = (dict(flatten(with_whole_paths(recipe).model_dump(mode="json"))) for recipe in (one, two))
-    return next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
 
 
 def default_metrics(setting: Combination) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from upshot.config.layers import flatten
+from upshot.config.layers import differences
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
@@ -22,17 +22,14 @@ MAY_CHANGE = (
 
 def resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
     """The folder's recipe with `key=value` overrides; one that would make it another run is a `UserError`."""
-    before = folder.recipe
-    after = load_recipe(str(folder.path / "recipe.yaml"), overrides).recipe
-    old, new = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (before, after))
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    fixed = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
-    if fixed:
-        newest = folder.latest()
-        start = f"model.path={newest.path}" if newest else "other settings"
-        raise UserError(
-            f"--resume cannot change {fixed[0]} ({old.get(fixed[0])!r}, now {new.get(fixed[0])!r}): the finished steps "
-            f"were made with the old value, and the rest would be another run. What may change: "
-            f"{', '.join(MAY_CHANGE)}. For anything else begin a new run, such as with {start}"
-        )
-    return after
+    recipe = load_recipe(str(folder.path / "recipe.yaml"), overrides).recipe
+    for key, (old, new) in differences(folder.recipe, recipe).items():
+        if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE):
+            newest = folder.latest()
+            start = f"model.path={newest.path}" if newest else "other settings"
+            raise UserError(
+                f"--resume cannot change {key} ({old!r}, now {new!r}): the finished steps were made with the old "
+                f"value, and the rest would be another run. What may change: {', '.join(MAY_CHANGE)}. For anything "
+                f"else begin a new run, such as with {start}"
+            )
+    return recipe

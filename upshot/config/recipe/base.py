@@ -33,8 +33,3 @@ class Named(ShortForm):
 
     name: str
     """A built-in name, or 'my_pkg.module:Thing'."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the named thing."""
-        return dict(self.model_extra or {})

@@ -101,7 +101,7 @@ class FuturesConfig(Named):
         """The options of the kind that the recipe sets."""
         values = {"samples": self.samples, "rounds": self.rounds}
         default = type(self).model_fields
-        return {k: v for k, v in values.items() if v != default[k].default} | dict(self.model_extra or {})
+        return {k: v for k, v in values.items() if v != default[k].default} | super().options
 
 
 class CreditConfig(Section):
@@ -124,8 +124,3 @@ class CreditConfig(Section):
     forks: float = Field(1.0, gt=0, le=1)
     """by=tree: the share of forks to learn from, drawn at random and weighted so that the expected update stays the
     same. Most of what a step samples is futures; use this where learning from all of them takes too long."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of a rule of the user's own."""
-        return dict(self.model_extra or {})
