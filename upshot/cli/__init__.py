@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.cli.options import describe
+from upshot.cli.options import INTERRUPTED, describe
 from upshot.config.trust import trusting_only
 from upshot.core.errors import did_you_mean, user_error_in
 from upshot.core.files import expand_home
@@ -31,7 +31,6 @@ RUN_CODE = ("demo", "train", "sweep")
 """Verbs that run code that comes with a recipe, except with --dry-run; the others require --trust."""
 WITHOUT_CODE = ("demo", "new", "completion", "sandbox", "serve")
 """Verbs that never run such code."""
-INTERRUPTED = 130
 _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*
     (?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>[^']*)'|(?P<bare>.*?))\s*(?:\#.*)?""",
@@ -137,11 +136,9 @@ def load_environment(folder: Path | None = None) -> None:
 
 def variables(text: str) -> Iterator[tuple[str, str]]:
     """Names and values of the `NAME=value` lines of a `.env` file."""
-    for line in text.splitlines():
-        match = _LINE.fullmatch(line)
-        if match is None:
-            continue
-        if match["double"] is not None:
-            yield match["name"], re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), match["double"])
+    for match in filter(None, map(_LINE.fullmatch, text.splitlines())):
+        name, double, single, bare = match.groups()
+        if double is not None:
+            yield name, re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), double)
         else:
-            yield match["name"], match["single"] if match["single"] is not None else match["bare"]
+            yield name, bare if single is None else single

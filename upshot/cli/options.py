@@ -68,6 +68,10 @@ def count(text: str) -> int:
 JSON = "print the result as one line of JSON, without a progress bar"
 AT_ONCE = "items processed concurrently; each model also has its own concurrency limit"
 CALL = "time limit for one call to your own metric, verifier or user; beyond it the score is missing"
+METRICS = "metrics and their weights, or '{NAME: {weight: 1, option: value}}'"
+LONGEST = "longest conversation, in messages (default: the task's, 14)"
+OPTION = "an option of the verifier (repeatable)"
+SOURCE = "the task's data: a file, folder or Hub name (default: the task's own dataset)"
 SHARED: dict[str, dict[str, Any]] = {
     "recipe": {"flags": ("recipe",), "help": "recipe name, file or run folder"},
     "overrides": {"flags": ("overrides",), "nargs": "*", "default": [], "metavar": "key=value", "help": "recipe keys"},
@@ -78,28 +82,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "quiet": {"action": "store_true", "help": "show no progress bar"},
     "json": {"action": "store_true", "help": JSON},
     "limit": {"type": int, "metavar": "N", "help": "use only the first N rows"},
-    "metrics": {
-        "flags": ("--metrics", "--metric"),
-        "metavar": "NAME=WEIGHT,…",
-        "help": "metrics and their weights, or '{NAME: {weight: 1, option: value}}'",
-    },
-    "option": {
-        "action": "append",
-        "default": [],
-        "dest": "options",
-        "metavar": "KEY=VALUE",
-        "help": "an option of the verifier (repeatable)",
-    },
-    "goals_file": {
-        "flags": ("--file",),
-        "metavar": "SOURCE",
-        "help": "the task's data: a file, folder or Hub name (default: the task's own dataset)",
-    },
-    "max_messages": {
-        "type": int,
-        "metavar": "N",
-        "help": "longest conversation, in messages (default: the task's, 14)",
-    },
+    "metrics": {"flags": ("--metrics", "--metric"), "metavar": "NAME=WEIGHT,…", "help": METRICS},
+    "option": {"action": "append", "default": [], "dest": "options", "metavar": "KEY=VALUE", "help": OPTION},
+    "goals_file": {"flags": ("--file",), "metavar": "SOURCE", "help": SOURCE},
+    "max_messages": {"type": int, "metavar": "N", "help": LONGEST},
     "host": {"default": "127.0.0.1", "help": "address to listen on; any address but loopback requires a key"},
     "port": {"type": port, "help": "port to listen on"},
 }
@@ -107,6 +93,8 @@ SHARED: dict[str, dict[str, Any]] = {
 JOB = ("at_once", "max_calls", "max_dollars", "call_seconds", "quiet")
 """What `offline/job.py` takes."""
 MODELS = ("policy", "user", "judge")
+INTERRUPTED = 130
+"""Exit code of a verb that Ctrl-C ended."""
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[str, Any]) -> None:

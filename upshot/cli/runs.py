@@ -91,24 +91,20 @@ def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 def _state(run: RunFolder, status: dict[str, Any]) -> str | None:
     """As the status says; one that says 'running' and whose process is gone from this machine was killed."""
-    import json
     import os
     import socket
 
     from upshot.run.lock import NAME
 
-    state, lock = status.get("state"), run.path / NAME
-    if state != "running" or not lock.is_file():
-        return state
-    try:
-        holder = json.loads(lock.read_text())
-        if holder["host"] == socket.gethostname():
-            os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
-        return "killed"
-    except (ValueError, KeyError, TypeError, OSError):
-        pass  # another user's process, or a lock that says nothing
-    return state
+    holder = run.read_object(NAME)
+    if status.get("state") == "running" and holder.get("host") == socket.gethostname():
+        try:
+            os.kill(holder["pid"], 0)
+        except ProcessLookupError:
+            return "killed"
+        except PermissionError:  # another user's process
+            return "running"
+    return status.get("state")
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.cli.options import add_options
+from upshot.cli.options import INTERRUPTED, add_options
 from upshot.core.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
         return _train(args, recipe, folder, ranks)
     except BaseException as error:
         ranks.stop(reason_of(error), whole=False)
-        code = _code_of_later_rank(error) if ranks.agreed and not ranks.first else None
-        if code is None:
-            raise
-        return code
+        if ranks.agreed and not ranks.first:  # the first rank says why all stopped
+            if isinstance(error, KeyboardInterrupt):
+                return INTERRUPTED
+            if user_error_in(error) is not None:
+                return 2
+        raise
     finally:
         ranks.leave()
 
@@ -133,13 +135,6 @@ def _print_findings(findings: Sequence[Finding], quiet: bool) -> bool:
         print("".join(f"note       {' '.join(says.split())}\n" for says in notes), end="", file=sys.stderr)
     print("".join(f"upshot: {' '.join(says.split())}\n" for says in wrong), end="", file=sys.stderr)
     return not wrong
-
-
-def _code_of_later_rank(error: BaseException) -> int | None:
-    """The exit code of a rank that need not say why it stopped, since the first rank does; None: it must."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    return 2 if user_error_in(error) is not None else None
 
 
 def _on_verl(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ FOREIGN_VALUES = {key: _by_word(values) for key, values in _TABLE["values"].item
 
 
 LATE = ("warm_start.", "eval.", "budget.", "models.")
+"""Keys of the run itself come before keys of these sections; then by how deep they are."""
 
 
 def translate_value(key: str, value: Any) -> str:
@@ -36,10 +37,8 @@ def translate_key(word: str, value: Any, known: Iterable[str]) -> str:
     """
     alike = (key for key in known if key.rpartition(".")[2] == word)
     translation = FOREIGN_KEYS.get(word.lower())
-    # Keys of the run itself come before those of warm start, evaluation and budget; then by how deep they are.
-    places = (
-        [translation] if translation else sorted(alike, key=lambda key: (key.startswith(LATE), key.count("."), key))
-    )
+    nearest = sorted(alike, key=lambda key: (key.startswith(LATE), key.count("."), key))
+    places = [translation] if translation else nearest
     if not places:
         return ""
     return f"here it is {translate_value(places[0], value) or ' or '.join(places[:3])}"

@@ -57,7 +57,7 @@ class Difference:
         return {**self.estimate.to_dict(), "p": self.p_value}
 
 
-def estimate(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Estimate | None:
+def estimate(values: Sequence[float], seed: int = 0) -> Estimate | None:
     """The mean with its interval; None without values.
 
     Bootstrap percentiles; for scores that are all 0 or 1 Wilson's interval, which does not shrink to a point when all
@@ -66,11 +66,11 @@ def estimate(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Es
     if not values:
         return None
     if all(value in (0.0, 1.0) for value in values):
-        return wilson(int(sum(values)), len(values), level)
-    return bootstrap(values, seed, level)
+        return wilson(int(sum(values)), len(values))
+    return bootstrap(values, seed)
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Estimate:
+def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     """The mean and the percentile interval of its bootstrap."""
     import numpy as np
 
@@ -78,11 +78,11 @@ def bootstrap(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> E
     mean = float(data.mean())
     if len(data) == 1 or float(data.min()) == float(data.max()):
         return Estimate(mean, mean, mean, len(data))
-    low, high = _resampled(lambda at: data[at].mean(axis=1), len(data), seed, level)
+    low, high = _resampled(lambda at: data[at].mean(axis=1), len(data), seed)
     return Estimate(mean, low, high, len(data))
 
 
-def _resampled(measure: Callable[[Any], Any], n: int, seed: int, level: float) -> tuple[float, float]:
+def _resampled(measure: Callable[[Any], Any], n: int, seed: int) -> tuple[float, float]:
     """The percentiles of a measure over draws of `n` places out of `n`, many at once; undefined ones are left out."""
     import numpy as np
 
@@ -90,11 +90,11 @@ def _resampled(measure: Callable[[Any], Any], n: int, seed: int, level: float) -
     step = max(1, BLOCK // n)
     for start in range(0, RESAMPLES, step):
         samples.append(measure(generator.integers(0, n, size=(min(step, RESAMPLES - start), n))))
-    low, high = np.nanquantile(np.concatenate(samples), [(1 - level) / 2, 1 - (1 - level) / 2])
+    low, high = np.nanquantile(np.concatenate(samples), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0, level: float = LEVEL) -> Estimate | None:
+def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0) -> Estimate | None:
     """Mean over two classes of their accuracy, or of their F1, of (right, in the first class) pairs."""
 
     def both(right: Any, first: Any) -> Any:
@@ -104,21 +104,19 @@ def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0, level: fl
             shares.append(2 * good / (2 * good + wrong) if f1 else good / (good + missed))
         return (shares[0] + shares[1]) / 2
 
-    return _of_pairs(pairs, both, seed, level)
+    return _of_pairs(pairs, both, seed)
 
 
-def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0, level: float = LEVEL) -> Estimate | None:
+def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0) -> Estimate | None:
     """g-mean², TPR x TNR, of (predicted, true) pairs."""
 
     def both(hit: Any, yes: Any) -> Any:
         return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
 
-    return _of_pairs(pairs, both, seed, level)
+    return _of_pairs(pairs, both, seed)
 
 
-def _of_pairs(
-    pairs: Sequence[tuple[bool, bool]], measure: Callable[[Any, Any], Any], seed: int, level: float
-) -> Estimate | None:
+def _of_pairs(pairs: Sequence[tuple[bool, bool]], measure: Callable[[Any, Any], Any], seed: int) -> Estimate | None:
     """A measure of (said, class) pairs with the percentile interval of its bootstrap.
 
     None where all are of one class. Draws in which that happens are left out of the interval.
@@ -129,20 +127,20 @@ def _of_pairs(
     if true.all() or not true.any():
         return None
     with np.errstate(invalid="ignore"):
-        low, high = _resampled(lambda at: measure(predicted[at], true[at]), len(true), seed, level)
+        low, high = _resampled(lambda at: measure(predicted[at], true[at]), len(true), seed)
         return Estimate(float(measure(predicted, true)), low, high, len(true))
 
 
-def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
+def wilson(hits: int, n: int) -> Estimate:
     """A share and Wilson's score interval of it."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     share = hits / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)), n)
 
 
-def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+def student(values: Sequence[float]) -> Estimate | None:
     """The mean and Student's interval of it, for a handful of runs; a single value has no interval of its own."""
     if not values:
         return None
@@ -150,7 +148,7 @@ def student(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     if len(values) == 1:
         return Estimate(mean, mean, mean, 1)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    half = student_quantile((1 + level) / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    half = student_quantile((1 + LEVEL) / 2, len(values) - 1) * spread / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, len(values))
 
 

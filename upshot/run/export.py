@@ -152,7 +152,7 @@ def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merg
         adapter=adapter,
         front=yaml.safe_dump({**front, "tags": ["upshot"]}, sort_keys=False),
         origin=public or (f"a local model ({Path(start).name})" if start else "a new model of random weights"),
-        version=_version(folder),
+        version=folder.read_object(VERSIONS).get("upshot", ""),
         results=_results(folder.lines(checkpoint.phase), checkpoint.step),
         options=_without_paths(recipe.task.options),
         settings=public_recipe(recipe),
@@ -181,11 +181,6 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-
-
-def _version(folder: RunFolder) -> str:
-    file = folder.path / VERSIONS
-    return str(json.loads(file.read_text()).get("upshot", "")) if file.is_file() else ""
 
 
 def _results(lines: Sequence[Mapping[str, Any]], step: int) -> list[tuple[str, float, float]]:

@@ -160,12 +160,12 @@ class RunFolder:
     @property
     def status(self) -> dict[str, Any]:
         """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
-        return self._read_object(STATUS)
+        return self.read_object(STATUS)
 
     @property
     def notes(self) -> dict[str, Any]:
         """What people said about the run: {'note': a text, 'tags': […]}."""
-        kept = self._read_object(NOTES)
+        kept = self.read_object(NOTES)
         tags = kept.get("tags")
         return {"note": str(kept.get("note") or ""), "tags": list(map(str, tags)) if isinstance(tags, list) else []}
 
@@ -240,9 +240,10 @@ class RunFolder:
 
     def spent(self) -> dict[str, float]:
         """What the helper models have cost so far, steps that were lost and played again included."""
-        return self._read_object(SPENT)
+        return self.read_object(SPENT)
 
-    def _read_object(self, name: str) -> dict[str, Any]:
+    def read_object(self, name: str) -> dict[str, Any]:
+        """The object in one of the folder's JSON files; empty where there is none."""
         path = self.path / name
         return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
 

@@ -6,12 +6,12 @@ how many tokens the policy samples in a step (for a method that samples nothing:
 
 from __future__ import annotations
 
-import json
+import platform
 import statistics
 from contextlib import suppress
 
 from upshot.config.recipe import Recipe
-from upshot.run.folder import RunFolder, find_shown, place_of, versions
+from upshot.run.folder import VERSIONS, RunFolder, find_shown, place_of
 
 RUNS_READ = 20
 """The newest runs that are looked through for one that compares."""
@@ -65,13 +65,14 @@ def _find_earlier(recipe: Recipe) -> tuple[RunFolder, list[float]] | None:
     """The newest comparable run, and the seconds of its steps; the first, in which kernels compile, is left out."""
     for run in list(reversed(find_shown(place_of(recipe).parent, 1)))[:RUNS_READ]:
         with suppress(Exception):  # a folder of another version, or one that is just being written
-            machine = json.loads((run.path / "versions.json").read_text())["platform"]
             taken = [line["time/step"] for line in run.lines(recipe.train.method) if "time/step" in line][1:]
-            if taken and machine == versions()["platform"] and _alike(recipe, run.recipe):
+            same_machine = run.read_object(VERSIONS).get("platform") == platform.platform()
+            if taken and same_machine and _compared(recipe) == _compared(run.recipe):
                 return run, taken
     return None
 
 
-def _alike(one: Recipe, other: Recipe) -> bool:
-    model = (one.model.path, one.model.tiny, one.model.device, one.model.engine, one.train.method)
-    return model == (other.model.path, other.model.tiny, other.model.device, other.model.engine, other.train.method)
+def _compared(recipe: Recipe) -> tuple[object, ...]:
+    """What is the same in runs whose steps take equally long, but for their size."""
+    model = recipe.model
+    return model.path, model.tiny, model.device, model.engine, recipe.train.method

@@ -41,11 +41,8 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     add("--min-gap", type=float, default=0.1, metavar="GAP", help=gap)
     least = "sft, dpo: smallest mean of a metric in what is imitated or chosen: score=0.5, accuracy=1 … (repeatable)"
     add("--min", type=_least, action="append", default=[], metavar="METRIC=VALUE", help=least)
-    add(
-        "--system",
-        metavar="PROMPT",
-        help="plain, proactive, none or a text file (default: the record's own, else plain)",
-    )
+    prompts = "plain, proactive, none or a text file (default: the record's own, else plain)"
+    add("--system", metavar="PROMPT", help=prompts)
     add("--agent-name", metavar="NAME", help="rl: the agent loop that verl runs (default collabllm_agent)")
     add_options(parser, "sandbox", "seed", "json", seed={"help": "seed that chooses the goals held out"})
     parser.set_defaults(run=run_prepare)

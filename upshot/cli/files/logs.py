@@ -43,13 +43,8 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     add("--fit-user", action="store_true", help="fine-tune a model on what users said, how it ended, and the assistant")
     add("--base", default="smollm2-135m", metavar="MODEL", help="the model that --fit-user starts from, or 'tiny'")
     add("--steps", type=int, default=300, metavar="N", help="training steps of --fit-user (default 300)")
-    add(
-        "--conversations",
-        type=count,
-        default=20_000,
-        metavar="N",
-        help="make rows of at most N, evenly from all of them",
-    )
+    most = "make rows of at most N, evenly from all of them"
+    add("--conversations", type=count, default=20_000, metavar="N", help=most)
     add("--context", type=int, default=2048, metavar="N", help="most tokens --fit-user's model sees (default 2048)")
     add("--good-from", type=float, metavar="X", help="smallest good outcome (default: the middle of the range)")
     add("--held-out", type=float, default=0.1, metavar="SHARE", help="share of the customers held out (default 0.1)")

@@ -18,6 +18,7 @@ OF_ONE_MODEL = (
     *("max_running", "max_waiting", "max_tokens", "tool_parser"),
 )
 """Options that a file says for each server."""
+READY = "all ready; Ctrl-C stops them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,10 +142,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
         supervisor = Supervisor(file.resolve(), config, folder, _say, map_file)
         _say(f"starting {len(config.servers)} servers; logs in {folder}")
 
-        def tell() -> None:
-            _say(table(supervisor.state()) + "\nall ready; Ctrl-C stops them")
-
-        asyncio.run(supervisor.run(tell, while_used))
+        asyncio.run(supervisor.run(lambda: _say(f"{table(supervisor.state())}\n{READY}"), while_used))
         _say("all stopped")
     return 0
 

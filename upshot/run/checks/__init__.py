@@ -32,10 +32,10 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
     except UserError as error:
         return [Finding(str(error))]
     context = CheckContext(recipe, offline, resumed, ranks)
-    cheap = {check: list(_run_check(check, context)) for check in CHEAP}
+    cheap = {check: list(run_check(check, context)) for check in CHEAP}
     findings = list(chain.from_iterable(cheap.values()))
     if not any(finding.fatal for finding in cheap[data.check]):
-        findings += [finding for check in _thorough() for finding in _run_check(check, context)]
+        findings += [finding for check in _thorough() for finding in run_check(check, context)]
     return list(dict.fromkeys(findings))  # what several checks find is reported once
 
 
@@ -53,7 +53,8 @@ def refuse(findings: Sequence[Finding]) -> None:
         raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to fix: " + "; ".join(wrong))
 
 
-def _run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
+def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
+    """What a check finds; a `UserError` that it lets pass is a finding, too."""
     try:
         yield from check(context)
     except UserError as error:

@@ -14,8 +14,9 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.event_loop import run_anywhere
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import call_seconds, limit_call
-from upshot.rollout.episode import catch_failure
+from upshot.core.time_limit import call_seconds
+from upshot.rewards.metric import score_by
+from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rollout.play import has_opening
 from upshot.rollout.speaker import with_system_prompt
 from upshot.run.checks.context import CheckContext, Finding
@@ -41,10 +42,9 @@ def show_first_row(recipe: Recipe, offline: bool = False) -> tuple[list[str], li
     if not isinstance(row.reference, str) or not row.reference:
         return lines, []
     lines.append(_entry("reference", row.reference))
-    if not any(metric.name == "verifier" for metric in recipe.reward.metrics):
-        return lines, []
     call_seconds.set(recipe.call_seconds)
-    verdicts = run_anywhere(_judge(context.task, rows))
+    verified = any(metric.name == "verifier" for metric in recipe.reward.metrics)
+    verdicts = run_anywhere(_judge(context.task, rows)) if verified else {}
     if all(verdict.is_missing for verdict in verdicts.values()):  # an environment decides, or a judge that is not up
         return lines, []
     words = " · ".join(f"{what}: {_word(verdict)}" for what, verdict in verdicts.items())
@@ -67,16 +67,10 @@ async def _judge(task: Task, rows: Sequence[Row]) -> dict[str, Score]:
 async def _verdict(task: Task, row: Row, reply: str) -> Score:
     conversation = Conversation(row, 0, "first row")
     conversation.say(Message("assistant", reply), note={"finish": "stop"})
-    scores: list[Score] = []
-
-    async def verify() -> None:
-        scores.append(Score.of(await limit_call(task, task.verify, conversation), f"task '{task.name}'"))
-
     try:
-        failure = await catch_failure(verify(), "verifier")
+        return await score_by(VerifierMetric(task), conversation, "verifier")
     except UserError as error:  # no judge is up for a dry run
         return Score.missing(Reason.NOT_SCORED, str(error))
-    return failure if failure is not None else scores[0]
 
 
 def _findings(task: str, row: Row, verdicts: dict[str, Score]) -> Iterator[Finding]:

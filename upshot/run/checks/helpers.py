@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
-from upshot.config.model_spec import ModelSpec
+from upshot.config.model_spec import HTTP, ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
@@ -43,11 +43,13 @@ def check(context: CheckContext) -> Iterator[Finding]:
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal but no message, and no user to open"
         yield Finding(f"{says}; set futures.user")
-    specs = {spec.model_dump_json(): spec for role, spec in _specs(recipe).items() if role not in later}
+    served = read_map(recipe.futures.map_file)[0] if recipe.futures.map_file is not None else {}
+    models = {name: ModelSpec.parse(m, f"models.{name}") for name, m in {**served, **recipe.needed_models}.items()}
+    specs = {spec.model_dump_json(): spec for role, spec in models.items() if role not in later}
     tries = [_try_model(spec, recipe, context.offline) for spec in specs.values()]
     tries += [_try_tokenizer(name, file, context.offline) for name, file in _tokenizers(recipe).items()]
     if not context.offline:
-        tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
+        tries += [_try_server(what, url) for what, url in list_servers(recipe).items()]
 
     async def all_of_them() -> list[str | None]:
         async with aclosing(services):
@@ -68,13 +70,6 @@ def _with_servers(recipe: Recipe) -> tuple[Recipe, set[str]]:
     return recipe.model_copy(update={"models": {**recipe.models, **later}}), set(later)
 
 
-def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:
-    """The helper models by name, those of a map of classmates among them."""
-    served = read_map(recipe.futures.map_file)[0] if recipe.futures.map_file is not None else {}
-    specs = {**served, **recipe.needed_models}
-    return {name: ModelSpec.parse(spec, f"models.{name}") for name, spec in specs.items()}
-
-
 def _tokenizers(recipe: Recipe) -> dict[str, str]:
     """The tokenizers that classmates behind endpoints are read with, by classmate."""
     named = recipe.futures.options.get("classmates") or []
@@ -84,10 +79,10 @@ def _tokenizers(recipe: Recipe) -> dict[str, str]:
     return {str(entry["name"]): str(entry["tokenizer"]) for entry in entries}
 
 
-def _servers(recipe: Recipe) -> dict[str, str]:
+def list_servers(recipe: Recipe) -> dict[str, str]:
     """Servers of ours that the run needs, by the recipe's field."""
     addresses = {"sandbox": recipe.sandbox, "reward.manager.url": str(recipe.reward.manager.options.get("url", ""))}
-    return {what: url for what, url in addresses.items() if url.startswith(("http://", "https://"))}
+    return {what: url for what, url in addresses.items() if url.startswith(HTTP)}
 
 
 async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | None:

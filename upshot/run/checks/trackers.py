@@ -20,11 +20,11 @@ def check(context: CheckContext) -> Iterator[Finding]:
     for name in dict.fromkeys(names):
         if importlib.util.find_spec(name) is None:
             yield Finding(not_installed(name))
-        elif name == "wandb" and not _wandb_key():
+        elif name == "wandb" and not _has_wandb_key():
             yield Finding("tracker 'wandb' has no key; run `wandb login`, or set WANDB_MODE=offline")
 
 
-def _wandb_key() -> bool:
+def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in WITHOUT_KEY:
         return True
     host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rpartition("//")[2].partition("/")[0]

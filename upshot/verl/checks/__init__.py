@@ -12,11 +12,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from upshot.config.model_spec import ModelSpec
+from upshot.config.model_spec import HTTP, ModelSpec
 from upshot.config.recipe import Recipe
-from upshot.core.errors import UserError
 from upshot.models.local import local_path
-from upshot.run.checks import data, helpers, learning, output, prompts, refuse
+from upshot.run.checks import data, helpers, learning, output, prompts, refuse, run_check
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
@@ -38,7 +37,7 @@ def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = 
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
     cluster_checks = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
-    findings = [finding for check in (*SAME, *cluster_checks) for finding in _run_check(check, bench)]
+    findings = [finding for check in (*SAME, *cluster_checks) for finding in run_check(check, bench)]
     return list(dict.fromkeys([*findings, *(Finding(note, fatal=False) for note in plan.notes())]))
 
 
@@ -62,9 +61,8 @@ def endpoints_of(recipe: Recipe) -> list[str]:
     for role, spec in recipe.models.items():
         url = ModelSpec.parse(spec, f"models.{role}").url
         many = [url] if isinstance(url, str) else list(url or ())
-        out += [address for address in many if address.startswith(("http://", "https://"))]
-    servers = (recipe.sandbox, str(recipe.reward.manager.options.get("url", "")))
-    return list(dict.fromkeys([*out, *(url for url in servers if url.startswith(("http://", "https://")))]))
+        out += [address for address in many if address.startswith(HTTP)]
+    return list(dict.fromkeys([*out, *helpers.list_servers(recipe).values()]))
 
 
 def plugins_of(read: resources.Read, environment: str) -> list[str]:
@@ -106,10 +104,3 @@ def _critic(plan: VerlPlan) -> Iterator[Finding]:
             "train.method=ppo: verl loads its critic only with flash attention, which is not installed here: "
             "pip install flash-attn --no-build-isolation, or set train.method=rl"
         )
-
-
-def _run_check(check: Check, bench: CheckContext) -> Iterator[Finding]:
-    try:
-        yield from check(bench)
-    except UserError as error:
-        yield Finding(str(error))
