@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import upshot
+from upshot.run.console import duration
 from upshot.run.folder import RunFolder, versions
-from upshot.run.pace import estimate_time, span
+from upshot.run.pace import estimate_time
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,6 @@ def test_a_stated_rate_is_named_with_what_it_leaves_out(capsys: pytest.CaptureFi
 
 
 def test_times_are_said_in_a_readers_units() -> None:
-    assert [span(seconds) for seconds in (0.25, 60, 90, 600, 5400, 36000)] == [
+    assert [duration(seconds) for seconds in (0.25, 60, 90, 600, 5400, 36000)] == [
         "0.25 s", "60 s", "1.5 min", "10 min", "1.5 h", "10 h",
     ]  # fmt: skip

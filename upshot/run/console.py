@@ -94,10 +94,7 @@ class PlainReporter(Reporter):
         if "time/step" in metrics:
             self._seconds.append(metrics["time/step"] + metrics.get("time/save", 0.0))
         left = (self._total - step) * statistics.fmean(self._seconds or [0.0])
-        kept = [
-            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
-            for key, value in shown_metrics(metrics)
-        ]
+        kept = [f"{key.removeprefix('by/')}={value:.3g}" for key, value in shown_metrics(metrics)]
         eta = f"ETA {duration(left)}" if left else ""
         parts = [f"{phase} {step}/{self._total}", *kept[:8], step_line(metrics), eta]
         print("  ".join(part for part in parts if part), flush=True)
@@ -190,10 +187,11 @@ def one_line(text: str, most: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time left, as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """A time for a reader."""
+    for size, unit, least in ((3600, "h", 5400), (60, "min", 90)):
+        if seconds >= least:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
 
 
 def print_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Any:

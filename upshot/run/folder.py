@@ -225,8 +225,7 @@ class RunFolder:
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint with its phase and step."""
-        saved = self.checkpoints.saved()
-        return saved[-1] if saved else None
+        return next(reversed(self.checkpoints.saved()), None)
 
     def lines(self, phase: str, step: int | None = None) -> Table:
         """The lines of metrics.jsonl of a phase, or of one of its steps."""
@@ -258,7 +257,7 @@ class RunFolder:
     def _table(self, key: str, file: str, make: Callable[[], Table]) -> Table:
         """What `make` makes of a file; made again only where that has changed, so that `run.metrics[i]` is cheap."""
         path = self.path / file
-        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+        stamp = stamp_of(path)
         if key not in self._tables or self._tables[key][0] != stamp:
             self._tables[key] = stamp, make()
         return self._tables[key][1]
@@ -375,6 +374,12 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.name != "checkpoints":
             yield path
             yield from _folders(path, depth - 1)
+
+
+def stamp_of(path: Path) -> object:
+    """What is different after a file was written; None where there is none."""
+    stat = path.stat() if path.is_file() else None
+    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def moment(value: Any) -> float | None:

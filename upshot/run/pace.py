@@ -11,6 +11,7 @@ import statistics
 from contextlib import suppress
 
 from upshot.config.recipe import Recipe
+from upshot.run.console import duration
 from upshot.run.folder import VERSIONS, RunFolder, find_shown, place_of
 
 RUNS_READ = 20
@@ -35,7 +36,7 @@ def estimate_time(recipe: Recipe, steps: int, tokens_per_s: float | None = None)
     if tokens_per_s is not None and recipe.train.samples:
         seconds = sampled_tokens(recipe, 1) / tokens_per_s
         basis = f"at the stated {tokens_per_s:g} sampled tokens/s, without learning, users and judges"
-        return f"time       at least {span(seconds)} a step, {span(seconds * steps)} in all, {basis}"
+        return f"time       at least {duration(seconds)} a step, {duration(seconds * steps)} in all, {basis}"
     earlier = _find_earlier(recipe)
     if earlier is None:
         return (
@@ -45,16 +46,8 @@ def estimate_time(recipe: Recipe, steps: int, tokens_per_s: float | None = None)
     run, taken = earlier
     seconds, scale = statistics.median(taken), _size(recipe) / _size(run.recipe)
     scaled = "" if scale == 1 else f", times {scale:.3g} for the size of a step"
-    basis = f"{run.path} took {span(seconds)} a step (median of {len(taken)}{scaled})"
-    return f"time       about {span(seconds * scale)} a step, {span(seconds * scale * steps)} in all: {basis}"
-
-
-def span(seconds: float) -> str:
-    """A time for a reader."""
-    for size, unit, least in ((3600, "h", 5400), (60, "min", 90)):
-        if seconds >= least:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.2g} s"
+    basis = f"{run.path} took {duration(seconds)} a step (median of {len(taken)}{scaled})"
+    return f"time       about {duration(seconds * scale)} a step, {duration(seconds * scale * steps)} in all: {basis}"
 
 
 def _size(recipe: Recipe) -> float:

@@ -84,11 +84,8 @@ class Trackio(Tracker):
         self._run.log(present(metrics), step=step)
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-}
+StartTracker = Callable[[Path, Mapping[str, Any]], Tracker]
+TRACKERS: dict[str, StartTracker] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
 
 
 def make_trackers(names: list[str], run: Path, recipe: Mapping[str, Any]) -> list[Tracker]:

@@ -33,6 +33,7 @@ from upshot.run.folder import (
     find_shown,
     is_shown,
     moment,
+    stamp_of,
 )
 from upshot.run.report import curves as curves_of
 from upshot.run.report.compare import differences, experiments, result_of, settings_of
@@ -72,7 +73,7 @@ class ShownRun:
 
     def follow(self, seconds: float = math.inf) -> tuple[bool, bool]:
         """Read what is new: whether the curves or the small files are others, and whether there are more replies."""
-        stamps = tuple(_stamp(self.folder.path / name) for name in (STATUS, TABLE, RECIPE, VERSIONS, NOTES))
+        stamps = tuple(stamp_of(self.folder.path / name) for name in (STATUS, TABLE, RECIPE, VERSIONS, NOTES))
         small, self._stamps = stamps != self._stamps, stamps
         return self.curves.follow() or small, self.replies.follow(seconds)
 
@@ -126,7 +127,7 @@ class ShownRun:
         """A reply as it was logged, with its tokens and its futures': those of each of the policy's turns, if kept."""
         row = self.replies.read(at)
         file = samples.file_of(self.folder.path, int(number(row.get("step")) or 0))
-        stamp = (file, _stamp(file))
+        stamp = (file, stamp_of(file))
         if self._step_samples[0] != stamp:
             self._step_samples = stamp, samples.spell(file) if file.is_file() else {}
         spelt = self._step_samples[1]
@@ -295,8 +296,3 @@ def title_of_many(packed: Sequence[dict[str, Any]]) -> str:
     titles = list(dict.fromkeys(run["title"] for run in runs))
     more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
     return f"{len(runs)} run{'s' * (len(runs) != 1)}: {', '.join(titles[:3])}{more}"
-
-
-def _stamp(path: Path) -> object:
-    stat = path.stat() if path.is_file() else None
-    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
