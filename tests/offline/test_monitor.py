@@ -133,6 +133,14 @@ def test_the_same_command_goes_on_and_tries_again_only_what_failed(
     assert "was started with other settings (task: None, now 'gsm8k')" in error
 
 
+def test_lines_of_an_earlier_version_are_one_clear_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate(capsys, str(run))
+    file = run / "monitor.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "verdict"}) + "\n" for one in lines))
+    assert "was begun by an earlier version" in refused(capsys, str(run))
+
+
 def test_an_empty_budget_stops_it_and_what_was_seen_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "budget of 2 calls is used up" in refused(capsys, str(run), "--max-calls", "2", "--at-once", "1")
     ASKED.clear()

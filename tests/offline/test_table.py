@@ -154,6 +154,17 @@ def test_a_stopped_evaluation_resumes_without_playing_anything_twice(tmp_path: P
     assert table_of(tmp_path / "out")["cells"] == table_of(tmp_path / "whole")["cells"]
 
 
+@pytest.mark.parametrize(("file", "key"), [("openings.log", "counts"), ("rollouts.jsonl", "speaker")])
+def test_a_log_of_an_earlier_version_is_one_clear_line(file: str, key: str, tmp_path: Path, actors: Any) -> None:
+    """Openings had no counts once: continuing such a log must say so, not fail with a KeyError."""
+    task, out = ["--task", str(actors.goals(tmp_path, 2)), "--split", "all"], tmp_path / "out"
+    assert evaluate(out, *task, models="base={0}:policy") == 0
+    lines = [json.loads(line) for line in (out / file).read_text().splitlines()]
+    (out / file).write_text("".join(json.dumps({k: v for k, v in line.items() if k != key}) + "\n" for line in lines))
+    with pytest.raises(UserError, match=f"{file}' was begun by an earlier version .* has no '{key}'.*another --out"):
+        evaluate(out, *task, models="base={0}:policy,other={0}:policy")
+
+
 def test_conversations_that_failed_are_played_again_by_the_next_run(
     tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,8 +38,10 @@ class EngineModel(Model):
         self.abilities, self.no_schema = grammars.local_abilities(), grammars.missing_library()
         self.calls = 0
 
-    async def generate(self, request: Request) -> list[Completion]:
-        """`request.n` completions on the weights as they are."""
+    async def generate(
+        self, request: Request, on_token: Callable[[Running, int, float], None] | None = None
+    ) -> list[Completion]:
+        """`request.n` completions on the weights as they are; `on_token` hears of each token."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left = 1 if request.given else request.n
 
@@ -49,7 +51,7 @@ class EngineModel(Model):
             if left == 0 and not done.done():
                 done.set_result(None)
 
-        seqs = self.submit(request, on_done=finished)
+        seqs = self.submit(request, on_token, finished)
         try:
             await done
         except asyncio.CancelledError:

@@ -23,6 +23,8 @@ from upshot.tasks.participants.templates import FOLDER
 
 SCRIPT = "script"
 """As the user's spec: no model, but the row's own lines (or the sentences of its goal) one after another."""
+DUMPED = {"input": "prompt", "output": "completion", "gts": "ground_truth"}
+"""Columns of verl's validation and rollout dumps, and what we call them."""
 POLICY = "policy "
 """What the names of policies begin with among the models of the services."""
 
@@ -39,13 +41,11 @@ def read_rows(file: str, limit: int | None = None) -> list[Record]:
 
 def rename_dumped(row: Record) -> Record:
     """A row of verl's validation or rollout dump (input, output, gts) with the names of a row to score."""
-    if not {"input", "output", "gts"} <= row.keys():
+    if not DUMPED.keys() <= row.keys():
         return row
-    named = {"prompt": row["input"], "completion": row["output"], "ground_truth": row["gts"]}
     # What a verifier reported of some rows only is null in all others.
-    return named | {
-        key: value for key, value in row.items() if key not in ("input", "output", "gts") and value is not None
-    }
+    others = {key: value for key, value in row.items() if key not in DUMPED and value is not None}
+    return {ours: row[theirs] for theirs, ours in DUMPED.items()} | others
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class Evaluation:
         self.task = open_task(args.task, args.file)
         self.name = self.task.name
         self.table_group: str | None = self.task.table_group
-        self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
+        splits = (name for name in ("test", "validation") if self.task.all_rows().get(name))
+        split = args.split or next(splits, "test")
+        self.rows = whole_goals(self.task, rows_of(self.task, split))[: args.goals]
         self.metrics = task_metrics(args.metrics, self.task)
         self.settings = {name: getattr(args, name) for name in SETTINGS} | {"metrics": dict(self.metrics)}
         self.lines: list[Line] = []
@@ -75,7 +77,6 @@ class Evaluation:
     async def play(self, job: Job) -> dict[str, float]:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
         args, done = self.args, {line["key"] for line in self.lines}
-        self._opened = {line["row"]: line for line in job.log.lines if "row" in line}
         sampling = Sampling(args.max_tokens, args.temperature)
         services = build_simulation(
             self.task, self.models, args.user, args.judge, self.metrics, job.budget, args.tokenizer
@@ -93,6 +94,9 @@ class Evaluation:
                 job.write(line, failure=line["missing"])
 
             todo = [(row, name) for row in self.rows for name in self.models if key_of(row, name) not in done]
+            if todo:
+                opened = job.log.lines_of("row", "turns", "session", "counts")
+                self._opened = {line["row"]: line for line in opened}
             await job.run(todo, one, len(done))
             return services.stats()
 
@@ -165,12 +169,6 @@ def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
         )
         for key, row in goals.items()
     ]
-
-
-def _held_out_rows(task: CollabTask, split: str | None) -> list[Row]:
-    if split is None:
-        split = next((name for name in ("test", "validation") if task.all_rows().get(name)), "test")
-    return rows_of(task, split)
 
 
 def parse_models(text: str) -> dict[str, Spec]:

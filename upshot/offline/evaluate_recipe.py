@@ -7,7 +7,6 @@ simulated user opens, they hear the same words. One model is loaded at a time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -63,10 +62,15 @@ class RecipeEvaluation:
             )
         self.name = self.recipe.name
         self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
-        named = self._named_models()
-        self.models: dict[str, Spec | None] = {name: spec and read_model(spec) for name, spec in named.items()}
+        if not args.models and not recipe_of_run(args.recipe):
+            raise UserError("no models to compare; --models base=SPEC,trained=RUN names the rows of the table")
+        run_models: dict[str, Spec | None] = {"start": self.recipe.model.path or None, "trained": args.recipe}
+        named = parse_models(args.models) if args.models else run_models
+        self.models = {name: spec and read_model(spec) for name, spec in named.items()}
         self.speakers = {name: str(spec or UNTRAINED) for name, spec in self.models.items()}
-        self.rows: list[Row] = self._held_out_rows()
+        whole_splits = ("train", "validation", "test") if args.split == "all" else ()
+        rows = [row for split in whole_splits for row in self.task.rows(split)]
+        self.rows = rows[: args.goals] if whole_splits else held_out(self.task, args.split, args.goals)
         self.metrics: dict[str, Any] = {REWARD: 1.0} | {
             metric.name: metric.weight for metric in self.recipe.reward.metrics
         }
@@ -74,19 +78,6 @@ class RecipeEvaluation:
         self.settings = {"recipe": whole, "split": args.split, "seed": args.seed}
         self.lines: list[Line] = []
         self._openings: dict[str, Opening] = {}
-
-    def _named_models(self) -> Mapping[str, Spec | None]:
-        if self.args.models:
-            return parse_models(self.args.models)
-        if not recipe_of_run(self.args.recipe):
-            raise UserError("no models to compare; --models base=SPEC,trained=RUN names the rows of the table")
-        return {"start": self.recipe.model.path or None, "trained": self.args.recipe}
-
-    def _held_out_rows(self) -> list[Row]:
-        if self.args.split == "all":
-            rows = [row for split in ("train", "validation", "test") for row in self.task.rows(split)]
-            return rows[: self.args.goals]
-        return held_out(self.task, self.args.split, self.args.goals)
 
     async def play(self, job: Job) -> dict[str, float]:
         """All rows with one model after the other."""

@@ -92,6 +92,17 @@ class Journal:
             self.close()
             raise
 
+    def lines_of(self, *keys: str) -> list[dict[str, Any]]:
+        """The lines that have the first key; `UserError` where one lacks another, as an earlier version wrote it."""
+        lines = [line for line in self.lines if keys[0] in line]
+        for line in lines:
+            if absent := next((key for key in keys if key not in line), None):
+                raise UserError(
+                    f"'{self.path}' was begun by an earlier version of Upshot ('{line[keys[0]]}' has no '{absent}') "
+                    "and cannot be continued; choose another --out"
+                )
+        return lines
+
     def append(self, *lines: Mapping[str, Any]) -> None:
         """Add lines; when this returns they are on the disk."""
         data = b"".join(map(dump_json_line, lines))
@@ -101,9 +112,7 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        os.close(self._file)
 
     def __enter__(self) -> Journal:
         return self
@@ -186,13 +195,9 @@ class Job:
         if whole:
             self._advance()
         self._latest.append(failure)
-        self._stop_in_an_outage()
-
-    def _stop_in_an_outage(self) -> None:
-        """An endpoint that is down should not use up all goals."""
         reasons = Counter(reason for reason in self._latest if reason is not None)
         failed = reasons.total()
-        if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:
+        if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:  # an endpoint is down: keep the other goals
             raise UserError(
                 f"{failed} of the last {RECENT} {self.what} failed, mostly: {reasons.most_common(1)[0][0]}; what is "
                 f"finished is saved: fix the cause and run the same command again, which retries the failed ones"

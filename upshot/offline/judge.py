@@ -46,15 +46,11 @@ def run(args: argparse.Namespace) -> int:
 
 def read_label(row: Mapping[str, Any], key: str, number: int) -> float:
     """The label of a row as a number; true and false count as 1 and 0."""
-    value = row.get(key)
-    if isinstance(value, bool | int | float):
-        return float(value)
     try:
-        return float(str(value))
-    except ValueError:
-        raise UserError(
-            f"row {number}: the label '{key}' is {value!r}; it must be a number (other column: --label)"
-        ) from None
+        return float(row[key])
+    except (KeyError, TypeError, ValueError):
+        problem = f"row {number}: the label '{key}' is {row.get(key)!r}; it must be a number (other column: --label)"
+        raise UserError(problem) from None
 
 
 async def _judge(args: argparse.Namespace, conversations: Sequence[Conversation]) -> list[Score]:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out or (path / "monitor.jsonl" if path.is_dir() else f"{path}.monitor.jsonl"))
     settings = {"judge": args.judge, "task": args.task, "option": args.options, "think": args.think}
     with open_log(out, settings) as log, Journal(out, keep=_is_settled) as results:
-        lines = {line["key"]: line for line in results.lines}
+        lines = {line["key"]: line for line in results.lines_of("key", "verdict", "prediction")}
         asyncio.run(_look(Job("looks", args, log, results), replies, lines))
     looks = [one.recall(lines[one.line_key]) for one in replies]
     report = make_report(looks)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_settled(line: Mapping[str, Any]) -> bool:
     """Whether another attempt would find the same."""
-    scores = [Score.from_dict(line[name]) for name in ("verdict", "prediction")]
+    scores = [Score.from_dict(line[name]) for name in ("verdict", "prediction") if name in line]
     return all(score.reason is None or score.reason in (*LASTING, Reason.NO_THOUGHT) for score in scores)
 
 

@@ -160,8 +160,8 @@ class Paper:
             published = {key: self.fill(value) for key, value in self.file["published"].get(stage.name, {}).items()}
             recipe = stage.recipe
             # Of a stage that trains nothing: the variables, and its options.
-            said = {name: self.fill(value) for name, value in self._values.items()} | dict(pairwise(stage.words))
-            ours = _flat(recipe.model_dump(mode="json")) if recipe else said
+            options = {name: self.fill(value) for name, value in self._values.items()} | dict(pairwise(stage.words))
+            ours = dict(flatten(recipe.model_dump(mode="json"))) if recipe else options
             for key, value in published.items():
                 if not _same(ours.get(key), value):
                     reason = reasons.get(f"{stage.name}.{key}", reasons.get(key, ""))
@@ -195,18 +195,6 @@ def read_paper(name: str) -> tuple[dict[str, Any], str]:
     merge(base, paper)
     base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
     return base, first
-
-
-def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys, lists by position."""
-    flat: dict[str, Any] = {}
-    for key, one in flatten(value):
-        flat[key] = one
-        if isinstance(one, list):
-            flat |= {
-                f"{key}.{n}.{inner}": v for n, e in enumerate(one) if isinstance(e, dict) for inner, v in e.items()
-            }
-    return flat
 
 
 def _same(ours: Any, published: Any) -> bool:

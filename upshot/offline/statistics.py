@@ -35,9 +35,9 @@ class Estimate:
         """The same in another unit."""
         return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.n)
 
-    def to_dict(self) -> dict[str, float]:
-        """As reports have it."""
-        return {"value": self.mean, "low": self.low, "high": self.high, "n": self.n}
+    def to_dict(self, name: str = "value") -> dict[str, float]:
+        """As reports have it, the mean under a name."""
+        return {name: self.mean, "low": self.low, "high": self.high, "n": self.n}
 
 
 @dataclass(frozen=True, slots=True)

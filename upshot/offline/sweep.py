@@ -24,7 +24,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.core.files import write_json
-from upshot.offline.statistics import Estimate, student
+from upshot.offline.statistics import student
 from upshot.rollout.check_names import check_names
 from upshot.run import checks
 from upshot.run.console import Reporter, make_reporter, print_rows
@@ -171,14 +171,11 @@ def make_table(settings: Sequence[Combination], metrics: Sequence[str]) -> dict[
         for metric in metrics:
             measured = [value_of(RunFolder(path), recipe, metric) for recipe, path in setting.runs]
             values = [value for value in measured if value is not None]
-            interval = student(values)
-            cells[metric] = {"values": measured, "missing": len(measured) - len(values), **_numbers(interval)}
+            cells[metric] = {"values": measured, "missing": len(measured) - len(values)}
+            if (mean := student(values)) is not None:
+                cells[metric] |= mean.to_dict("mean")
         rows.append({"setting": setting.name, "runs": [str(path) for _, path in setting.runs], "metrics": cells})
     return {"metrics": list(metrics), "rows": rows}
-
-
-def _numbers(interval: Estimate | None) -> dict[str, float]:
-    return {} if interval is None else {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def print_table(table: Mapping[str, Any], last: str) -> None:

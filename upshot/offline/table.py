@@ -78,9 +78,9 @@ class Cell:
         """Every number of it."""
         out: dict[str, Any] = {"missing": dict(self.missing)}
         if self.estimate is not None:
-            out |= _numbers(self.estimate)
+            out |= self.estimate.to_dict("mean")
         if self.difference is not None:
-            out["difference"] = {**_numbers(self.difference.estimate), "p": self.difference.p_value}
+            out["difference"] = {**self.difference.estimate.to_dict("mean"), "p": self.difference.p_value}
         return out
 
 
@@ -91,10 +91,6 @@ def _short(value: float) -> str:
     if 0 < abs(value) < 0.1:
         return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def _numbers(interval: Estimate) -> dict[str, Any]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | None = None) -> list[Column]:

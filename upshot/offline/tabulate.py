@@ -18,25 +18,21 @@ from upshot.offline.job import Job, Journal
 from upshot.offline.table import SCALES, TOKENS, Line, make_cells, make_columns, markdown, print_table, table_to_dict
 from upshot.rewards.build import metric_labels
 
-
-def run(args: argparse.Namespace) -> int:
-    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
-    return tabulate(args, RecipeEvaluation(args) if args.recipe else Evaluation(args))
-
-
 Tabulated = Evaluation | RecipeEvaluation
 """What plays the conversations of a table, model by model."""
 
 
-def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
-    """Play, print and save."""
+def run(args: argparse.Namespace) -> int:
+    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
+    evaluation: Tabulated = RecipeEvaluation(args) if args.recipe else Evaluation(args)
     models, metrics = list(evaluation.models), [*metric_labels(evaluation.metrics).values()]
     out = Path(args.out or f"eval-{evaluation.name}")
     with (
         Journal(out / "openings.log", evaluation.settings) as openings,
-        Journal(out / "rollouts.jsonl", keep=lambda line: line["missing"] is None) as rollouts,
+        Journal(out / "rollouts.jsonl", keep=lambda line: line.get("missing") is None) as rollouts,
     ):
-        evaluation.lines = played_before(evaluation, rollouts.lines)
+        lines = rollouts.lines_of("row", "key", "model", "speaker", "missing", "scores", "groups")
+        evaluation.lines = played_before(evaluation, lines)
         stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
     columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
     # A verifier's score is not shown as 100 beside a reward of 1.00.

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet and not args.json:
         print(tell_size(args, len(rows), args.max_messages or task.max_messages, len(metrics)), file=sys.stderr)
     with Journal(out / JOURNAL, settings_of(args, task, metrics)) as journal:
-        lines = [line for line in journal.lines if "conv" in line]
+        lines = journal.lines_of("conv", "turn", "ended")
         job = Job("turns", args, journal)
         try:
             stats = asyncio.run(_build(job, task, rows, metrics, lines))

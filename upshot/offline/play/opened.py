@@ -5,12 +5,10 @@ Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; what is
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from upshot.config.load import find_recipe
 from upshot.config.recipe import Recipe
@@ -56,6 +54,12 @@ class StandingPolicy(Model):
         self.hear: Hear | None = None
         """Of calls that name the role 'policy'; None: nobody listens."""
 
+    @property
+    def engine(self) -> EngineModel | None:
+        """What samples a model in this process; None for any other model."""
+        engine = getattr(self.inner, "inner", self.inner)
+        return engine if isinstance(engine, EngineModel) else None
+
     def copy_at(self, when: str) -> Model:
         """Itself: it stays as it is."""
         return self
@@ -65,9 +69,9 @@ class StandingPolicy(Model):
         hear = self.hear if request.role == "policy" and request.n == 1 else None
         if hear is None:
             return await self.inner.generate(request)
-        engine = getattr(self.inner, "inner", self.inner)  # of a model in this process, what samples it
-        if isinstance(engine, EngineModel):
-            return await _stream_engine(engine, request, hear)
+        if (engine := self.engine) is not None:
+            growing, ends = GrowingText(engine.tokenizer, request.sampling.stop), engine.end_ids
+            return await engine.generate(request, lambda _, id, __: None if id in ends else hear(growing.add(id)))
         if isinstance(self.inner, EndpointModel) and not request.by_ids:
             return [await self.inner.stream(request, hear)]
         completions = await self.inner.generate(request)
@@ -81,27 +85,6 @@ class StandingPolicy(Model):
     async def aclose(self) -> None:
         """Release the model behind this one."""
         await self.inner.aclose()
-
-
-async def _stream_engine(engine: EngineModel, request: Request, hear: Hear) -> list[Completion]:
-    growing = GrowingText(engine.tokenizer, request.sampling.stop)
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_token(_: Any, token: int, __: float) -> None:
-        if token not in engine.end_ids:
-            hear(growing.add(token))
-
-    def on_done(_: Any) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    [running] = engine.submit(request, on_token=on_token, on_done=on_done)
-    try:
-        await done
-    except asyncio.CancelledError:
-        engine.engine.abort(running)
-        raise
-    return [engine.completion(running, request.sampling)]
 
 
 def with_policy(recipe: Recipe, checkpoint: Path) -> Recipe:
@@ -139,18 +122,13 @@ async def open_recipe(
     policy, renderer = await start_policy(recipe, task, spec, budget)
     try:
         services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
-        speaker = _speaker(recipe, task, policy, renderer)
+        episode, engine = recipe.episode, policy.engine
+        room = recipe.model.max_context or (engine.engine.shape.max_length if engine is not None else 0)
+        speaker = Policy(policy, renderer, sampling_of(recipe), room, episode.system, task.tools(), episode.think)
         async with services:
             yield OpenedRecipe(recipe, task, services, build_context(recipe, services, speaker))
     finally:
         await policy.aclose()
-
-
-def _speaker(recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Renderer | None) -> Policy:
-    episode = recipe.episode
-    engine = getattr(policy.inner, "inner", policy.inner)
-    room = recipe.model.max_context or (engine.engine.shape.max_length if isinstance(engine, EngineModel) else 0)
-    return Policy(policy, renderer, sampling_of(recipe), room, episode.system, task.tools(), episode.think)
 
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
