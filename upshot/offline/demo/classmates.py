@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.layers import COMMAND_LINE
-from upshot.config.load import load_recipe, validate_recipe
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
@@ -61,8 +61,7 @@ def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
     shown.tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
     peer = load_recipe("classmate-mini-peer").recipe
     path = shown.train(peer, peer.name, "peer", {})
-    data = recipe.model_dump()
-    return validate_recipe({**data, "models": {**data["models"], PEER: str(path.resolve())}})
+    return load_recipe(recipe.model_dump(), {f"models.{PEER}": path.resolve()}).recipe
 
 
 def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:

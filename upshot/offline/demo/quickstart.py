@@ -18,7 +18,7 @@ from upshot.offline.demo.stages import Demonstration, train_stage
 from upshot.offline.demo.workers import Progress, Steps, start_workers
 from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
-from upshot.rewards.metric import score_conversation
+from upshot.rewards.metric import score_by
 from upshot.rollout.episode import NoRoom, catch_failure, play_future
 from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
@@ -85,9 +85,8 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
         demo.tell(f"\n1. {STAGES[0]}: demonstrations that mostly guess what was left unsaid")
         quiet = demo.quiet or not workers.here
         first = demo.recipe_of(recipe, STAGES[0], _folder(STAGES[0]), warm)
-        [start] = workers.run(
-            "warm start", SHARES["warm start"], [partial(train_stage, first, quiet)], _steps_of([first])
-        )
+        train_first = [partial(train_stage, first, quiet)]
+        [start] = workers.run("warm start", SHARES["warm start"], train_first, _steps_of([first]))
         runs = []
         for number, (name, what, changes) in enumerate(stages, 2):
             demo.tell(f"{number}. {name}: {what}")
@@ -188,7 +187,7 @@ async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, see
     failure = await catch_failure(play(), "conversation")
     if failure is not None:
         return OpeningOutcome(conversation, failure)
-    score = (await score_conversation({"score": metric}, conversation))["score"]
+    score = await score_by(metric, conversation, "score")
     tokens = sum(len(sample.ids) for sample in conversation.samples())
     first = conversation.turns[len(row.messages)].message.content
     return OpeningOutcome(conversation, score, tokens, bool(asked_slots(first)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.config.load import dump_recipe, validate_recipe
+from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.run.console import make_reporter
 from upshot.run.folder import free_place
@@ -35,16 +35,9 @@ class Demonstration:
 
         With `start` it begins with that checkpoint, without a warm start of its own.
         """
-        data = recipe.model_dump() | {"run_dir": str(self.root / folder), "name": name}
-        if start is not None:
-            data["warm_start"], data["model"]["path"] = None, str(start)
-        for key, value in changes.items():
-            section, _, option = key.partition(".")
-            if option:
-                data[section][option] = value
-            else:
-                data[section] = value
-        return validate_recipe(data)
+        place = {"run_dir": self.root / folder, "name": name}
+        begin = {} if start is None else {"warm_start": None, "model.path": start}
+        return load_recipe(recipe.model_dump(), {**place, **begin, **changes}).recipe
 
     def train(
         self, recipe: Recipe, name: str, folder: str, changes: Mapping[str, Any], start: Path | None = None

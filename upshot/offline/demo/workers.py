@@ -73,8 +73,9 @@ class Workers:
         if self._pool is None:
             return [_with_threads(threads, job) for job in jobs]
         futures = [self._pool.submit(_with_threads, threads, job) for job in jobs]
-        while wait(futures, timeout=0.5).not_done:
-            _raise_failure(futures)
+        while (state := wait(futures, timeout=0.5)).not_done:
+            for future in state.done:
+                future.result()  # raises what failed
             self._progress.show(name, share, *how_far(futures, steps))
         results = [future.result() for future in futures]
         self._progress.show(name, share, 1.0, how_far(futures, steps)[1])
@@ -106,12 +107,6 @@ def start_workers(progress: Progress) -> Iterator[Workers]:
     with ProcessPoolExecutor(2, spawn, _import_training) as pool:
         pool.submit(_import_training)
         yield Workers(pool, progress)
-
-
-def _raise_failure(futures: Sequence[Future[Any]]) -> None:
-    for future in futures:
-        if future.done():
-            future.result()
 
 
 def _import_training() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,7 @@ def _spec(args: argparse.Namespace) -> Any:
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """What was said of it on the command line."""
-    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {name: value for name, value in sampling.items() if value is not None}
+    return {name: value for name in ("max_tokens", "temperature") if (value := getattr(args, name)) is not None}
 
 
 class Terminal:
@@ -177,7 +177,7 @@ class Terminal:
     def _command(self, name: str, rest: str) -> None:
         commands: dict[str, Callable[[str], None]] = {
             "user": self._user, "fork": self._fork, "take": self._take, "score": self._score, "think": self._think,
-            "save": self._save, "goal": self._fact("goal"), "reference": self._fact("reference"),
+            "save": self._save, "goal": partial(self._set, "goal"), "reference": partial(self._set, "reference"),
             "new": lambda _: self.chat.restart(), "help": lambda _: self.console.print(HELP, end=""),
         }  # fmt: skip
         if name not in commands:
@@ -188,28 +188,25 @@ class Terminal:
         """The reply, streamed; thoughts only where they are wanted."""
         growing = GrowingThought(opened=False)
 
-        def show(parts: tuple[str, str]) -> None:
-            thought, answer = parts
-            if self.think and thought:
-                self._put(thought, "dim italic")
-            if answer:
-                self._put(answer)
+        def show(thought: str, answer: str) -> None:
+            self._put(thought if self.think else "", "dim italic")
+            self._put(answer)
 
-        self.policy.hear = lambda text: show(growing.feed(clean(text)))
+        self.policy.hear = lambda text: show(*growing.feed(clean(text)))
         self.console.print("model> ", style="bold cyan", end="")
         try:
             turn: Turn = self.run_now(self.chat.reply())
         finally:
             self.policy.hear = None
-        show(growing.finish())
+        show(*growing.finish())
         kept = turn.sample
         tokens, finish = (len(kept.ids), kept.finish) if kept else (turn.note.get("tokens"), turn.note.get("finish"))
-        length = f"{tokens} tokens" if tokens else ""
-        end = "cut at the limit" if finish == "length" else ""
-        hidden = "a thought (/think)" if self.chat.thought() and not self.think else ""
+        notes = [f"{tokens} tokens"] if tokens else []
+        notes += ["cut at the limit"] if finish == "length" else []
+        notes += ["a thought (/think)"] if self.chat.thought() and not self.think else []
         self.console.print()
-        if note := ", ".join(part for part in (length, end, hidden) if part):
-            self.console.print(f"  {note}", style="dim")
+        if notes:
+            self.console.print(f"  {', '.join(notes)}", style="dim")
 
     def _put(self, text: str, style: str = "") -> None:
         self.console.print(text, style=style, end="", soft_wrap=True)
@@ -259,13 +256,10 @@ class Terminal:
         self.chat.save(path)
         self.console.print(f"saved to {path}", style="dim")
 
-    def _fact(self, name: str) -> Callable[[str], None]:
-        def put(rest: str) -> None:
-            if not rest:
-                raise UserError(f"/{name} needs a text: /{name} TEXT")
-            self.chat.set_fact(name, rest)
-
-        return put
+    def _set(self, name: str, rest: str) -> None:
+        if not rest:
+            raise UserError(f"/{name} needs a text: /{name} TEXT")
+        self.chat.set_fact(name, rest)
 
 
 def _number(text: str, otherwise: int) -> int:

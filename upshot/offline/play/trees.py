@@ -8,7 +8,7 @@ from typing import Any
 from upshot.core.conversation import Turn
 from upshot.core.html import short
 from upshot.core.score import Score
-from upshot.rollout.reply import Future, Rollout
+from upshot.rollout.reply import Rollout
 
 STYLES = {"assistant": "cyan", "user": "green", "system": "dim", "tool": "magenta"}
 LONGEST = 1200
@@ -52,46 +52,35 @@ def group_tree(replies: Sequence[Rollout], title: str, think: bool = True) -> An
     from rich.tree import Tree
 
     first = replies[0].conversation
-    opening = len(first.turns) - _own_turns(replies[0])
     tree = Tree(Text(title, "bold"))
     for name, fact in (("goal", first.row.goal), ("reference", first.row.reference)):
         if fact is not None:
             tree.add(turn_line(name, cut(str(fact), 300), "dim"))
-    for turn in first.turns[:opening]:
+    for turn in first.turns[: _opening_length(replies[0])]:
         tree.add(turn_line(turn.message.role, turn.message.content))
     for number, reply in enumerate(replies, 1):
         _add_reply(tree, reply, number, think)
     return tree
 
 
-def _own_turns(reply: Rollout) -> int:
-    """How many of the turns belong to the reply: all from the policy's first one on that was not in the row."""
+def _opening_length(reply: Rollout) -> int:
+    """How many turns come before the reply, which begins with the policy's first turn that is not in the row."""
     turns, before = reply.conversation.turns, len(reply.conversation.row.messages)
-    spoken = [place for place, turn in enumerate(turns) if place >= before and turn.message.role == "assistant"]
-    return len(turns) - spoken[0] if spoken else 0
+    spoken = (place for place, turn in enumerate(turns) if place >= before and turn.message.role == "assistant")
+    return next(spoken, len(turns))
 
 
 def _add_reply(tree: Any, reply: Rollout, number: int, think: bool) -> None:
     from rich.text import Text
 
-    total = reply.reward.total
-    head = Text.assemble(
-        (f"reply {number}", "bold"), f"  reward {tell_score(total)}", ("  " + tell_scores(reply.reward.means), "dim")
-    )
-    branch = tree.add(head)
-    turns = reply.conversation.turns[len(reply.conversation.turns) - _own_turns(reply) :]
-    _add_turns(branch, turns, think)
+    reward, means = f"  reward {tell_score(reply.reward.total)}", "  " + tell_scores(reply.reward.means)
+    branch = tree.add(Text.assemble((f"reply {number}", "bold"), reward, (means, "dim")))
+    _add_turns(branch, reply.conversation.turns[_opening_length(reply) :], think)
     if len(reply.futures) > 1 or any(future.by for future in reply.futures):
         for place, future in enumerate(reply.futures, 1):
-            _add_future(branch, future, place)
-
-
-def _add_future(branch: Any, future: Future, number: int) -> None:
-    from rich.text import Text
-
-    by = f" by {future.by}" if future.by not in ("", "user") else ""
-    inner = branch.add(Text.assemble((f"future {number}{by}", "bold"), ("  " + tell_scores(future.scores), "dim")))
-    _add_turns(inner, future.conversation.turns[future.shared :])
+            by = f" by {future.by}" if future.by not in ("", "user") else ""
+            title = Text.assemble((f"future {place}{by}", "bold"), ("  " + tell_scores(future.scores), "dim"))
+            _add_turns(branch.add(title), future.conversation.turns[future.shared :])
 
 
 def _add_turns(branch: Any, turns: Iterable[Turn], think: bool = False) -> None:
