@@ -28,9 +28,8 @@ def is_misplaced_bool(value: Any, *kinds: Any) -> bool:
     """Whether a bool stands where one of these kinds wants a number, in the value or in its lists and mappings."""
     allowed = [option for kind in kinds for option in _options(kind)]
     if isinstance(value, bool):
-        return any(option in (int, float) for option in allowed) and not any(
-            option in (bool, object, Any) for option in allowed
-        )
+        is_wanted = any(option in (bool, object, Any) for option in allowed)
+        return not is_wanted and any(option in (int, float) for option in allowed)
     if isinstance(value, Mapping):
         return any(is_misplaced_bool(item, *_kinds_at(allowed, key)) for key, item in value.items())
     if isinstance(value, list | tuple):

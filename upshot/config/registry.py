@@ -169,9 +169,8 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
         raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]
-        raise UserError(
-            f"module '{module_name}' has no '{attribute}' ({what}{place}); {did_you_mean(attribute, public)}"
-        )
+        nearest = did_you_mean(attribute, public)
+        raise UserError(f"module '{module_name}' has no '{attribute}' ({what}{place}); {nearest}")
     return getattr(module, attribute)
 
 

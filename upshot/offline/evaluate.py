@@ -51,9 +51,7 @@ class Evaluation:
     def __init__(self, args: argparse.Namespace) -> None:
         """Check the arguments, before any model is started."""
         if not args.task or not args.models:
-            raise UserError(
-                "eval needs a RECIPE, or --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC"
-            )
+            raise UserError("eval needs a RECIPE, or --task and --models, such as base=SPEC,trained=SPEC")
         self.args = args
         self.models = {name: read_model(spec) for name, spec in parse_models(args.models).items()}
         self.systems = parse_systems(args.system, list(self.models))
@@ -78,9 +76,8 @@ class Evaluation:
         """Bring all conversations that are not played yet to their end; the counters of models and user."""
         args, done = self.args, {line["key"] for line in self.lines}
         sampling = Sampling(args.max_tokens, args.temperature)
-        services = build_simulation(
-            self.task, self.models, args.user, args.judge, self.metrics, job.budget, args.tokenizer
-        )
+        who = (self.models, args.user, args.judge, self.metrics)
+        services = build_simulation(self.task, *who, job.budget, args.tokenizer)
         async with services:
             policies = {
                 name: Policy(services.models[f"{POLICY}{name}"], sampling=sampling, system=system_prompt(system))
@@ -194,9 +191,8 @@ def parse_systems(items: Sequence[str], models: Sequence[str]) -> Mapping[str, s
     for item in items:
         name, equals, prompt = item.partition("=")
         if not equals or name not in systems:
-            raise UserError(
-                f"--system '{item}' should read NAME=PROMPT, NAME a row of --models; {did_you_mean(name, models)}"
-            )
+            nearest = did_you_mean(name, models)
+            raise UserError(f"--system '{item}' should read NAME=PROMPT, NAME a row of --models; {nearest}")
         system_prompt(prompt)
         systems[name] = prompt
     return systems

@@ -71,9 +71,8 @@ class RecipeEvaluation:
         whole_splits = ("train", "validation", "test") if args.split == "all" else ()
         rows = [row for split in whole_splits for row in self.task.rows(split)]
         self.rows = rows[: args.goals] if whole_splits else held_out(self.task, args.split, args.goals)
-        self.metrics: dict[str, Any] = {REWARD: 1.0} | {
-            metric.name: metric.weight for metric in self.recipe.reward.metrics
-        }
+        weights = {metric.name: metric.weight for metric in self.recipe.reward.metrics}
+        self.metrics: dict[str, Any] = {REWARD: 1.0, **weights}
         whole = self.recipe.model_dump(mode="json", exclude={"run_dir", "train", "trackers", "budget", "code"})
         self.settings = {"recipe": whole, "split": args.split, "seed": args.seed}
         self.lines: list[Line] = []

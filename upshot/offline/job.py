@@ -140,9 +140,7 @@ class Journal:
             old, new = lines[0].get("settings", {}), wanted["settings"]
             keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
             changed = ", ".join(f"{key}: {old.get(key)!r}, now {new.get(key)!r}" for key in keys[:3])
-            raise UserError(
-                f"{self.path} was started with other settings ({changed}); give the same ones, or another --out"
-            )
+            raise UserError(f"{self.path} was started with other settings ({changed}); give the same, or another --out")
         return lines[1:]
 
 

@@ -86,9 +86,8 @@ def table(metric: str, report: Mapping[str, float]) -> str:
     lines = [f"judge of '{metric}': {report['valid']:g} rows rated, {report['missing']:g} missing"]
     if not report["valid"]:
         return lines[0]
-    lines.append(
-        f"  agreement   {report['accuracy']:.3f}  (95 %: {report['accuracy_low']:.3f} to {report['accuracy_high']:.3f})"
-    )
+    low, high = report["accuracy_low"], report["accuracy_high"]
+    lines.append(f"  agreement   {report['accuracy']:.3f}  (95 %: {low:.3f} to {high:.3f})")
     lines += [f"  {key:<16}{report[key]:.3f}" for key in RATES if key in report]
     lines.append("  said yes/label yes {tp:g}, no/no {tn:g}, yes/no {fp:g}, no/yes {fn:g}".format(**report))
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_jsonl
 from upshot.core.score import LASTING, Reason, Score, describe_missing
-from upshot.core.thought import find_thought
+from upshot.core.thought import split_thought
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import Job, Journal, name_row, open_log
 from upshot.offline.monitor_report import MonitoredReply, describe_pairs, describe_views, make_report, table
@@ -172,8 +172,7 @@ def _part(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | No
     column = next((row[name] for name in THOUGHTS if isinstance(row.get(name), str)), None)
     if column is not None or response is None:
         return column or "", response
-    thought = find_thought(response, think)
-    return (response[thought.start : thought.stop], response[thought.answer :].lstrip()) if thought else ("", response)
+    return split_thought(response, think)
 
 
 def _question(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:

@@ -98,9 +98,8 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
     renderer = policy_renderer(tokenizer, recipe)
     services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(services):
-        for model in dict.fromkeys(
-            model for name, model in services.models.items() if name not in silent_models(recipe)
-        ):
+        silent = silent_models(recipe)
+        for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent):
             await model.start()
         context = build_context(recipe, services, Policy(AbsentPolicy()))
 
@@ -164,8 +163,11 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     if "turns" in decided:
         conversation.turn_scores = {int(at): _score(score) for at, score in decided["turns"].items()}
     conversation.session[ACTS] = decided.get("acts", [])
-    reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
-    reply.turn_snapshots = _snapshots(conversation)
+    means = {name: _score(mean) for name, mean in line["reward"]["means"].items()}
+    reply = Rollout(conversation, line.get("group", 0), reward=Reward(_score(line["reward"]["total"]), means=means))
+    # The episode as it stood after each of the policy's turns.
+    ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
+    reply.turn_snapshots = [Conversation(row, conversation.seed, "", conversation.turns[:end]) for end in ends]
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
     return reply
 
@@ -208,15 +210,5 @@ def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> 
     return tuple(out)
 
 
-def _snapshots(conversation: Conversation) -> list[Conversation]:
-    """The episode as it stood after each of the policy's turns."""
-    ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
-    return [Conversation(conversation.row, conversation.seed, "", conversation.turns[:end]) for end in ends]
-
-
 def _score(data: Mapping[str, Any] | None) -> Score:
     return Score.from_dict(data) if data else Score.missing("not_scored")
-
-
-def _reward(data: Mapping[str, Any]) -> Reward:
-    return Reward(_score(data["total"]), means={name: _score(mean) for name, mean in data["means"].items()})

@@ -258,9 +258,8 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
         print(f"— {stage.name}: done before, in {stage.folder}", flush=True)
         return
     if stage.name in done:
-        raise UserError(
-            f"'{stage.folder}' was made with other settings ({shlex.join(done[stage.name])}); choose another --out"
-        )
+        before = shlex.join(done[stage.name])
+        raise UserError(f"'{stage.folder}' was made with other settings ({before}); choose another --out")
     print(f"— {stage.name}: upshot {shlex.join(stage.command)}", flush=True)
     if stage.on_verl:  # which may replace the process that starts it
         code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode

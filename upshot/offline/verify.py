@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     scores = asyncio.run(_verify_all(claims, settings, unknown, args.at_once))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
     if args.out:
-        write_jsonl(Path(args.out), (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
+        lines = ({**row, "score": score.value} | _explain(score) for row, score in zip(rows, scores, strict=True))
+        write_jsonl(Path(args.out), lines)
     missing = "".join(f"\n  missing {line}" for line in describe_missing(scores))
     print(json.dumps(summary) if args.json else printable(show(summary) + missing))
     return 0 if summary["scored"] else 1
@@ -86,12 +87,13 @@ def run(args: argparse.Namespace) -> int:
 def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
     """The missing score of each source without a verifier; `UserError` if no source has one."""
     out: dict[str, Score] = {}
-    for source in dict.fromkeys(claim.source for claim in claims):
+    sources = dict.fromkeys(claim.source for claim in claims)
+    for source in sources:
         try:
             verifiers.get(source, "data_source")
         except UserError as error:
             out[source] = Score.missing(Reason.BAD_ROW, str(error))
-    if len(out) == len({claim.source for claim in claims}):
+    if len(out) == len(sources):
         raise UserError(next(iter(out.values())).why)
     return out
 
@@ -201,12 +203,9 @@ def build_manager(settings: VerifySettings) -> Services:
         options["url"] = settings.url
     else:
         options["workers"] = settings.workers or len(os.sched_getaffinity(0))
-    manager = Named.model_validate({"name": settings.manager, **options})
-    return assemble(None, judge, manager=manager, sandbox=settings.sandbox, **_verdict(settings))
-
-
-def _verdict(settings: VerifySettings) -> dict[str, Any]:
-    return {"verdict": settings.verdict, "profiles": profiles_beside(settings.file) if settings.file else None}
+    manager, sandbox = Named.model_validate({"name": settings.manager, **options}), settings.sandbox
+    profiles = profiles_beside(settings.file) if settings.file else None
+    return assemble(None, judge, manager=manager, sandbox=sandbox, verdict=settings.verdict, profiles=profiles)
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
@@ -230,12 +229,11 @@ async def _verify_all(
 
 def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any]:
     """Accuracy over the rows that have a score, and what is missing, overall and by verifier."""
-    out = _summary(scores)
-    sources = sorted({claim.source for claim in claims})
-    if len(sources) > 1:
-        pairs = list(zip(claims, scores, strict=True))
-        out["by_task"] = {name: _summary([s for c, s in pairs if c.source == name]) for name in sources}
-    return out
+    by_task: dict[str, list[Score]] = {}
+    for claim, score in zip(claims, scores, strict=True):
+        by_task.setdefault(claim.source, []).append(score)
+    tasks = {name: _summary(by_task[name]) for name in sorted(by_task)}
+    return _summary(scores) | ({"by_task": tasks} if len(tasks) > 1 else {})
 
 
 def _summary(scores: Sequence[Score]) -> dict[str, Any]:
@@ -252,9 +250,8 @@ def _summary(scores: Sequence[Score]) -> dict[str, Any]:
 def show(summary: Mapping[str, Any]) -> str:
     """The summary for a reader."""
     rate = f" ({summary['rows'] / summary['seconds']:,.0f} rows/s)" if summary["seconds"] > 0 else ""
-    lines = [_line("all", summary) + rate]
-    lines += [_line(name, part) for name, part in summary.get("by_task", {}).items()]
-    return "\n".join(lines)
+    lines = [_line(name, part) for name, part in summary.get("by_task", {}).items()]
+    return "\n".join([_line("all", summary) + rate, *lines])
 
 
 def printable(text: str) -> str:
@@ -267,10 +264,7 @@ def _line(name: str, part: Mapping[str, Any]) -> str:
     return f"{name}: {accuracy} over {part['scored']} of {part['rows']} rows"
 
 
-def _line_of(row: Mapping[str, Any], score: Score) -> dict[str, Any]:
-    line = {**row, "score": score.value}
-    if score.value is None:
-        line["missing"] = score.reason
-    if score.detail:
-        line["detail"] = dict(score.detail)
-    return line
+def _explain(score: Score) -> dict[str, Any]:
+    """Why a score is missing, and its details."""
+    missing = {"missing": score.reason} if score.value is None else {}
+    return missing | ({"detail": dict(score.detail)} if score.detail else {})

@@ -36,9 +36,8 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.resolve_steps(examples).steps
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
-    lines.append(
-        f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule.name})"
-    )
+    schedule = f"learning rate {config.lr:g} ({config.schedule.name})"
+    lines.append(f"training   {config.method}, {steps} steps{passes}, {schedule}")
     if config.samples:
         lines += estimate(recipe, steps)
     lines.append(estimate_time(recipe, steps, tokens_per_s))

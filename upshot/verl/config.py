@@ -232,9 +232,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
     if recipe.train.async_steps:
-        why = (
-            "conversations under way at an update continue with the new weights (verl's trainer), not with the old ones"
-        )
+        why = "conversations under way at an update continue with the new weights (verl's trainer), not the old ones"
         yield MissingKey("train.async_steps", recipe.train.async_steps, why, False)
     if credit_rule(recipe.credit).trains_futures:
         yield from _find_unweighed(recipe)

@@ -26,9 +26,8 @@ def list_loaded(recipe: Recipe) -> dict[str, ModelSpec]:
 
 def count_gpus(recipe: Recipe) -> int:
     """GPUs that the helper models take of every node, beside those of the ranks."""
-    return sum(
-        gpus_of(spec) for spec in {spec.model_dump_json(): spec for spec in list_loaded(recipe).values()}.values()
-    )
+    specs = {spec.model_dump_json(): spec for spec in list_loaded(recipe).values()}
+    return sum(map(gpus_of, specs.values()))
 
 
 def describe_helpers(recipe: Recipe) -> Iterator[tuple[str, str]]:

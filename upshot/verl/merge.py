@@ -54,9 +54,7 @@ def world_size(shards: Path) -> int:
     size = int(matches[0][1])
     missing = set(range(size)) - {int(match[2]) for match in matches}
     if missing:
-        raise UserError(
-            f"'{shards}' lacks the shards of ranks {sorted(missing)}: every node must save to the same storage"
-        )
+        raise UserError(f"'{shards}' lacks shards of ranks {sorted(missing)}: every node must save to the same storage")
     return size
 
 
@@ -80,9 +78,7 @@ def join_parts(name: str, parts: Sequence[Any]) -> torch.Tensor:
     first = parts[0]
     if not isinstance(first, DTensor):
         if not isinstance(first, torch.Tensor):
-            raise UserError(
-                f"'{name}' is a {type(first).__name__}; only shards of FSDP2 can be merged (strategy=fsdp2)"
-            )
+            raise UserError(f"'{name}' is a {type(first).__name__}; only FSDP2 shards can be merged (strategy=fsdp2)")
         return first
     locals_ = {rank: part._local_tensor for rank, part in enumerate(parts)}
     out = _join(first.device_mesh.mesh, first.placements, locals_, name)
@@ -101,9 +97,7 @@ def _join(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any
     if here.is_replicate():
         return _join(mesh[0], inner, parts, name)
     if not here.is_shard() or type(here).__name__ != "Shard":
-        raise UserError(
-            f"'{name}' is laid out as {here}, which is not known here; merge it with verl's own model_merger"
-        )
+        raise UserError(f"'{name}' is laid out as {here}, which is unknown here; merge it with verl's own model_merger")
     return torch.cat([_join(row, inner, parts, name) for row in mesh], dim=here.dim)
 
 
@@ -150,9 +144,8 @@ def _write_adapter(shards: Path, ranks: Sequence[Mapping[str, Any]], to: Path, b
 
     lora = json.loads((shards / "lora_train_meta.json").read_text())
     adapters = {name: match for name in ranks[0] if (match := LORA.match(name))}
-    tensors = {
-        m[1] + (m[2] or ""): join_parts(name, [rank[name] for rank in ranks]).clone() for name, m in adapters.items()
-    }
+    parts = {m[1] + (m[2] or ""): [rank[name] for rank in ranks] for name, m in adapters.items()}
+    tensors = {name: join_parts(name, of_ranks).clone() for name, of_ranks in parts.items()}
     targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters})
     (to / "config.json").unlink(missing_ok=True)  # of the base, which is not here
     save_file(tensors, to / "adapter_model.safetensors", {"format": "pt"})

@@ -17,9 +17,7 @@ def torchrun_command(words: Sequence[str], theirs: Sequence[str]) -> list[str]:
     if other := [key for key in settings if key not in RANKS]:
         raise UserError(f"{other[0]} belongs to verl, but this method trains with torchrun alone; leave it out")
     if settings.get("trainer.nnodes", 1) != 1:
-        raise UserError(
-            "several nodes without Ray: start torchrun on each by hand, with -m upshot train and the same arguments"
-        )
+        raise UserError("several nodes without Ray: start torchrun on each with -m upshot train and the same arguments")
     ranks = int(settings.get("trainer.n_gpus_per_node", 1))
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*program, "-m", "upshot.cli", "train", *words]

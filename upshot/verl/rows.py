@@ -55,9 +55,7 @@ def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
     rows_by_id: dict[str, Row] = {}
     for row in rows:
         if rows_by_id.setdefault(row.id, row) is not row:
-            raise UserError(
-                f"two rows of the split '{split}' are called '{row.id}'; verl's workers find a row by its id"
-            )
+            raise UserError(f"two rows of split '{split}' are called '{row.id}'; verl's workers find rows by their id")
     return rows_by_id
 
 

@@ -160,12 +160,9 @@ class PolicyConfig(Section):
         if self.exact:
             raise ValueError("exact: vLLM's kernels differ from the learner's; drop exact, or set engine: upshot")
         if self.quantize != "none":
-            raise ValueError(
-                "quantize: vLLM would round the weights differently; set quantize: none, or engine: upshot"
-            )
-        if self.lora is not None and (
-            self.lora.kind == "dora" or {"embed_tokens", "lm_head"} & {*(self.lora.targets or ())}
-        ):
+            raise ValueError("quantize: vLLM would round the weights differently; set quantize: none or engine: upshot")
+        on_ends = self.lora is not None and {"embed_tokens", "lm_head"} & {*(self.lora.targets or ())}
+        if self.lora is not None and (self.lora.kind == "dora" or on_ends):
             raise ValueError(
                 "lora: vLLM supports neither DoRA nor adapters on embedding or head; drop those, or set engine: upshot"
             )

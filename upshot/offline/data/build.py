@@ -108,11 +108,8 @@ async def _build(
 ) -> dict[str, float]:
     """Bring every row's conversation to its end, into the journal and `lines`; the counters of models and user."""
     args = job.args
-    short = args.templates == "short"
-    policies = {"policy": args.policy}
-    async with build_simulation(
-        task, policies, args.user, args.judge, metrics, job.budget, args.tokenizer, short
-    ) as services:
+    who = ({"policy": args.policy}, args.user, args.judge, metrics)
+    async with build_simulation(task, *who, job.budget, args.tokenizer, args.templates == "short") as services:
         builder = Builder(services, args, args.max_messages or task.max_messages)
         started = {row.id: ConversationProgress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
         for line in lines:

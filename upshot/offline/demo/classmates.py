@@ -90,9 +90,8 @@ def make_table(readings: Mapping[int, Mapping[str, Readability]], alone: Mapping
         for name in (WARM, TWIN, TAUGHT)
     }
     shares = ", ".join(f"{share:.2f} from {what}" for what, share in alone.items() if share is not None)
-    note = (
-        f"Mean and range over {len(readings)} seeds, {ROWS} held-out questions each. The classmate is right: {shares}."
-    )
+    note = f"Mean and range over {len(readings)} seeds, {ROWS} held-out questions each. "
+    note += f"The classmate is right: {shares}."
     if any(silent.values()):
         note += " Replies without a thought to hand on: " + ", ".join(f"{name} {n}" for name, n in silent.items()) + "."
     title = "A thought that others can use is a thought that others can read"

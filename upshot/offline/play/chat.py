@@ -25,9 +25,7 @@ from upshot.rollout.play import RolloutContext, play_reply
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Participant, count
 
-NO_GOAL = (
-    "the simulated user needs a goal: give one with /goal TEXT, or chat with a run or --recipe, whose rows have some"
-)
+NO_GOAL = "the simulated user needs a goal: give one with /goal TEXT, or chat with a run or --recipe that has goals"
 NO_REFERENCE = "the verifier compares with a reference, and your words have none: give it with /reference TEXT"
 
 

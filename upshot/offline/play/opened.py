@@ -133,9 +133,8 @@ async def open_recipe(
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
     """Rows that were not trained on: of the split that is named, else test, else validation."""
-    problem = UserError(
-        f"task '{task.name}' has no rows in its split {split or 'test or validation'}; choose another --split"
-    )
+    wanted = split or "test or validation"
+    problem = UserError(f"task '{task.name}' has no rows in its split {wanted}; choose another --split")
     for name in [split] if split else ["test", "validation"]:
         try:
             if rows := list(task.rows(name))[:most]:

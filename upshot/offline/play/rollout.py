@@ -21,9 +21,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe, args.overrides).recipe
     check_names(recipe)
     if not recipe.train.samples:
-        raise UserError(
-            f"train.method '{recipe.train.method}' plays no rollouts; give a recipe of rl, ppo or online-dpo"
-        )
+        raise UserError(f"train.method '{recipe.train.method}' plays no rollouts; choose rl, ppo or online-dpo")
     spec = args.model or (args.recipe if recipe_of_run(args.recipe) else None)
 
     async def play() -> tuple[OpenedRecipe, list[list[Rollout]]]:

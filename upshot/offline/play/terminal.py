@@ -81,9 +81,7 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
             yield Chat(opened.context, services.metrics, services.user, _goals(opened.task), args.system, args.seed)
         return
     if args.overrides:
-        raise UserError(
-            f"'{args.overrides[0]}' overrides a recipe, but there is none; give --recipe NAME, or a run folder"
-        )
+        raise UserError(f"'{args.overrides[0]}' overrides a recipe, but there is none; give --recipe, or a run folder")
     async with _without_recipe(args) as chat:
         yield chat
 

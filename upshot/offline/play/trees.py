@@ -29,9 +29,8 @@ def turn_line(role: str, text: str, style: str = "") -> Any:
     """Who said what, for rich."""
     from rich.text import Text
 
-    return Text.assemble(
-        (f"{role}: ", f"bold {STYLES.get(role, '')}".strip()), (cut(clean(text)).strip() or "(nothing)", style)
-    )
+    words = cut(clean(text)).strip() or "(nothing)"
+    return Text.assemble((f"{role}: ", f"bold {STYLES.get(role, '')}".strip()), (words, style))
 
 
 def tell_score(score: Score) -> str:

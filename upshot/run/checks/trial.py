@@ -48,9 +48,8 @@ def try_out(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
         if score.reason in OWN_FAULTS:
             yield Finding(f"{name} fails on a trial row: {score.why or score.reason}")
         elif score.is_missing:
-            yield Finding(
-                f"{name} gave no score on a trial row ({score.reason}: {score.why or 'no more known'})", False
-            )
+            why = f": {score.why}" if score.why else ""
+            yield Finding(f"{name} gave no score on a trial row ({score.reason}{why})", False)
 
 
 async def _play(context: CheckContext) -> dict[str, Score]:

@@ -51,6 +51,8 @@ FEWEST_POINTS, MOST_POINTS = 30, 600
 """Points of one curve."""
 MAX_CURVES = 2_500
 MAX_REASONS = 200
+REASON = ("what", "reason", "count", "of")
+"""Fields of a reason for what is missing."""
 MAX_RECIPE = 200_000
 DEPTH = 3
 """How deep runs are looked for below the folder that is shown."""
@@ -158,9 +160,7 @@ class ShownRun:
             "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],
             "counts": {"replies": len(index), "futures": index.futures(), "steps": index.steps()},
             "scales": index.scales,
-            "missing": [
-                dict(zip(("what", "reason", "count", "of"), row, strict=True)) for row in reasons[:MAX_REASONS]
-            ],
+            "missing": [dict(zip(REASON, row, strict=True)) for row in reasons[:MAX_REASONS]],
             "more_reasons": [len(reasons[MAX_REASONS:]), sum(count for _, _, count, _ in reasons[MAX_REASONS:])],
         }
 
@@ -187,9 +187,7 @@ class ShownRuns:
         self.roots = [Path(root) for root in roots]
         for root in self.roots:
             if not root.is_dir():
-                raise UserError(
-                    f"no run folder at '{root}'; give the folder that `upshot train` or `upshot demo` printed"
-                )
+                raise UserError(f"no run folder at '{root}'; give the folder that `upshot train` or `demo` printed")
         self.runs: dict[str, ShownRun] = {}
         self.look()
         if not self.runs:

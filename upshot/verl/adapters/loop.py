@@ -41,9 +41,8 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         """The rows of a reply."""
         started = time.perf_counter()
         rollout = self.rollout_config
-        link = ConversationLink(
-            Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT
-        )
+        servers, seeded = Servers(self.server_manager), rollout.name == AGENT
+        link = ConversationLink(servers, uuid4().hex, sampling_params, seeded=seeded)
         request = PlayRequest(row["extra_info"], int(row["session_id"]), int(row.get("global_steps", 0)) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:

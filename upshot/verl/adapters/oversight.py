@@ -50,9 +50,8 @@ class OverseenRunner:
     def remote(self) -> SimpleNamespace:
         """The runner; `run.remote(config)` comes back when it has ended."""
         runner = self.runner.remote()
-        return SimpleNamespace(
-            run=SimpleNamespace(remote=lambda config: oversee(lambda: runner.run.remote(config), config))
-        )
+        run = SimpleNamespace(remote=lambda config: oversee(lambda: runner.run.remote(config), config))
+        return SimpleNamespace(run=run)
 
 
 def oversee(start: Callable[[], Any], config: Any) -> Any:
@@ -64,9 +63,8 @@ def oversee(start: Callable[[], Any], config: Any) -> Any:
     check_cluster(recipe, config, folder)
     budget = open_budget(recipe, folder)
     gone, ended, looked = budget.wait_for_ever.remote(), False, time.monotonic()
-    watchdog = Watchdog(
-        folder / LOG, folder / METRICS, lambda: find_waits(budget), partial(print, flush=True), Patience.of(config)
-    )
+    say, patience = partial(print, flush=True), Patience.of(config)
+    watchdog = Watchdog(folder / LOG, folder / METRICS, lambda: find_waits(budget), say, patience)
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     run = start()
@@ -131,9 +129,8 @@ def find_waits(budget: Any) -> list[str]:
     except RayError as error:
         lines = [f"the budget's actor does not answer ({type(error).__name__})"]
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    asked = [
-        (r.bundle, r.count) for each in status.resource_demands.ray_task_actor_demand for r in each.bundles_by_count
-    ]
+    demands = status.resource_demands.ray_task_actor_demand
+    asked = [(each.bundle, each.count) for demand in demands for each in demand.bundles_by_count]
     lines += describe_demands(list(placement_group_table().values()), asked)
     pending = [actor for actor in actors().values() if actor["State"] in ("PENDING_CREATION", "DEPENDENCIES_UNREADY")]
     lines += [f"actor {actor['Name'] or actor['ActorClassName']} is {actor['State']}" for actor in pending]

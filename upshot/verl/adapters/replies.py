@@ -32,9 +32,8 @@ class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         steps = self.prompt_global_steps[partition_id]
-        return {
-            uid for uid in super()._sampleable_terminal_keys(partition_id, eviction_reasons) if steps[uid] == self._step
-        }
+        ended = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        return {uid for uid in ended if steps[uid] == self._step}
 
 
 class PlayedRollouts:

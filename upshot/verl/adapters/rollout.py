@@ -132,9 +132,7 @@ class UpshotRollout(BaseRollout):  # type: ignore[misc]
         if wire_format != "named_tensors":
             raise UserError(f"rollout.name={BACKEND} takes whole weights, not {wire_format}; see checkpoint_engine")
         if peft_config is not None:
-            raise UserError(
-                f"rollout.name={BACKEND} takes merged adapters; set actor_rollout_ref.model.lora.merge=true"
-            )
+            raise UserError(f"rollout.name={BACKEND} takes merged LoRA; set actor_rollout_ref.model.lora.merge=true")
         server, failed = ray.get_actor(server_name(self.replica_rank)), None
         await server.begin_weights.remote()
         most = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20

@@ -130,9 +130,8 @@ def describe_demands(
         for group in groups
         if group["state"] in ("PENDING", "RESCHEDULING")
     ]
-    return lines + [
-        f"Ray cannot place {count} task(s) or actor(s) that need {_describe(need)}" for need, count in asked
-    ]
+    lines += [f"Ray cannot place {count} task(s) or actor(s) that need {_describe(need)}" for need, count in asked]
+    return lines
 
 
 def _add_up(bundles: Sequence[Mapping[str, float]]) -> str:
