@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
+from upshot.config.layers import flatten
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.config import compose
-from upshot.verl.plan import ClusterPlace, flatten_recipe, is_theirs, uncarried_entry
+from upshot.verl.plan import ClusterPlace, is_theirs, uncarried_entry
 from upshot.verl.table import CARRIED, LEFT, PLAYED, SPECIAL
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
@@ -31,12 +32,20 @@ def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None
     carried = {key for line in CARRIED for key in line.ours}.union(SPECIAL)
     known = [*carried, *PLAYED, *LEFT]
     full = load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8}"]).recipe
-    lost = [key for key, _ in flatten_recipe(full) if not any(key == k or key.startswith(k + ".") for k in known)]
+    lost = [
+        key
+        for key, _ in flatten(full.model_dump(mode="json"))
+        if not any(key == k or key.startswith(k + ".") for k in known)
+    ]
     assert lost == []
 
 
 def test_no_key_is_both_played_and_left() -> None:
-    played = [key for key, _ in flatten_recipe(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
+    played = [
+        key
+        for key, _ in flatten(recipe().model_dump(mode="json"))
+        if any(key == k or key.startswith(k + ".") for k in PLAYED)
+    ]
     assert [key for key in played if uncarried_entry(key) is not None] == []
 
 

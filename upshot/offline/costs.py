@@ -106,10 +106,8 @@ def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
     talks = int(options.get("--goals", goals)) * len(options.get("--models", "").split(","))
     turns = max(1, int(options.get("--max-messages", 2)) // 2)
     length = int(options.get("--max-tokens", 1024)) // 2
-    calls = {
-        "--user": talks * turns,
-        "--judge": talks * count_judged(list(read_metrics([options.get("--metrics", "")]))),
-    }
+    judged = count_judged(list(read_metrics([options.get("--metrics", "")])))
+    calls = {"--user": talks * turns, "--judge": talks * judged}
     sampled = talks * turns * length
     specs = {option: ModelSpec.parse(read_model(options[option])) for option in calls if option in options}
     remote = {option: spec for option, spec in specs.items() if spec.kind in REMOTE}

@@ -39,10 +39,8 @@ from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, system_prompt
 from upshot.tasks.datasets.splits import fingerprint, goal_key
 
-SETTINGS = (
-    *("task", "file", "split", "user", "judge", "tokenizer"),
-    *("max_messages", "max_tokens", "temperature", "seed"),
-)
+WHO = ("task", "file", "split", "user", "judge", "tokenizer")
+SETTINGS = (*WHO, "max_messages", "max_tokens", "temperature", "seed")
 
 
 class Evaluation:
@@ -157,15 +155,10 @@ def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
     """Each goal once, before anything is said by anybody but the user; system prompts are the models' own."""
     goals: dict[str, Row] = {}
     for row in rows:
-        goals.setdefault(goal_key(row), row)
-    return [
-        replace(
-            row,
-            id=f"{task.name}/{fingerprint(key)}",
-            messages=() if task.user_opens else tuple(m for m in row.messages if m.role != "system"),
-        )
-        for key, row in goals.items()
-    ]
+        key = goal_key(row)
+        spoken = () if task.user_opens else tuple(m for m in row.messages if m.role != "system")
+        goals.setdefault(key, replace(row, id=f"{task.name}/{fingerprint(key)}", messages=spoken))
+    return list(goals.values())
 
 
 def parse_models(text: str) -> dict[str, Spec]:

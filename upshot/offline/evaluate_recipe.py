@@ -81,14 +81,10 @@ class RecipeEvaluation:
     async def play(self, job: Job) -> dict[str, float]:
         """All rows with one model after the other."""
         done = {line["key"] for line in self.lines}
+        pieces = [(row, number) for row in self.rows for number in range(self.recipe.eval.samples)]
         stats: dict[str, float] = {}
         for name, spec in self.models.items():
-            todo = [
-                (row, number)
-                for row in self.rows
-                for number in range(self.recipe.eval.samples)
-                if key_of(row, name, number) not in done
-            ]
+            todo = [(row, number) for row, number in pieces if key_of(row, name, number) not in done]
             if not todo:
                 continue
             async with open_recipe(self.recipe, spec, job.budget) as opened:
@@ -99,7 +95,7 @@ class RecipeEvaluation:
                     self.lines.append(line)
                     job.write(line, failure=line["missing"])
 
-                await job.run(todo, one, len(self.rows) * self.recipe.eval.samples - len(todo), shown=name)
+                await job.run(todo, one, len(pieces) - len(todo), shown=name)
                 stats |= {f"{name}/{key}": value for key, value in opened.services.stats().items()}
         return stats
 

@@ -59,6 +59,10 @@ async def run_all(pieces: Sequence[T], work: Callable[[T], Awaitable[R]], at_onc
     return [results[index] for index in range(len(pieces))]
 
 
+Wanted = Callable[[Mapping[str, Any]], bool]
+"""Whether a line stays in a journal."""
+
+
 class Journal:
     """An append-only file of JSON lines: what it holds is finished, and stays so.
 
@@ -66,12 +70,7 @@ class Journal:
     the journal is opened again.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any] | None = None,
-        keep: Callable[[Mapping[str, Any]], bool] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None = None, keep: Wanted | None = None) -> None:
         """Open or begin a journal, without the lines that `keep` refuses.
 
         With settings its first line says with which ones the work was done: a journal begun with others is a

@@ -194,8 +194,5 @@ def table_to_dict(title: str, columns: Sequence[Column], cells: Cells) -> dict[s
         "columns": ["", *titles],
         "rows": [[model, *(cell.text for cell in row)] for model, row in cells.items()],
         "note": NOTE,
-        "cells": {
-            model: {title: cell.to_dict() for title, cell in zip(titles, row, strict=True)}
-            for model, row in cells.items()
-        },
+        "cells": {model: dict(zip(titles, [c.to_dict() for c in row], strict=True)) for model, row in cells.items()},
     }

@@ -35,7 +35,11 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
         difference = compare(sides["user"], sides["real"], seed)
         if difference is not None:
             out[name]["difference"] = difference.to_dict()
-    out["leaving"] = _leaving(lines)
+    # How often it leaves where the real user left, and where the real user went on.
+    every = [turn for line in lines for turn in line["turns"]]
+    ends, goes_on = ([turn["left"] for turn in every if (turn["real"] is None) == left] for left in (True, False))
+    places = {"where_they_left": ends, "too_early": goes_on}
+    out["leaving"] = {name: wilson(sum(left), len(left)).to_dict() if left else {} for name, left in places.items()}
     turns = [(line, turn) for line, of_line in zip(lines, spoken, strict=True) for turn in of_line]
     if turns:
         flips = sum(is_role_flip(turn["said"], turn["heard"]) for _, turn in turns)
@@ -85,14 +89,6 @@ def measure(text: str, before: set[str]) -> dict[str, float]:
     }
 
 
-def _leaving(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How often it leaves where the real user left, and where the real user went on."""
-    ends = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is None]
-    goes_on = [turn["left"] for line in lines for turn in line["turns"] if turn["real"] is not None]
-    places = {"where_they_left": ends, "too_early": goes_on}
-    return {place: wilson(sum(left), len(left)).to_dict() if left else {} for place, left in places.items()}
-
-
 def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> list[float]:
     """By transcript, how often a classifier that has not seen it says rightly which message is the real one's.
 
@@ -117,7 +113,7 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
                 [[name in features for name in names] @ weights / len(features) ** 0.5 for features in turn]
                 for turn in played[number]
             ]
-            out[number] = fmean(1.0 if real > said else 0.5 if real == said else 0.0 for real, said in looks)
+            out[number] = fmean(1.0 if real > user else 0.5 if real == user else 0.0 for real, user in looks)
     return out
 
 

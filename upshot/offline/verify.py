@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         lines = ({**row, "score": score.value} | _explain(score) for row, score in zip(rows, scores, strict=True))
         write_jsonl(Path(args.out), lines)
     missing = "".join(f"\n  missing {line}" for line in describe_missing(scores))
-    print(json.dumps(summary) if args.json else printable(show(summary) + missing))
+    text = f"{show(summary)}{missing}".encode("utf-8", "backslashreplace").decode()  # no terminal takes lone surrogates
+    print(json.dumps(summary) if args.json else text)
     return 0 if summary["scored"] else 1
 
 
@@ -252,11 +253,6 @@ def show(summary: Mapping[str, Any]) -> str:
     rate = f" ({summary['rows'] / summary['seconds']:,.0f} rows/s)" if summary["seconds"] > 0 else ""
     lines = [_line(name, part) for name, part in summary.get("by_task", {}).items()]
     return "\n".join([_line("all", summary) + rate, *lines])
-
-
-def printable(text: str) -> str:
-    """A text with what no terminal takes (lone surrogates) as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _line(name: str, part: Mapping[str, Any]) -> str:

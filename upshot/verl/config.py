@@ -60,7 +60,10 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
     settings, missing = carry_over(recipe, CARRIED)
     fixed = (FIXED | USUAL).items()
     settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in fixed]
-    settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    vllm = importlib.util.find_spec("vllm") is not None
+    backend = ("vllm", "vLLM is installed here") if vllm else (BACKEND, "our engine: vLLM is not installed")
+    settings.append(VerlSetting(f"{ROLLOUT}.name", *backend))
+    settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if method_of(recipe.train.method).value_head else []
     steps, refused = _steps(recipe, place)
     overrides = {setting.key: setting for setting in map(parse_override, more)}
@@ -93,13 +96,6 @@ def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
         yield MissingKey("train.schedule", recipe.train.schedule.model_dump(mode="json"), why, True)
     why = f"{engine} was never run; its checkpoints are verl's to merge (verl.model_merger), and not resumed here"
     yield MissingKey("model_engine", engine, why, False)
-
-
-def _backend() -> VerlSetting:
-    """What samples: vLLM where it is installed, else our engine."""
-    vllm = importlib.util.find_spec("vllm") is not None
-    name, why = ("vllm", "vLLM is installed here") if vllm else (BACKEND, "our engine: vLLM is not installed")
-    return VerlSetting(f"{ROLLOUT}.name", name, why)
 
 
 def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting]) -> None:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from upshot.config.layers import flatten
+from upshot.config.layers import differences, flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.table import CARRIED, LEFT, SPECIAL, NoCounterpart, TableLine
 
-THEIRS = (
-    *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    *("model_engine", "upshot"),
-)
+VERLS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "model_engine")
+THEIRS = (*VERLS, "verl", "upshot")
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
 ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
@@ -121,11 +119,6 @@ def is_theirs(word: str) -> bool:
     return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
 
 
-def flatten_recipe(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Every key of a recipe with its value."""
-    return flatten(recipe.model_dump(mode="json"))
-
-
 def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
     """What a table carries of a recipe, and what it has no counterpart for."""
     settings, missing = [], []
@@ -142,12 +135,11 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
 
 def find_uncarried(recipe: Recipe) -> list[MissingKey]:
     """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
-    usual = dict(flatten_recipe(Recipe(task=recipe.task)))
+    changed = differences(Recipe(task=recipe.task), recipe)
     out = []
-    for key, value in flatten_recipe(recipe):
-        entry = uncarried_entry(key)
-        if entry is not None:
-            out.append(MissingKey(key, value, LEFT[entry].reason, LEFT[entry].blocks and value != usual.get(key)))
+    for key, value in flatten(recipe.model_dump(mode="json")):
+        if (entry := uncarried_entry(key)) is not None:
+            out.append(MissingKey(key, value, LEFT[entry].reason, LEFT[entry].blocks and key in changed))
     return out
 
 

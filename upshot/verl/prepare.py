@@ -6,12 +6,12 @@ A new tiny model and a warm start are made by local mode itself, once.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
-from upshot.core.conversation import Conversation, Row
+from upshot.core.conversation import Conversation
 from upshot.models.local import load_tokenizer, local_path
 from upshot.rollout.play import has_opening
 from upshot.rollout.prompt_length import filter_rows
@@ -34,15 +34,12 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     rows = {split: filter_rows(split_rows, worker.lengths, rule) for split, split_rows in rows.items()}
     write_rows(folder / "data" / "train.json", rows["train"], "train")
     write_rows(folder / "data" / "validation.json", rows[held_out], held_out)
-    longest = longest_prompt(worker, [row for split_rows in rows.values() for row in split_rows])
+    # The longest prompt as the policy will be shown it; as many ids as it takes where somebody speaks first.
+    policy, both = worker.context.policy, [row for split_rows in rows.values() for row in split_rows]
+    longest = policy.max_context
+    if all(map(has_opening, both)):
+        longest = max(policy.prompt_tokens(Conversation(row)) for row in both)
     return ClusterPlace(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
-
-
-def longest_prompt(worker: RolloutWorker, rows: Sequence[Row]) -> int:
-    """Ids of the longest prompt, as the policy will be shown it; as many as it takes where somebody speaks first."""
-    if not all(map(has_opening, rows)):
-        return worker.context.policy.max_context
-    return max(worker.context.policy.prompt_tokens(Conversation(row)) for row in rows)
 
 
 def context_of(recipe: Recipe) -> int:

@@ -125,13 +125,12 @@ def sweep(since: float) -> list[str]:
 
     vLLM's processes leave theirs when they are killed. Segments of others that run beside us are held by them.
     """
-    named = [path for path in SHM.glob("*") if path.name.startswith(SEGMENTS)] if SHM.is_dir() else []
-    segments = [path for path in named if path.is_file()]
     stale = []
-    for path in segments:
+    for path in SHM.glob("*"):
         with contextlib.suppress(OSError):
-            stat = path.stat()
-            if stat.st_uid == os.getuid() and stat.st_ctime >= since and stat.st_mtime < time.time() - 1:
+            stat, is_segment = path.stat(), path.name.startswith(SEGMENTS) and path.is_file()
+            ours = stat.st_uid == os.getuid() and stat.st_ctime >= since
+            if is_segment and ours and stat.st_mtime < time.time() - 1:
                 stale.append(path)
     held = _list_mapped() if stale else ""
     gone = [path for path in stale if str(path) not in held]

@@ -128,8 +128,5 @@ METRICS: dict[str, str] = _TABLE["metrics"]
 PHASES: dict[str, str] = _TABLE["phases"]
 POOLS: dict[str, str] = _TABLE["pools"]
 WAITS: dict[str, str] = _TABLE["waits"]
-LEFT = {
-    key: UnmappedKey(why, section == "left_and_refused")
-    for section in ("left", "left_and_refused")
-    for key, why in _TABLE[section].items()
-}
+LEFT = {key: UnmappedKey(why) for key, why in _TABLE["left"].items()}
+LEFT |= {key: UnmappedKey(why, blocks=True) for key, why in _TABLE["left_and_refused"].items()}

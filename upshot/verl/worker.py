@@ -94,15 +94,8 @@ class RolloutWorker:
         self.rows = RowIndex(task, self.lengths)
         served = ServedModel(self.renderer)
         self.services = build_services(recipe, task, served, tokenizer, self.renderer)
-        policy = Policy(
-            served,
-            self.renderer,
-            sampling_of(recipe),
-            context,
-            recipe.episode.system,
-            task.tools(),
-            recipe.episode.think,
-        )
+        episode, sampling = recipe.episode, sampling_of(recipe)
+        policy = Policy(served, self.renderer, sampling, context, episode.system, task.tools(), episode.think)
         self.context = build_context(recipe, self.services, policy)
         self.held_out = build_held_out(recipe, self.services, self.context)
         self.name = name

@@ -6,12 +6,8 @@ import argparse
 
 from upshot.cli.options import JOB, add_options, add_parts, count, run_of
 
-FIELDS = {
-    "outcome": "the outcome of a conversation",
-    "customer": "the customer",
-    "time": "the time",
-    "kind": "the topic",
-}
+FIELDS = {"outcome": "the outcome", "customer": "the customer", "time": "the time", "kind": "the topic"}
+"""Of a conversation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict
 
 from upshot.config.short_form import ShortForm
 
-
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) else value
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)]
 """Words of a command line and environment variables are text where YAML reads numbers: 8192."""
 
 

@@ -225,11 +225,7 @@ class Builder:
         opening = await open_by(self.services.user, progress.conversation(self.args.seed))
         line: Line = {"conv": progress.row.id, "turn": 0, "ended": None}
         if opening.failure is not None:  # this conversation is over; the others go on
-            return {
-                **line,
-                **_failure(f"opening: {opening.failure.reason}"),
-                "why": opening.failure.detail.get("why", ""),
-            }
+            return {**line, **_failure(f"opening: {opening.failure.reason}"), "why": opening.failure.why}
         user_turn = opening.turns[-1]
         line["next"] = {"content": user_turn.message.content, "note": dict(user_turn.note)}
         line["session"] = opening.session
@@ -313,10 +309,7 @@ def _candidate_line(reply: Rollout, kind: str, failed: str | None, signal: str) 
         "score": total.value,
         "missing": total.reason if total.value is None else None,
         "sessions": [_session(future, start, signal) for future in reply.futures],
-        "rewards": {
-            name: [future.scores[name].value for future in reply.futures if name in future.scores]
-            for name in reply.reward.terms
-        },
+        "rewards": {n: [f.scores[n].value for f in reply.futures if n in f.scores] for n in reply.reward.terms},
     }
 
 

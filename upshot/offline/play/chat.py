@@ -81,7 +81,7 @@ class Chat:
             if any(message.role == "user" for message in opening):
                 return opening
         talk, before = self.conversation, len(self.conversation.turns)
-        if any(turn.message.role == "user" for turn in talk.turns):
+        if self._user_spoke():
             observation = await limit_call(user, user.observe, talk)
             count(talk, observation.metrics)
             for message in observation.messages:
@@ -94,6 +94,9 @@ class Chat:
         if not heard and talk.ended is None:
             talk.ended = "nothing said"
         return heard
+
+    def _user_spoke(self) -> bool:
+        return any(turn.message.role == "user" for turn in self.conversation.turns)
 
     def _lacks_goal(self) -> bool:
         return self.conversation.row.goal is None and not self.conversation.row.meta.get("script")
@@ -113,19 +116,21 @@ class Chat:
             raise UserError(NO_GOAL)
         row = self.rows[self._rows % len(self.rows)]
         self._rows += 1
-        if any(turn.message.role == "user" for turn in self.conversation.turns):
-            messages = self.conversation.row.messages
-            self.conversation.row = replace(row, messages=messages)
+        if self._user_spoke():
+            self.conversation.row = replace(row, messages=self.conversation.row.messages)
             return []
         self.restart(row)
         return [turn.message for turn in self.conversation.turns if turn.message.role != "system"]
 
     async def fork(self, n: int) -> list[Rollout]:
         """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
-        if not any(turn.message.role == "user" for turn in self.conversation.turns):
+        if not self._user_spoke():
             raise UserError("there is nothing to reply to yet")
         self._take_facts()
-        before = self._before_reply()
+        before = self.conversation.fork("again", len(self.conversation.turns))
+        before.ended = None
+        while before.turns and before.turns[-1].message.role != "user":
+            before.turns = before.turns[:-1]
         one_reply = replace(self.context, max_turns=1, environment=None)
         twins = [before.fork("fork", self._begun, index) for index in range(n)]
         self.forks = list(await asyncio.gather(*(play_reply(one_reply, twin) for twin in twins)))
@@ -158,20 +163,12 @@ class Chat:
 
     def last_reply(self) -> Turn | None:
         """The model's last turn."""
-        spoken = [turn for turn in self.conversation.turns if turn.message.role == "assistant"]
-        return spoken[-1] if spoken else None
+        return next((turn for turn in reversed(self.conversation.turns) if turn.message.role == "assistant"), None)
 
     def thought(self) -> str:
         """The thought of the last reply; empty where it had none."""
         turn = self.last_reply()
         return "" if turn is None else str(turn.note.get("thought", ""))
-
-    def _before_reply(self) -> Conversation:
-        twin = self.conversation.fork("again", len(self.conversation.turns))
-        while twin.turns and twin.turns[-1].message.role != "user":
-            twin.turns = twin.turns[:-1]
-        twin.ended = None
-        return twin
 
     async def reply(self) -> Turn:
         """The model's reply to what was said last."""

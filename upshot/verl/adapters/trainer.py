@@ -171,24 +171,24 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
         rows = self._read_measures(batch)
-        real = [row for row in rows if row is not None]
-        inputs, logs = teach(self.recipe.train, self.replies.groups["train"], real)
+        inputs, logs = teach(self.recipe.train, self.replies.groups["train"], list(rows.values()))
         metrics.update(mark_own(logs))
-        left = iter(inputs)
-        fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
+        by_place = dict(zip(rows, inputs, strict=True))
+        fields = columns([by_place.get(at) for at in range(len(batch.keys))], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
-    def _read_measures(self, batch: KVBatchMeta) -> list[BatchRow | None]:
-        """The rows with what verl computed of them; None where verl filled up."""
+    def _read_measures(self, batch: KVBatchMeta) -> dict[int, BatchRow]:
+        """The rows by their places, with what verl computed of them; without those that verl filled up with."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
         wanted += ["entropy"] if self.recipe.train.entropy else []
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         measures = [[one.tolist() for one in fields[name].unbind()] if name in wanted else [] for name in COMPUTED]
-        out: list[BatchRow | None] = []
+        out: dict[int, BatchRow] = {}
         for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-            row = [column[at] if column else () for column in measures]
-            out.append(None if tag.get("is_padding") else BatchRow(self.replies.source(key), int(tag["seq_len"]), *row))
+            if not tag.get("is_padding"):
+                row = [column[at] if column else () for column in measures]
+                out[at] = BatchRow(self.replies.source(key), int(tag["seq_len"]), *row)
         return out
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
