@@ -39,7 +39,7 @@ def test_a_log_has_one_line_a_step_with_its_times_and_the_time_left(capsys: pyte
     reporter.step("rl", 101, {"eval/reward/mean": 0.5})
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("rl 1/101  reward/mean=0.5") and "1.93 s (sample" in lines[1]
-    assert lines[1].endswith("ETA 3 min")
+    assert lines[1].endswith("ETA 3.2 min")
     assert lines[2] == "    step 1, reward 0.5: 'which size?' → 'a [31m big one'"
     assert lines[3:] == ["rl 101/101  eval/reward/mean=0.5"]
 

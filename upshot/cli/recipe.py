@@ -13,8 +13,7 @@ from upshot.cli.options import add_options, add_parts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs below it."""
-    parts = {"list": _list, "show": _show, "diff": _diff, "import": _import}
-    add_parts(parser, **parts)
+    add_parts(parser, **{"list": _list, "show": _show, "diff": _diff, "import": _import})
 
 
 def _list(parser: argparse.ArgumentParser) -> None:

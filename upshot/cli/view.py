@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         from upshot.run.report.report import write_report
 
-        page = write_report(folders, Path(args.out) if args.out else None)
-        print(page)
+        print(write_report(folders, Path(args.out) if args.out else None))
         return 0
     from upshot.run.report.server import serve
 

@@ -50,8 +50,7 @@ class TrainingMethod(ABC):
     @property
     def train(self) -> Callable[..., Awaitable[None]]:
         """Its loop: `train(run, config, method)` learns in a run (`LoopRun`), from the run's step to the last one."""
-        loop: Callable[..., Awaitable[None]] = importlib.import_module(self.loop).train
-        return loop
+        return importlib.import_module(self.loop).train
 
     @abstractmethod
     def examples(self, config: Any, task: Any) -> Sequence[Any]:
@@ -60,8 +59,7 @@ class TrainingMethod(ABC):
     @property
     def prepare(self) -> Callable[..., Any]:
         """Where it samples: `prepare(learner, groups)` says what a step's replies teach, a `Lesson`."""
-        prepare: Callable[..., Any] = importlib.import_module(self.lessons).prepare
-        return prepare
+        return importlib.import_module(self.lessons).prepare
 
     def needs_reference(self, config: Any) -> bool:
         """Whether it compares the policy with the model that the phase began with."""

@@ -163,5 +163,4 @@ def _with_short_rubric(name: str, setting: Any) -> Any:
     rubric = f"{name}_short"
     if not (FOLDER / f"{rubric}.j2").is_file():
         return setting
-    options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-    return {"rubric": rubric, **options}
+    return {"rubric": rubric, **(setting if isinstance(setting, Mapping) else {"weight": setting})}

@@ -253,5 +253,5 @@ def progress(what: str, total: int, done: int, quiet: bool, at_once: int = 1) ->
 
     columns = [TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        job = bar.add_task("", total=total, completed=done)
-        yield lambda: bar.advance(job)
+        task = bar.add_task("", total=total, completed=done)
+        yield lambda: bar.advance(task)

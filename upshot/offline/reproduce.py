@@ -171,8 +171,7 @@ class Paper:
     def table(self) -> list[list[str]]:
         """The table, ours (published): a head, and a row for each of ours."""
         about = self.file["table"]
-        folder = self.out / about["stage"]
-        cells = _read_cells(folder, about)
+        cells = _read_cells(self.out / about["stage"], about)
         published = about.get("published", {})
         known = published.get(self.task, published) if self.task else published
         rows = [["", *about["columns"]]]

@@ -167,8 +167,7 @@ def student_quantile(share: float, freedom: int) -> float:
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], seed: int = 0) -> Difference | None:
     """Our values minus theirs, over the goals that both have; None when they share none."""
-    shared = sorted(ours.keys() & theirs.keys())
-    differences = [ours[goal] - theirs[goal] for goal in shared]
+    differences = [ours[goal] - theirs[goal] for goal in sorted(ours.keys() & theirs.keys())]
     return Difference(bootstrap(differences, seed), sign_flip_p(differences, seed)) if differences else None
 
 
@@ -189,7 +188,6 @@ def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
     generator = np.random.default_rng(seed)
     flips, hits, step = 2 * RESAMPLES, 0, max(1, BLOCK // len(moved))
     for start in range(0, flips, step):
-        size = (min(step, flips - start), len(moved))
-        signs = generator.integers(0, 2, size=size) * 2.0 - 1.0
+        signs = generator.integers(0, 2, size=(min(step, flips - start), len(moved))) * 2.0 - 1.0
         hits += int((abs(signs @ moved) >= observed).sum())
     return (hits + 1) / (flips + 1)

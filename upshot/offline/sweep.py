@@ -153,13 +153,12 @@ def default_metrics(setting: Combination) -> list[str]:
 
 def value_of(folder: RunFolder, recipe: Recipe, metric: str) -> float | None:
     """What a run came to: an evaluation's last (or `best …`) value; of a step's metric the mean of the last tenth."""
-    best, name = metric.startswith("best "), metric.removeprefix("best ")
+    name = metric.removeprefix("best ")
     values = [line[name] for line in folder.metrics if line.get(name) is not None]
     if not values:
         return None
-    if best:
-        tracker = BestTracker(name)
-        return float((min if tracker.smallest else max)(values))
+    if name != metric:
+        return float((min if BestTracker(name).smallest else max)(values))
     return float(values[-1]) if name.startswith("eval/") else statistics.fmean(values[-max(1, len(values) // 10) :])
 
 

@@ -120,8 +120,7 @@ class Saver:
         """Copy what a checkpoint holds and have it written, after the previous one."""
         started = time.perf_counter()
         self.wait()
-        write = copy()
-        self._writing = self._pool.submit(self.checkpoints.save, phase, step, keep, write, best)
+        self._writing = self._pool.submit(self.checkpoints.save, phase, step, keep, copy(), best)
         self._last = time.monotonic()
         self._waited += time.perf_counter() - started
 

@@ -190,7 +190,7 @@ def duration(seconds: float) -> str:
     """A time for a reader."""
     for size, unit, least in ((3600, "h", 5400), (60, "min", 90)):
         if seconds >= least:
-            return f"{seconds / size:.3g} {unit}"
+            return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.2g} {unit}"
     return f"{seconds:.2g} s"
 
 

@@ -256,8 +256,7 @@ class RunFolder:
 
     def _table(self, key: str, file: str, make: Callable[[], Table]) -> Table:
         """What `make` makes of a file; made again only where that has changed, so that `run.metrics[i]` is cheap."""
-        path = self.path / file
-        stamp = stamp_of(path)
+        stamp = stamp_of(self.path / file)
         if key not in self._tables or self._tables[key][0] != stamp:
             self._tables[key] = stamp, make()
         return self._tables[key][1]

@@ -36,8 +36,7 @@ class TensorBoard(Tracker):
     """Event files in the run folder's `tensorboard/`, by tensorboard's own writer (no torch, no TensorFlow)."""
 
     def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
-        summary = _package("tensorboard", "tensorboard.summary")
-        self._writer = summary.Writer(str(run / "tensorboard"))
+        self._writer = _package("tensorboard", "tensorboard.summary").Writer(str(run / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Record the metrics of one step."""

@@ -102,8 +102,7 @@ def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting
     """Refuse words of the command line for what the recipe says, or what a run is made of: it would be another run."""
     ours = {setting.key: setting for setting in settings}
     table = {line.theirs: f"set {' or '.join(line.ours)} of the recipe" for line in CARRIED}
-    fixed = {key: why or "it is fixed" for key, (_, why) in FIXED.items()}
-    known = REFUSED | fixed | table
+    known = REFUSED | {key: why or "it is fixed" for key, (_, why) in FIXED.items()} | table
     refused = []
     for setting in overrides:
         prefixes = [key for key in known if is_under(setting.key, key)]

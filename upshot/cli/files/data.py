@@ -149,8 +149,7 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
     from upshot.offline.data.verified import prepare_verified, verified_task
     from upshot.tasks.collabllm import system_prompt
 
-    system = "" if args.system is None else system_prompt(args.system)
-    task = verified_task(args.task, args.seed, system)
+    task = verified_task(args.task, args.seed, "" if args.system is None else system_prompt(args.system))
     if task is None:
         return None
     for flag, value in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):

@@ -13,11 +13,8 @@ from typing import Any
 
 from upshot.cli.options import add_options, check_address
 
-OF_ONE_MODEL = (
-    *("host", "port", "name", "any_name", "api_key", "device", "dtype", "kv_gib", "memory"),
-    *("max_running", "max_waiting", "max_tokens", "tool_parser"),
-)
-"""Options that a file says for each server."""
+OF_A_FILE = ("model", "file", "map", "while_used")
+"""Options that may stand beside a file, which says all others for each server."""
 READY = "all ready; Ctrl-C stops them"
 
 
@@ -108,8 +105,8 @@ def _run_file(args: argparse.Namespace) -> int:
     """Start and watch the servers of a file, or tell of them, or stop them."""
     from upshot.core.errors import UserError
 
-    for option in OF_ONE_MODEL:
-        if getattr(args, option) != args.default_of(option):
+    for option, value in vars(args).items():
+        if option not in OF_A_FILE and value != args.default_of(option):
             flag = f"--{option.replace('_', '-')}"
             raise UserError(f"{flag} applies only to `upshot serve MODEL`; set it in the serve file (docs/serving.md)")
     if args.model in ("status", "stop"):

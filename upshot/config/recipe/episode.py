@@ -99,9 +99,8 @@ class FuturesConfig(Named):
     @property
     def options(self) -> dict[str, Any]:
         """The options of the kind that the recipe sets."""
-        values = {"samples": self.samples, "rounds": self.rounds}
-        default = type(self).model_fields
-        return {k: v for k, v in values.items() if v != default[k].default} | super().options
+        values = {"samples": (self.samples, SAMPLES), "rounds": (self.rounds, ROUNDS)}
+        return {name: value for name, (value, default) in values.items() if value != default} | super().options
 
 
 class CreditConfig(Section):

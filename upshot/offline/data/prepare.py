@@ -20,7 +20,6 @@ from upshot.tasks.verifiers.base import BadRow
 
 T = TypeVar("T")
 
-PURPOSES = ("sft", "rl", "dpo")
 UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
 """Columns of the published sets that rows of a purpose are not made of, and most of their bytes."""
 
@@ -80,8 +79,6 @@ class PrepareSummary:
 
 def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
-    if settings.purpose not in PURPOSES:
-        raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
     goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
 
     def parse(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
@@ -164,8 +161,7 @@ def _rows(
     """The rows of one split, counted in the summary."""
 
     def system(candidate: Candidate) -> str:
-        own = candidate.system or settings.default_system
-        return own if settings.system is None else settings.system
+        return candidate.system or settings.default_system if settings.system is None else settings.system
 
     chosen: list[Candidate]
     if settings.purpose == "sft":

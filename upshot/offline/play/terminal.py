@@ -237,8 +237,7 @@ class Terminal:
         self.console.print("continue with one of them: /take K", style="dim")
 
     def _take(self, rest: str) -> None:
-        turn = self.chat.take(_number(rest, 0))
-        self.console.print(f"model> {clean(turn.message.content)}", style="cyan")
+        self.console.print(f"model> {clean(self.chat.take(_number(rest, 0)).message.content)}", style="cyan")
 
     def _score(self, rest: str) -> None:
         self.console.print(tell_scores(self._telling_goal(self.chat.score())))

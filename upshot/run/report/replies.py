@@ -207,14 +207,13 @@ class ReplyIndex:
 
     def futures(self) -> int:
         """How many futures there are."""
-        return sum(count for (count,) in self._ask("select count from counts where what = 'future' and reason = ''"))
+        return self._ask("select sum(count) from counts where what = 'future' and reason = ''")[0][0] or 0
 
     def entries(self, wanted: Iterable[int]) -> list[list[Any]]:
         """What the list shows of some replies (`COLUMNS` and two mappings)."""
         chosen = json.dumps([at + 1 for at in wanted])
         rows = self._ask("select entry from json_each(?) wanted join replies on replies.id = wanted.value", chosen)
-        entries: list[list[Any]] = json.loads(f"[{','.join(entry for (entry,) in rows)}]")
-        return entries
+        return json.loads(f"[{','.join(entry for (entry,) in rows)}]")
 
     def steps(self) -> int:
         """How many steps there are."""

@@ -54,8 +54,7 @@ class BorrowedHelper(Model):
 
     async def generate(self, request: Request) -> list[Completion]:
         """What the actor says."""
-        completions: list[Completion] = await self._ask(self.actor.generate.remote(request))
-        return completions
+        return await self._ask(self.actor.generate.remote(request))
 
     async def _ask(self, answer: Any) -> Any:
         """An answer, or what was raised there, as it was raised."""

@@ -27,8 +27,7 @@ class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The rows of a step, when all are played."""
         self._step = global_steps
-        batch: tuple[KVBatchMeta, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
-        return batch
+        return super().sample(global_steps, partition_id, batch_size)
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         steps = self.prompt_global_steps[partition_id]
