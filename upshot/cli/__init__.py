@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.cli.options import INTERRUPTED, describe
+from upshot.cli.options import INTERRUPTED, describe, subparsers
 from upshot.config.trust import trusting_only
 from upshot.core.errors import did_you_mean, user_error_in
 from upshot.core.files import expand_home
@@ -114,8 +114,8 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust to a verb, or to each of its parts: run the code that comes with a recipe, run folder or file."""
-    parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    for part in [inner for action in parts for inner in action.choices.values()]:
+    parts = subparsers(parser)
+    for part in parts.values():
         add_trust(part)
     if not parts:
         parser.add_argument("--trust", action="store_true", help="run code that comes with a recipe or run folder")

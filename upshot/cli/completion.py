@@ -10,6 +10,8 @@ import argparse
 from collections.abc import Sequence
 from importlib.resources import files
 
+from upshot.cli.options import subparsers
+
 SHELLS = ("bash", "zsh", "fish")
 """Their scripts are in `templates/`."""
 WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")
@@ -53,11 +55,11 @@ def _candidates(before: Sequence[str], word: str) -> list[str]:
         return []
     parser = make_parser(before[:1])
     for name in before:
-        parser = _subparsers(parser).get(name, parser)
+        parser = subparsers(parser).get(name, parser)
     if word.startswith("-"):
         shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
         return [flag for action in shown for flag in action.option_strings]
-    if inner := list(_subparsers(parser)):
+    if inner := list(subparsers(parser)):
         return inner
     named = next((place for place, part in enumerate(before) if part in WITH_RECIPE), None)
     if named is None:
@@ -92,8 +94,3 @@ def _values(key: str) -> list[str]:
 
         return methods.names()
     return [str(value) for value in typing.get_args(info.annotation) if isinstance(value, str)]
-
-
-def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(actions[0].choices) if actions else {}

@@ -28,6 +28,12 @@ def add_parts(parser: argparse.ArgumentParser, **parts: Callable[[argparse.Argum
         add_arguments(verbs.add_parser(name, **describe(add_arguments.__doc__)))
 
 
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the verbs below a verb, by their names."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: part for action in actions for name, part in action.choices.items()}
+
+
 def run_of(module: str) -> Callable[[argparse.Namespace], int]:
     """The `run` of a module, imported when it is called, so that `--help` does not wait for heavy imports."""
     return lambda args: int(importlib.import_module(f"upshot.{module}").run(args))

@@ -95,13 +95,8 @@ class Evaluation:
             await job.run(todo, one, len(done))
             return services.stats()
 
-    async def _opening(self, row: Row, services: Services, job: Job) -> Opening:
-        """What the user opens with: the same for every model, and asked for once."""
-        if row.id not in self._openings:
-            self._openings[row.id] = asyncio.create_task(self._open(row, services, job))
-        return await self._openings[row.id]
-
     async def _open(self, row: Row, services: Services, job: Job) -> Opening:
+        """What the user opens with."""
         line = self._opened.get(row.id)
         if line is not None:
             turns = tuple(Turn(Message(t["role"], t["content"]), note=t["note"]) for t in line["turns"])
@@ -118,7 +113,9 @@ class Evaluation:
 
     async def _conversation(self, row: Row, name: str, policy: Policy, services: Services, job: Job) -> dict[str, Any]:
         """One whole conversation and its scores, as a line of `rollouts.jsonl`."""
-        opening = await self._opening(row, services, job)
+        if row.id not in self._openings:  # the same for every model, and asked for once
+            self._openings[row.id] = asyncio.create_task(self._open(row, services, job))
+        opening = await self._openings[row.id]
         conversation = Conversation(row, derive_seed(self.args.seed, row.id), key_of(row, name), opening.turns)
         conversation.session, conversation.counts = copy.deepcopy(dict(opening.session)), opening.counts
         failure = opening.failure

@@ -214,29 +214,26 @@ def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
     return Journal(log, settings)
 
 
-class _Pace:
+def _tell_pace(what: str, total: int, before: int, at_once: int) -> Callable[[], None]:
     """Says how far the work is: after the first piece, when as many are done as go on at once, then once a minute.
 
     Only from the second time on it says how long the rest will take: of pieces that began together the first one to end
     tells nothing about how many end in a minute.
     """
+    began = last = time.monotonic()
+    done = before
 
-    def __init__(self, what: str, total: int, done: int, at_once: int) -> None:
-        self.what, self.total, self.done, self.at_once = what, total, done, at_once
-        self._before = done
-        self._began = self._said = time.monotonic()
-
-    def advance(self) -> None:
-        """One more is finished."""
-        self.done += 1
-        now = time.monotonic()
-        ended = self.done - self._before
-        if (ended not in (1, self.at_once) and now - self._said < MINUTE) or self.done >= self.total:
+    def advance() -> None:
+        nonlocal done, last
+        done += 1
+        now, ended = time.monotonic(), done - before
+        if (ended not in (1, at_once) and now - last < MINUTE) or done >= total:
             return
-        self._said = now
-        left = (now - self._began) / ended * (self.total - self.done)
-        rest = f", about {duration(left)} left" if ended >= self.at_once else ""
-        print(f"{self.what}: {self.done} of {self.total}{rest}", file=sys.stderr, flush=True)
+        last = now
+        rest = f", about {duration((now - began) / ended * (total - done))} left" if ended >= at_once else ""
+        print(f"{what}: {done} of {total}{rest}", file=sys.stderr, flush=True)
+
+    return advance
 
 
 @contextmanager
@@ -246,7 +243,7 @@ def progress(what: str, total: int, done: int, quiet: bool, at_once: int = 1) ->
         yield lambda: None
         return
     if not sys.stderr.isatty():
-        yield _Pace(what, total, done, at_once).advance
+        yield _tell_pace(what, total, done, at_once)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

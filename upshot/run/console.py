@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 SHOWN = (
@@ -212,10 +213,9 @@ def metrics_table(rows: list[tuple[str, float]]) -> Any:
     from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 2))
-    half = -(-len(rows) // 2)
-    for left, right in zip(rows[:half], [*rows[half:], ("", float("nan"))], strict=False):
-        value = f"{right[1]:.4g}" if right[0] else ""
-        table.add_row(Text(left[0], "dim"), f"{left[1]:.4g}", Text(right[0], "dim"), value)
+    pairs, half = [(Text(name, "dim"), f"{value:.4g}") for name, value in rows], -(-len(rows) // 2)
+    for left, right in zip_longest(pairs[:half], pairs[half:], fillvalue=("", "")):
+        table.add_row(*left, *right)
     return table
 
 

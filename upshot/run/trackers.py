@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,13 +92,11 @@ def make_trackers(names: list[str], run: Path, recipe: Mapping[str, Any]) -> lis
     """The trackers a recipe names, started; `recipe` is the resolved one, as plain data."""
     check_names(names)
     made: list[Tracker] = []
-    try:
+    with ExitStack() as stack:  # one that cannot be started ends those before it
         for name in dict.fromkeys(names):
             made.append(TRACKERS[name](run, recipe))
-    except BaseException:
-        for tracker in made:
-            tracker.finish()
-        raise
+            stack.callback(made[-1].finish)
+        stack.pop_all()
     return made
 
 

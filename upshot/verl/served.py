@@ -110,9 +110,6 @@ class ServedModel(Model):
         answer = await link.manager.generate(link.request_id, prompt_ids=list(prompt), sampling_params=params)
         if request.role == TRAINED:
             link.note(answer.extra_fields or {})
-        return self._completion(answer, prompt, request)
-
-    def _completion(self, answer: TokenOutput, prompt: Sequence[int], request: Request) -> Completion:
         ids = tuple(int(i) for i in answer.token_ids)
         if not ids or answer.stop_reason in FAILED:
             raise ModelCallError("aborted", f"a server gave {len(ids)} ids (stop reason '{answer.stop_reason}')")
@@ -123,7 +120,7 @@ class ServedModel(Model):
                 "set actor_rollout_ref.rollout.calculate_log_probs=True"
             )
         ids, text, stopped = self._until(ids, request.sampling.stop)
-        ended = stopped or ids[-1] in {*self.renderer.end_ids, *request.sampling.stop_ids}
+        ended = stopped or ids[-1] in ends
         return Completion(
             text=text,
             finish="stop" if ended else "length",

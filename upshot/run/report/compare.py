@@ -62,8 +62,5 @@ def experiments(settings: Sequence[Mapping[str, str]], names: Sequence[str]) -> 
 
 def result_of(curves: Curves) -> dict[str, Any] | None:
     """What a run came to: by which metric, its last value and its best; None where it logged none of them."""
-    for key in RESULTS:
-        last = curves.last(key)
-        if last is not None:
-            return {"key": key, "last": last, "best": curves.best(key)}
-    return None
+    key = next((key for key in RESULTS if curves.last(key) is not None), None)
+    return None if key is None else {"key": key, "last": curves.last(key), "best": curves.best(key)}
