@@ -57,12 +57,10 @@ def render(kind: str, name: str) -> dict[str, str]:
 
     if not name.isidentifier() or name != name.lower():
         raise UserError(f"'{name}' is not a valid module name; use lower-case letters, digits and _, as in my_{kind}")
-    templates = files("upshot.cli") / "templates"
-    out = {}
-    for template, file in FILES[kind].items():
-        text = (templates / f"{template}.txt").read_text("utf-8")
-        out[file.format(name=name)] = text.replace("my_name", name).replace("MyName", class_name(name))
-    return out
+    folder = files("upshot.cli") / "templates"
+    texts = {file: (folder / f"{template}.txt").read_text("utf-8") for template, file in FILES[kind].items()}
+    named = {file: text.replace("my_name", name) for file, text in texts.items()}
+    return {file.format(name=name): text.replace("MyName", class_name(name)) for file, text in named.items()}
 
 
 def class_name(name: str) -> str:

@@ -115,10 +115,7 @@ def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | N
         if part.isdigit():
             continue
         info = model.model_fields.get(part)
-        if info is None:
-            return None
-        models = models_in(info.annotation)
-        if not models:
+        if info is None or not (models := models_in(info.annotation)):
             return None
         model = models[0]
         if getattr(info.annotation, "__origin__", None) is dict:

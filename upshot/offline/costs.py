@@ -17,7 +17,16 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.offline.arguments import read_metrics, read_model
 from upshot.offline.sweep import plan_runs
-from upshot.run.forecast import REMOTE, HelperCost, amount, count_examples, count_judged, helper_costs, price
+from upshot.run.forecast import (
+    PROMPT_TOKENS,
+    REMOTE,
+    HelperCost,
+    amount,
+    count_examples,
+    count_judged,
+    helper_costs,
+    price,
+)
 from upshot.run.pace import sampled_tokens
 from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.ranks import sum_by_name
@@ -27,7 +36,6 @@ SAMPLING_RATE = 8e13
 LEARNING_RATE = 4e14
 EXAMPLE_TOKENS = 1500
 """About what a conversation to imitate, or one side of a pair, has."""
-PROMPT_TOKENS = 600
 WEIGHTS = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 
 

@@ -119,22 +119,17 @@ def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitoredR
     """The replies of a run's rollouts.jsonl; of one of its tasks where `only` says so."""
     if not (path / ROLLOUTS).is_file():
         raise UserError(f"'{path}' holds no {ROLLOUTS}: it is not a run folder, or nothing has been played yet")
-    task = _task_of(path)
+    try:
+        named = load_recipe(str(path / "recipe.yaml")).recipe.task
+        task: Task | None = tasks.create(named.name, named.options, "task")
+    except UserError:  # it cannot be opened here: the options of its verifiers are not known
+        task = None
     replies = [_of_line(line, index, task, manager) for index, line in enumerate(read_jsonl(path / ROLLOUTS))]
     chosen = [one for one in replies if only in (None, one.case.task)]
     if replies and not chosen:
         known = {one.case.task for one in replies}
         raise UserError(f"'{path}' has no replies of task '{only}'; {did_you_mean(only or '', known)}")
     return chosen
-
-
-def _task_of(folder: Path) -> Task | None:
-    """The task of a run, which knows the options of its verifiers; None where it cannot be opened here."""
-    try:
-        named = load_recipe(str(folder / "recipe.yaml")).recipe.task
-        return tasks.create(named.name, named.options, "task")
-    except UserError:
-        return None
 
 
 def _of_line(line: Mapping[str, Any], index: int, task: Task | None, manager: Manager) -> MonitoredReply:

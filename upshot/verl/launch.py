@@ -21,11 +21,10 @@ from upshot.verl.checks import find, refuse
 from upshot.verl.config import compose
 from upshot.verl.plan import MAIN, RECIPE, WORKERS, VerlPlan
 from upshot.verl.prepare import make_start, prepare
-from upshot.verl.process import GRACE_S, reason_in, run, stop_on_sigterm
+from upshot.verl.process import GRACE_S, LOG, reason_in, run, stop_on_sigterm
 from upshot.verl.recorder import RunEcho
 from upshot.verl.table import WAITS
 
-LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 """hydra leaves no folder and no log of its own where the command was typed."""
 

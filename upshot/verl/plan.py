@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from upshot.config.layers import differences, flatten
+from upshot.config.layers import COMMAND_LINE, differences, flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.table import CARRIED, LEFT, SPECIAL, NoCounterpart, TableLine
@@ -28,8 +28,6 @@ WORKERS = "workers.yaml"
 """That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
 NOTED = ("model.lora.dropout", "eval.monitor", "model_engine", "train.async_steps")
 """Recipe keys that are left out, or mean something else, with a word."""
-COMMAND_LINE = "command line"
-"""The source of a setting that the user gave."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
 MAIN = "upshot.verl.adapters.main"
 TOKENS = 16384

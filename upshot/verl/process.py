@@ -14,6 +14,8 @@ from typing import TextIO
 
 from upshot.core.process import Reaper, end_session, parent_death_hook, session_members
 
+LOG = "verl.log"
+"""In the run folder: what verl said."""
 GRACE_S = 20.0
 """Seconds that verl has to end after it was interrupted."""
 LAST_WORDS_S = 1.0

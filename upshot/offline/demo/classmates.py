@@ -39,7 +39,7 @@ SEEDS = 3
 """How many, from the recipe's own on."""
 PEER = "peer"
 """The name of the classmate among the recipe's models."""
-WARM, TWIN, TAUGHT = "warm start", "twin without classmates", "with a classmate"
+WARM, TWIN, TAUGHT = MODELS = "warm start", "twin without classmates", "with a classmate"
 COLUMNS = ("model", "main accuracy", "classmate, from the thought", "monitor F1", "plain thoughts")
 
 
@@ -80,15 +80,11 @@ def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
 def make_table(readings: Mapping[int, Mapping[str, Readability]], alone: Mapping[str, float | None]) -> dict[str, Any]:
     """The table as data: one row a model, cells with the mean and the range over seeds, and what the classmate adds."""
     numbers = {seed: {name: numbers_of(reading) for name, reading in row.items()} for seed, row in readings.items()}
-    rows: list[list[Any]] = []
-    for name in (WARM, TWIN, TAUGHT):
-        rows.append([name, *(mean_cell([row[name][i] for row in numbers.values()]) for i in range(len(COLUMNS) - 1))])
-    gains = [[_minus(row[TAUGHT][i], row[TWIN][i]) for row in numbers.values()] for i in range(len(COLUMNS) - 1)]
+    places = range(len(COLUMNS) - 1)
+    rows = [[name, *(mean_cell([row[name][i] for row in numbers.values()]) for i in places)] for name in MODELS]
+    gains = [[_minus(row[TAUGHT][i], row[TWIN][i]) for row in numbers.values()] for i in places]
     rows.append(["with minus without", *(mean_cell(gain) for gain in gains)])
-    silent = {
-        name: sum(score.is_missing for row in readings.values() for score in row[name].classmate)
-        for name in (WARM, TWIN, TAUGHT)
-    }
+    silent = {name: sum(s.is_missing for row in readings.values() for s in row[name].classmate) for name in MODELS}
     shares = ", ".join(f"{share:.2f} from {what}" for what, share in alone.items() if share is not None)
     note = f"Mean and range over {len(readings)} seeds, {ROWS} held-out questions each. "
     note += f"The classmate is right: {shares}."

@@ -10,14 +10,11 @@ from upshot.config.method import method_of
 from upshot.config.phases import WARM_START, phases_of
 from upshot.core.conversation import Row
 from upshot.run.checks.context import CheckContext, Finding
-from upshot.run.checks.profiles import code_verifier
+from upshot.run.checks.profiles import MOST_ROWS, code_verifier
 from upshot.run.forecast import count_examples
 from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.code import language_of
-
-MOST_ROWS = 1000
-"""The first rows, which are looked through for languages that do not run here."""
 
 
 def check(context: CheckContext) -> Iterator[Finding]:

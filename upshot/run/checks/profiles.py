@@ -28,7 +28,7 @@ from upshot.tasks.verifiers.profile import RowChecks, RowProfile
 from upshot.tasks.verifiers.profile_store import Verdicts, profiles_beside, profiles_of
 
 MOST_ROWS = 1000
-"""The first rows of a task are measured before the run, the others when they are played."""
+"""The first rows of a task are looked through before the run, the others when they are played."""
 SUMMARIES = {
     "decidable": "a program must be confirmed by the judge",
     "partly": "some checks must be confirmed, the others go by the plain look",

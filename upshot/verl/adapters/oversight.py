@@ -25,10 +25,10 @@ from upshot.verl.adapters.checks import check_cluster
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.budget import describe_loss
 from upshot.verl.checks.watchdog import Patience, Watchdog, describe_demands
+from upshot.verl.process import LOG
 
 log = logging.getLogger(__name__)
 
-LOG = "verl.log"
 LOOK_S, DEATHS_S = 1.0, 3.0
 """Seconds between two looks at the run, and at its workers: verl would wait for ever for one that is gone."""
 WORKER = "AgentLoopWorker"

@@ -63,11 +63,7 @@ class RankServer(Sampler):
         if tags is None or "kv_cache" in tags:
             self.engine.resume()
 
-    release_kv_cache = sleep
-
-    async def resume_kv_cache(self) -> None:
-        """Take the memory of keys and values again."""
-        self.engine.resume()
+    release_kv_cache, resume_kv_cache = sleep, wake_up
 
     async def nothing(self, **_: Any) -> None:
         """What has no meaning here: old keys and values are forgotten with the weights, and there is no profiler."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from upshot.config.layers import COMMAND_LINE
 from upshot.config.model_spec import HTTP, ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.models.local import local_path
@@ -21,7 +22,7 @@ from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
 from upshot.verl.helpers import count_gpus
 from upshot.verl.paths import list_paths
-from upshot.verl.plan import COMMAND_LINE, VerlPlan
+from upshot.verl.plan import VerlPlan
 from upshot.verl.table import CRITIC, MODEL
 
 __all__ = ["find", "refuse", "requirements_of"]

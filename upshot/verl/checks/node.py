@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -142,9 +143,8 @@ for name in sys.argv[1:]:
 def _trl(_: NodeRequirements) -> Iterator[str]:
     """verl 0.9.1 imports the value head of TRL wherever TRL is installed."""
     trl = find_spec("trl") if find_spec("verl") else None
-    if trl is None or trl.origin is None:
-        return
-    if not any((Path(trl.origin).parent / place).exists() for place in VALUE_HEADS):
+    folder = Path(trl.origin).parent if trl is not None and trl.origin is not None else None
+    if folder is not None and not any((folder / place).exists() for place in VALUE_HEADS):
         yield (
             "TRL is installed here and has no AutoModelForCausalLMWithValueHead, which verl imports from it where it "
             "finds TRL: pip uninstall trl, or give verl an environment of its own"
@@ -153,9 +153,7 @@ def _trl(_: NodeRequirements) -> Iterator[str]:
 
 def _memory(_: NodeRequirements) -> Iterator[str]:
     shm = Path("/dev/shm")
-    if not shm.is_dir():
-        return
-    free = shutil.disk_usage(shm).free / 2**30
+    free = shutil.disk_usage(shm).free / 2**30 if shm.is_dir() else math.inf
     if free < SHM_GB:
         yield (
             f"/dev/shm has {free:.2f} GB left, {SHM_GB:g} are wanted; in Docker: --shm-size=16g, in Kubernetes: an "

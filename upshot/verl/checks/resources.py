@@ -80,15 +80,14 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
             f"the run needs {need.gpus} GPUs{helpers} in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
             "trainer.n_gpus_per_node or trainer.nnodes, or add nodes"
         )
-        return
-    if cpus < need.cpus:
+    elif cpus < need.cpus:
         yield Finding(
             f"the run needs {need.describe()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
             f"counted: set ray_kwargs.ray_init.num_cpus={need.cpus} (or `ray start --num-cpus`), or fewer "
             "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
-        return
-    yield from _find_unplaced(need, nodes)
+    else:
+        yield from _find_unplaced(need, nodes)
 
 
 def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
