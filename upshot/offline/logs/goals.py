@@ -48,15 +48,15 @@ async def extract_goals(job: Job, model: Model, store: TalkStore, known: dict[st
 
 def check_facts(answer: dict[str, Any], talk: LoggedConversation) -> dict[str, Any]:
     """The answer without the facts that the user never said; how many those are is `dropped`."""
-    said = {word for m in talk.messages if m.role == "user" and not m.name for word in words(m.content)}
-    facts = [fact for fact in answer["facts"] if is_said(fact, said)]
+    user_words = {word for m in talk.messages if m.role == "user" and not m.name for word in words(m.content)}
+    facts = [fact for fact in answer["facts"] if is_said(fact, user_words)]
     return {**answer, "facts": facts, "dropped": len(answer["facts"]) - len(facts)}
 
 
-def is_said(fact: str, said: set[str]) -> bool:
+def is_said(fact: str, user_words: set[str]) -> bool:
     """Whether every number and every word of four letters and more of a fact is among the words that were said."""
     telling = [word for word in words(fact) if len(word) > 3 or any(map(str.isdigit, word))]
-    return bool(telling) and all(word in said for word in telling)
+    return bool(telling) and all(word in user_words for word in telling)
 
 
 def goal_text(line: dict[str, Any] | None) -> str:

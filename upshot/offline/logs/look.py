@@ -51,8 +51,8 @@ def print_survey(survey: Any, account: list[str], records: int) -> None:
     console = Console(markup=False, highlight=False)
     outcome = spread(survey["outcome"])
     console.print(f"{survey['conversations']:,} conversations of {records:,} records; outcome {outcome}")
-    for name, own in survey["sizes"].items():
-        console.print(f"  {name}: {spread(own)}")
+    for name, mean in survey["sizes"].items():
+        console.print(f"  {name}: {spread(mean)}")
     console.print(f"  languages: {counts(survey['languages'])}")
     table = Table("the assistant", "share", "outcome with it", "outcome without", "difference", box=SIMPLE)
     for name, sign in survey["signs"].items():

@@ -14,9 +14,9 @@ FEWEST = 10
 """Conversations below which nothing is said to be better or worse."""
 
 
-def spread(found: Mapping[str, float] | None) -> str:
+def spread(mean: Mapping[str, float] | None) -> str:
     """A mean with its interval, for a reader."""
-    return "{value:.2f} ({low:.2f} to {high:.2f})".format(**found) if found else "–"
+    return "{value:.2f} ({low:.2f} to {high:.2f})".format(**mean) if mean else "–"
 
 
 def side(sign: Mapping[str, Any]) -> str:

@@ -108,16 +108,16 @@ class Preparation:
             context, notes = context_of([words for (words,) in self.store.rows("words")], self.args.context)
             self.told += notes
             self.stage("fit", lambda: self.fit(context))
-        player, found, likeness = self.player(), None, None
+        player, measured, likeness = self.player(), None, None
         note = LEARNS[judged]
         if player is not None:
             likeness = self.compare_with_people(player)
-            found = asyncio.run(self.validate(player, good_from))
-            self.told.append(found["text"])
-            note = found["text"] if judged else note
+            measured = asyncio.run(self.validate(player, good_from))
+            self.told.append(measured["text"])
+            note = measured["text"] if judged else note
         self.stage("recipe", lambda: self.write_training(player, judged, note))
         checks.refuse(checks.find(load_recipe(str(self.out / "recipe.yaml"), []).recipe, offline=True))
-        self.finish(found, likeness)
+        self.finish(measured, likeness)
         return 0
 
     def talks(self, split: str) -> Iterator[WithGoal]:
@@ -128,14 +128,14 @@ class Preparation:
         """What the user of a conversation wanted, as far as it is known."""
         return goals.goal_text(self.goals.get(talk.place)) or talk.messages[0].content
 
-    def finish(self, found: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
+    def finish(self, measured: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
         """Write the page and print what came of all."""
         summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
         account = [*summary["account"], *self.told]
         shown = {name: summary[name] for name in ("survey", "telling")}
-        write_page(self.out / "logs.html", account, **shown, validity=found)
+        write_page(self.out / "logs.html", account, **shown, validity=measured)
         if self.args.json:
-            print(json.dumps({"validity": found, "realism": likeness, "recipe": str(recipe), "account": account}))
+            print(json.dumps({"validity": measured, "realism": likeness, "recipe": str(recipe), "account": account}))
         else:
             print_survey(summary["survey"], account, summary["records"])
             print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
@@ -223,9 +223,9 @@ class Preparation:
                 await validity.simulate(job, scorer, replies, self.goal_of, lines)
         before = validity.choose_replies(self.store, False, 500, args.seed)
         trained = [{"words": validity.count_words(talk, at), "outcome": talk.outcome} for talk, at in before]
-        found = validity.measure([lines[talk.place] for talk, _ in replies], trained, good_from, args.seed)
-        write_json(self.out / VALIDITY, found)
-        return found
+        measured = validity.measure([lines[talk.place] for talk, _ in replies], trained, good_from, args.seed)
+        write_json(self.out / VALIDITY, measured)
+        return measured
 
     def write_recipe(self, name: str, note: str, settings: Mapping[str, Any]) -> Path:
         """A recipe that extends one of the project's with files of this folder."""

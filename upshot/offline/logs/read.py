@@ -218,10 +218,10 @@ class LogReader:
             self.count(self.unread, str(reason), place)
             return None
         data = record if isinstance(record, dict) else {}
-        found = {name: _find(data, self.fields.get(name) or usual) for name, usual in USUAL.items()}
-        self.absent -= {name for name, value in found.items() if value is not None}
-        outcome = self._outcome(found.pop("outcome"), place)
-        texts = {name: "" if value is None else _written(str(value)) for name, value in found.items()}
+        fields = {name: _find(data, self.fields.get(name) or usual) for name, usual in USUAL.items()}
+        self.absent -= {name for name, value in fields.items() if value is not None}
+        outcome = self._outcome(fields.pop("outcome"), place)
+        texts = {name: "" if value is None else _written(str(value)) for name, value in fields.items()}
         return LoggedConversation(messages, system, outcome, **texts, place=place)
 
     def _messages(self, record: Any, place: str) -> tuple[str, tuple[Message, ...]]:
@@ -322,8 +322,8 @@ def _text(content: Any) -> str:
 
 def _nested_list(value: Mapping[str, Any]) -> list[Any] | None:
     """The conversations of a file that has them under one key."""
-    lists = [own for own in value.values() if isinstance(own, list) and own and isinstance(own[0], Mapping)]
-    return next((own for own in lists if any(isinstance(own[0].get(name), list) for name in MESSAGES)), None)
+    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], Mapping)]
+    return next((items for items in lists if any(isinstance(items[0].get(name), list) for name in MESSAGES)), None)
 
 
 def _paths(name: str) -> list[Path]:

@@ -32,7 +32,7 @@ def write_rows(
     )
 
     def tables(split: str) -> Iterator[tuple[str, Iterator[Row], Any]]:
-        fit = (_dialogue(said) for one in talks_of(split) for said in fit_dialogues(*one, good_from))
+        fit = (_dialogue(dialogue) for one in talks_of(split) for dialogue in fit_dialogues(*one, good_from))
         good = (talk for talk, _ in talks_of(split) if not judged or _is_good(talk, good_from))
         yield "fit", fit, schema_for("sft")
         yield "sft", (_dialogue(whole(talk), talk.outcome) for talk in good), schema_for("sft")
@@ -59,8 +59,8 @@ def fit_dialogues(talk: LoggedConversation, goal: str, good_from: float) -> list
     return sides
 
 
-def _dialogue(said: Sequence[Message], score: float | None = None) -> dict[str, Any]:
-    return {"messages": message_dicts(said), "conv_id": None, "score": score}
+def _dialogue(messages: Sequence[Message], score: float | None = None) -> dict[str, Any]:
+    return {"messages": message_dicts(messages), "conv_id": None, "score": score}
 
 
 def _is_good(talk: LoggedConversation, good_from: float) -> bool:
@@ -68,10 +68,10 @@ def _is_good(talk: LoggedConversation, good_from: float) -> bool:
 
 
 def _marked(talk: LoggedConversation, good_from: float) -> Iterator[Row]:
-    said, label = whole(talk), _is_good(talk, good_from)
-    for at, message in enumerate(said):
+    messages, label = whole(talk), _is_good(talk, good_from)
+    for at, message in enumerate(messages):
         if message.role == "assistant" and talk.outcome is not None:
-            prompt = message_dicts(said[:at])
+            prompt = message_dicts(messages[:at])
             yield {"prompt": prompt, "completion": message.content, "label": label, "conv_id": talk.place}
 
 

@@ -43,8 +43,8 @@ def asks(talk: LoggedConversation) -> bool:
 
 def repeats(talk: LoggedConversation) -> bool:
     """The assistant says the same words twice."""
-    said = [" ".join(words(message.content)) for message in talk.messages if message.role == "assistant"]
-    return len(set(said)) < len(said)
+    replies = [" ".join(words(message.content)) for message in talk.messages if message.role == "assistant"]
+    return len(set(replies)) < len(replies)
 
 
 def corrected(talk: LoggedConversation) -> bool:
@@ -81,8 +81,8 @@ def language(talk: LoggedConversation) -> str:
     script = scripts.most_common(1)[0][0] if scripts else "other"
     if script != "LATIN":
         return script.capitalize()
-    own = Counter(words(text.lower()))
-    hits = {name: sum(own[word] for word in common.split()) for name, common in _LANGUAGES.items()}
+    frequency = Counter(words(text.lower()))
+    hits = {name: sum(frequency[word] for word in common.split()) for name, common in _LANGUAGES.items()}
     best = max(hits, key=lambda name: hits[name])
     return best if hits[best] else "Other"
 
@@ -112,8 +112,8 @@ class Mean:
 
     def to_dict(self) -> dict[str, float]:
         """As reports have it; empty without values."""
-        found = self.estimate()
-        return {} if found is None else found.to_dict()
+        estimate = self.estimate()
+        return {} if estimate is None else estimate.to_dict()
 
 
 class Survey:

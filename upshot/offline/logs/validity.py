@@ -58,9 +58,9 @@ async def simulate(
 
     async def one(piece: tuple[LoggedConversation, int]) -> None:
         talk, at = piece
-        *before, said = whole(talk)[: at + 1 + bool(talk.system)]
+        *before, reply_message = whole(talk)[: at + 1 + bool(talk.system)]
         row = Row(talk.place, tuple(before), goal_of(talk), None, "logs")
-        turns = tuple(map(Turn, (*before, said)))
+        turns = tuple(map(Turn, (*before, reply_message)))
         (reply,) = await scorer.score_all([Conversation(row, derive_seed(job.args.seed, talk.place), turns=turns)])
         total = reply.reward.total
         line = {"place": talk.place, "outcome": talk.outcome, "kind": talk.kind, "words": count_words(talk, at)}
@@ -93,10 +93,10 @@ def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, se
         groups |= {name: [line for line in scored if line[key] == name] for name in names if len(names) > 1}
     reasons = Counter(str(line["missing"]) for line in lines if "missing" in line)
     out: dict[str, Any] = {"replies": len(scored), "missing": dict(reasons), "groups": {}}
-    for name, own in groups.items():
+    for name, group in groups.items():
         out["groups"][name] = {
-            "concordance": concordance([(line["score"], line["outcome"]) for line in own], seed),
-            "length": concordance([(sign * line["words"], line["outcome"]) for line in own], seed),
+            "concordance": concordance([(line["score"], line["outcome"]) for line in group], seed),
+            "length": concordance([(sign * line["words"], line["outcome"]) for line in group], seed),
         }
     out["calibration"] = calibrate(scored, good_from)
     count = max(len(scored), 1)
@@ -129,35 +129,35 @@ def calibrate(lines: Sequence[Line], good_from: float) -> list[dict[str, float]]
     order = sorted(lines, key=lambda line: float(line["score"]))
     bins = [order[len(order) * n // BINS : len(order) * (n + 1) // BINS] for n in range(BINS)]
     out = []
-    for own in filter(None, bins):
-        share = wilson(sum(line["outcome"] >= good_from for line in own), len(own))
-        simulated = sum(line["score"] for line in own) / len(own)
-        out.append({"simulated": simulated, "real": share.mean, "low": share.low, "high": share.high, "n": len(own)})
+    for group in filter(None, bins):
+        share = wilson(sum(line["outcome"] >= good_from for line in group), len(group))
+        simulated = sum(line["score"] for line in group) / len(group)
+        out.append({"simulated": simulated, "real": share.mean, "low": share.low, "high": share.high, "n": len(group)})
     return out
 
 
 def judge(validity: Mapping[str, Any]) -> str:
     """What the simulation may be used for; the thresholds are argued for in docs/tutorials/logs.md."""
-    own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
-    if own is None or own["n"] < max(FEWEST, sum(validity["missing"].values())) or own["low"] <= 0.5:
+    agreement, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
+    if agreement is None or agreement["n"] < max(FEWEST, sum(validity["missing"].values())) or agreement["low"] <= 0.5:
         return "do not use"
     level = abs(validity["simulated"] - validity["real"]) <= LEVEL_GAP
-    if own["low"] >= GOOD_ENOUGH and own["value"] > length["value"] and level:
+    if agreement["low"] >= GOOD_ENOUGH and agreement["value"] > length["value"] and level:
         return "good enough to train on"
     return "only for ranking"
 
 
 def tell(validity: Mapping[str, Any]) -> str:
     """The validity in a line."""
-    own, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
+    agreement, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
     missing = "".join(f"; {count} have no score: {reason}" for reason, count in validity["missing"].items())
-    if own is None:
+    if agreement is None:
         alike = f"{validity['replies']} held-out replies with a score, all with the same outcome{missing}"
         why = alike if validity["replies"] or missing else "no held-out conversation has an outcome"
         return f"validity: {validity['verdict']} ({why})"
     return (
-        f"validity: {validity['verdict']}. The simulation orders {own['value']:.2f} ({own['low']:.2f} to "
-        f"{own['high']:.2f}) of the pairs of held-out replies as their real outcomes do (n = {own['n']}; length alone "
-        f"{length['value']:.2f}, a coin 0.50). On average it gives {validity['simulated']:.2f}; "
+        f"validity: {validity['verdict']}. The simulation orders {agreement['value']:.2f} ({agreement['low']:.2f} to "
+        f"{agreement['high']:.2f}) of the pairs of held-out replies as their real outcomes do (n = {agreement['n']}; "
+        f"length alone {length['value']:.2f}, a coin 0.50). On average it gives {validity['simulated']:.2f}; "
         f"{validity['real']:.2f} really ended well{missing}"
     )
