@@ -72,20 +72,10 @@ def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     rows = []
     for number, run in enumerate(runs):
         status, result = run.status, result_of(read_curves(run.path / METRICS)) or {}
-        rows.append(
-            {
-                "run": str(run.path),
-                "state": _state(run, status),
-                "step": status.get("step"),
-                "steps": status.get("steps"),
-                "metric": result.get("key"),
-                "last": result.get("last"),
-                "best": result.get("best"),
-                "started": run.started,
-                **run.notes,
-                "differences": {key: values[number] for key, values in different.items()},
-            }
-        )
+        row = {"run": str(run.path), "state": _state(run, status), "step": status.get("step")}
+        row |= {"steps": status.get("steps"), "metric": result.get("key"), "last": result.get("last")}
+        row |= {"best": result.get("best"), "started": run.started, **run.notes}
+        rows.append(row | {"differences": {key: values[number] for key, values in different.items()}})
     return rows
 
 

@@ -19,18 +19,10 @@ def phase_config(recipe: Recipe, phase: str) -> TrainConfig:
     warm = recipe.warm_start
     if phase != WARM_START or warm is None:
         return recipe.train
-    return recipe.train.model_copy(
-        update={
-            "method": "sft",
-            "steps": warm.steps,
-            "epochs": None,
-            "prompts_per_step": warm.batch,
-            "lr": warm.lr,
-            "schedule": ScheduleConfig(name="cosine", warmup_steps=warm.warmup_steps, min_lr=0.0),
-            "minibatches": 1,
-            "length_norm": "token",
-        }
-    )
+    schedule = ScheduleConfig(name="cosine", warmup_steps=warm.warmup_steps, min_lr=0.0)
+    size = {"steps": warm.steps, "epochs": None, "prompts_per_step": warm.batch, "minibatches": 1}
+    how = {"method": "sft", "lr": warm.lr, "schedule": schedule, "length_norm": "token"}
+    return recipe.train.model_copy(update={**size, **how})
 
 
 def phase_order(phase: str, step: int) -> tuple[bool, int]:

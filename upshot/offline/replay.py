@@ -182,18 +182,10 @@ def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]
     conversation.ended = data.get("ended")
     conversation.session, conversation.score = {**talk.session, ACTS: data.get("acts", [])}, talk.score
     span = data.get("span")
-    return Future(
-        conversation,
-        shared,
-        data.get("by", ""),
-        data.get("turn", 0),
-        data.get("cut", 0),
-        (span[0], span[1]) if span else None,
-        data.get("missing"),
-        {name: _score(score) for name, score in data["scores"].items()},
-        tuple(data.get("path", ())),
-        tuple(data.get("forks", ())),
-    )
+    place = (data.get("by", ""), data.get("turn", 0), data.get("cut", 0), (span[0], span[1]) if span else None)
+    scores = {name: _score(score) for name, score in data["scores"].items()}
+    path, forks = tuple(data.get("path", ())), tuple(data.get("forks", ()))
+    return Future(conversation, shared, *place, data.get("missing"), scores, path, forks)
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> tuple[Turn, ...]:

@@ -125,15 +125,9 @@ class RichReporter(Reporter):
         from rich.progress import TimeRemainingColumn as Remaining
 
         self._console = Console(markup=False)  # what is said here quotes models and exceptions: '[/INST]' is not markup
-        self._progress = Progress(
-            TextColumn("[bold]{task.description:<14}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            Remaining(),
-            TextColumn("{task.fields[note]}"),
-            console=self._console,
-        )
+        name, note = TextColumn("[bold]{task.description:<14}"), TextColumn("{task.fields[note]}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining(), note)
+        self._progress = Progress(*columns, console=self._console)
         self._live = Live(self._progress, console=self._console, refresh_per_second=8)
         self._task: Any = None
         self._previous_hook = sys.breakpointhook

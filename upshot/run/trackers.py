@@ -55,15 +55,10 @@ class Wandb(Tracker):
 
     def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
         wandb = _package("wandb", "wandb")
+        project = os.environ.get("WANDB_PROJECT", "upshot")
+        where = {"project": project, "name": run.resolve().name, "id": run_id(run), "dir": str(run)}
         try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "upshot"),
-                name=run.resolve().name,
-                id=run_id(run),
-                resume="allow",
-                dir=str(run),
-                config=dict(recipe),
-            )
+            self._run = wandb.init(**where, resume="allow", config=dict(recipe))
         except wandb.errors.Error as error:
             raise UserError(f"tracker 'wandb': {error}; run `wandb login`, or set WANDB_MODE=offline") from error
         # wandb drops steps that are not ascending; as a metric of its own the step may repeat.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from upshot.core.process import Reaper, end_session, parent_death_hook, session_members
 
@@ -55,16 +55,9 @@ def run(
     reaper = Reaper()
     began = time.time()
     with log.open("a") as file:
-        process = subprocess.Popen(
-            words,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=parent_death_hook(),
-        )
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        group = {"start_new_session": True, "preexec_fn": parent_death_hook()}
+        process = subprocess.Popen(words, env=env, errors="replace", **streams, **group)
         reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
         notice, seconds = signal.SIGINT, GRACE_S

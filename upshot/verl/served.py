@@ -167,12 +167,8 @@ class ServedModel(Model):
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """Sampling in the servers' words; they take −1 for 'all tokens'."""
-    out: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-    }
+    out: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    out |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1}
     if sampling.min_p:
         out["min_p"] = sampling.min_p
     return out

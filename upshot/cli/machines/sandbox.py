@@ -36,12 +36,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     key = find_key(args.api_key_file, KEY_VARIABLE)
     check_address(args.host, args.port)
-    sandbox = Sandbox(
-        slots=args.slots,
-        require=args.require,
-        limits=Limits(cpu_seconds=args.max_seconds, memory_mb=args.memory_mb),
-        queue=args.queue,
-        session_idle_seconds=args.session_idle_seconds,
-    )
+    limits, idle = Limits(cpu_seconds=args.max_seconds, memory_mb=args.memory_mb), args.session_idle_seconds
+    sandbox = Sandbox(args.slots, require=args.require, limits=limits, queue=args.queue, session_idle_seconds=idle)
     serve(sandbox, args.host, args.port, key, args.max_request_mb << 20)
     return 0

@@ -91,16 +91,11 @@ async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[Chat]:
     async with connect(_spec(args), role="policy") as model:
         policy = StandingPolicy(model)
         user = users.create("scripted", {}, "--user") if args.user == SCRIPT else args.user and read_model(args.user)
-        metrics = read_metrics([args.metrics]) if args.metrics else {}
-        options: dict[str, Any] = {
-            "metrics": metrics or {"token_amount": 0.0} if model.tokenizer is not None else metrics,
-            "judge": args.judge and read_model(args.judge),
-            **_sampling(args),
-        }
-        talks = user is not None
-        async with open_scorer(
-            policy=policy, user=user or policy, samples=args.samples, rounds=args.rounds if talks else 0, **options
-        ) as scorer:
+        usual = {"token_amount": 0.0} if model.tokenizer is not None else {}
+        metrics = read_metrics([args.metrics]) if args.metrics else usual
+        who = {"policy": policy, "user": user or policy, "judge": args.judge and read_model(args.judge)}
+        length = {"samples": args.samples, "rounds": 0 if user is None else args.rounds}
+        async with open_scorer(metrics=metrics, **who, **length, **_sampling(args)) as scorer:
             context, futures = scorer.context, scorer.context.futures
             assert isinstance(futures, Talk)
             if model.tokenizer is not None:

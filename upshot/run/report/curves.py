@@ -143,20 +143,12 @@ def pack(series: Iterable[tuple[str, str, list[Point]]], limit: int, axes: Mappi
     for phase, key, points in series:
         kept = thin(points, limit)
         steps = tuple(shorten(step) for step, _ in kept)
-        curve = {
-            "phase": phase,
-            "key": key,
-            "x": columns.setdefault((phase, steps), len(columns)),
-            "y": [None if value is None else shorten(value) for _, value in kept],
-            "n": len(points),
-            "missing": sum(value is None for _, value in points),
-        }
-        packed.append(curve)
+        y = [None if value is None else shorten(value) for _, value in kept]
+        curve = {"phase": phase, "key": key, "x": columns.setdefault((phase, steps), len(columns)), "y": y}
+        packed.append(curve | {"n": len(points), "missing": sum(value is None for _, value in points)})
+    places = [[(phase, step) for step in steps] for phase, steps in columns]
     beside = {
-        name: [
-            [shorten(sums[phase, step]) if (phase, step) in sums else None for step in steps]
-            for phase, steps in columns
-        ]
+        name: [[shorten(sums[place]) if place in sums else None for place in column] for column in places]
         for name, sums in axes.items()
     }
     return {"steps": [list(steps) for _, steps in columns], "curves": packed} | beside
