@@ -107,13 +107,13 @@ def macro(pairs: Sequence[tuple[bool, bool]], f1: bool, seed: int = 0) -> Estima
     return _of_pairs(pairs, both, seed)
 
 
-def gmean2(pairs: Sequence[tuple[bool, bool]], seed: int = 0) -> Estimate | None:
+def gmean2(pairs: Sequence[tuple[bool, bool]]) -> Estimate | None:
     """g-mean², TPR x TNR, of (predicted, true) pairs."""
 
     def both(hit: Any, yes: Any) -> Any:
         return (hit & yes).sum(-1) / yes.sum(-1) * ((~hit & ~yes).sum(-1) / (~yes).sum(-1))
 
-    return _of_pairs(pairs, both, seed)
+    return _of_pairs(pairs, both, seed=0)
 
 
 def _of_pairs(pairs: Sequence[tuple[bool, bool]], measure: Callable[[Any, Any], Any], seed: int) -> Estimate | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
         left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * ranks]
 
 
-def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterator[Finding]:
+def before_ray(read: Read, helpers: int = 0) -> Iterator[Finding]:
     """What can be said before Ray is up: only where it will be started here, with counts that are given or ours."""
     if is_joined(read):
         return
@@ -120,7 +120,7 @@ def before_ray(read: Read, helpers: int = 0, cpus: int | None = None) -> Iterato
             "+ray_kwargs.ray_init.address=auto or RAY_ADDRESS"
         )
         return
-    cpus = read("ray_kwargs.ray_init.num_cpus", None) or cpus or os.cpu_count() or 1
+    cpus = read("ray_kwargs.ray_init.num_cpus", None) or os.cpu_count() or 1
     gpus = read("ray_kwargs.ray_init.num_gpus", None)  # how many there are is Ray's to count
     yield from compare_needs(need, [Node("this machine", float(cpus), need.gpus if gpus is None else float(gpus))])
 
@@ -132,7 +132,6 @@ def ports_of(read: Read) -> list[int]:
     return [int(port)] if taken else []
 
 
-def is_joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
+def is_joined(read: Read) -> bool:
     """Whether the run joins a Ray that is up."""
-    variables = os.environ if environment is None else environment
-    return (read("ray_kwargs.ray_init.address", None) or variables.get("RAY_ADDRESS") or "local") != "local"
+    return (read("ray_kwargs.ray_init.address", None) or os.environ.get("RAY_ADDRESS") or "local") != "local"
