@@ -38,10 +38,14 @@ class EngineModel(Model):
         self.abilities, self.no_schema = grammars.local_abilities(), grammars.missing_library()
         self.calls = 0
 
-    async def generate(
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions on the weights as they are."""
+        return await self.stream(request)
+
+    async def stream(
         self, request: Request, on_token: Callable[[Running, int, float], None] | None = None
     ) -> list[Completion]:
-        """`request.n` completions on the weights as they are; `on_token` hears of each token."""
+        """The same; `on_token` hears of each token when it is sampled."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left = 1 if request.given else request.n
 

@@ -109,7 +109,8 @@ def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     changes = [(one.predicted != other.predicted, one.actual != other.actual) for one, other in whole]
     if not changes:
         return {}
-    rates = binary_metrics(*([Score(float(change)) for change in column] for column in zip(*changes, strict=True)))
+    predictions, truths = ([Score(float(change)) for change in column] for column in zip(*changes, strict=True))
+    rates = binary_metrics(predictions, truths)
     out: dict[str, Any] = {"pairs": len(changes)} | {name: rates[name] for name in ("tpr", "tnr") if name in rates}
     if (spread := gmean2(changes)) is not None:
         out["gmean2"] = spread.to_dict()

@@ -71,7 +71,7 @@ class StandingPolicy(Model):
             return await self.inner.generate(request)
         if (engine := self.engine) is not None:
             growing, ends = GrowingText(engine.tokenizer, request.sampling.stop), engine.end_ids
-            return await engine.generate(request, lambda _, id, __: None if id in ends else hear(growing.add(id)))
+            return await engine.stream(request, lambda _, id, __: None if id in ends else hear(growing.add(id)))
         if isinstance(self.inner, EndpointModel) and not request.by_ids:
             return [await self.inner.stream(request, hear)]
         completions = await self.inner.generate(request)
