@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from upshot.config.load import find_recipe
 from upshot.config.recipe import Recipe
@@ -71,7 +72,12 @@ class StandingPolicy(Model):
             return await self.inner.generate(request)
         if (engine := self.engine) is not None:
             growing, ends = GrowingText(engine.tokenizer, request.sampling.stop), engine.end_ids
-            return await engine.stream(request, lambda _, id, __: None if id in ends else hear(growing.add(id)))
+
+            def on_token(_: Any, token: int, __: float) -> None:
+                if token not in ends:
+                    hear(growing.add(token))
+
+            return await engine.stream(request, on_token)
         if isinstance(self.inner, EndpointModel) and not request.by_ids:
             return [await self.inner.stream(request, hear)]
         completions = await self.inner.generate(request)
