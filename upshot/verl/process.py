@@ -56,7 +56,7 @@ def run(
     began = time.time()
     with log.open("a") as file:
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        group = {"start_new_session": True, "preexec_fn": parent_death_hook()}
+        group: dict[str, Any] = {"start_new_session": True, "preexec_fn": parent_death_hook()}
         process = subprocess.Popen(words, env=env, errors="replace", **streams, **group)
         reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
