@@ -37,7 +37,8 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
             out[name]["difference"] = difference.to_dict()
     # How often it leaves where the real user left, and where the real user went on.
     every = [turn for line in lines for turn in line["turns"]]
-    ends, goes_on = ([turn["left"] for turn in every if (turn["real"] is None) == left] for left in (True, False))
+    ends = [turn["left"] for turn in every if turn["real"] is None]
+    goes_on = [turn["left"] for turn in every if turn["real"] is not None]
     places = {"where_they_left": ends, "too_early": goes_on}
     out["leaving"] = {name: wilson(sum(left), len(left)).to_dict() if left else {} for name, left in places.items()}
     turns = [(line, turn) for line, of_line in zip(lines, spoken, strict=True) for turn in of_line]
