@@ -49,7 +49,7 @@ class Evaluation:
     def __init__(self, args: argparse.Namespace) -> None:
         """Check the arguments, before any model is started."""
         if not args.task or not args.models:
-            raise UserError("eval needs a RECIPE, or --task and --models, such as base=SPEC,trained=SPEC")
+            raise UserError("eval needs a RECIPE, or --task and --models, such as --models base=SPEC,trained=SPEC")
         self.args = args
         self.models = {name: read_model(spec) for name, spec in parse_models(args.models).items()}
         self.systems = parse_systems(args.system, list(self.models))

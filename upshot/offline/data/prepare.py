@@ -161,7 +161,7 @@ def _rows(
     """The rows of one split, counted in the summary."""
 
     def system(candidate: Candidate) -> str:
-        return candidate.system or settings.default_system if settings.system is None else settings.system
+        return settings.system if settings.system is not None else candidate.system or settings.default_system
 
     chosen: list[Candidate]
     if settings.purpose == "sft":
