@@ -1,7 +1,7 @@
 """What can be known to be wrong before verl starts; without these checks such a run hangs without a word.
 
-`find` needs no Ray and is what `--dry-run` shows; `check_node` and `compare_needs` are called again inside Ray, on every
-node, by the driver (`adapters/checks.py`). Local mode's own checks are made where they mean the same.
+`find` needs no Ray and is what `--dry-run` shows; `check_node` and `compare_needs` are called again inside Ray, on
+every node, by the driver (`adapters/checks.py`). Local mode's own checks are made where they mean the same.
 """
 
 from __future__ import annotations
