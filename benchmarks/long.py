@@ -41,8 +41,7 @@ from upshot.training.learner.forward.attention import Flash, LongSegments, Packe
 from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.layout import end_to_end
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import job_of
-from upshot.training.learner.memory.plan import MemorySetting, parts_of
+from upshot.training.learner.memory.plan import MemoryJob, MemorySetting, make_plan
 from upshot.training.learner.memory.shape import ModelShape
 
 WORK = {"4 x 32,768 -> 16": (4, 32768, 16), "64 x 8,192 -> 128": (64, 8192, 128)}
@@ -181,8 +180,8 @@ def predicted(shape: str, module: Any, ids: int, again: Any, layers: int | None)
         model["lora"] = {"r": rank, "alpha": 16, "targets": list(PROJECTIONS), "dropout": 0.0}
     recipe = Recipe.model_validate({"task": "slots", "model": model, "train": {"method": "sft", "token_budget": ids}})
     size = module.get_input_embeddings().weight.element_size()
-    job = job_of(recipe, ModelShape.of(module.config), size)
-    return sum(part.learning for part in parts_of(job, MemorySetting(ids, again, layers), 0, 0)) / 1e9
+    job = MemoryJob(recipe, ModelShape(module.config), size)
+    return make_plan(job, MemorySetting(ids, again, layers), 0).learning / 1e9
 
 
 def learning(

@@ -27,11 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from upshot.config.recipe import Recipe
 from upshot.engine.engine import Engine
 from upshot.engine.sequence import Rules
+from upshot.run.forecast import memory_table
 from upshot.training.adapters import add_lora
 from upshot.training.bundle import engine_settings
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import configure_learner, device_bytes, plan_loaded, table
+from upshot.training.learner.memory.fit import configure_learner, device_bytes, plan_loaded
 from upshot.training.learner.memory.plan import MemoryPlan
 from upshot.training.objectives.objectives import PolicyGradient
 
@@ -136,7 +137,7 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[
     plan: MemoryPlan = plan_loaded(recipe, module, recipe.train)
     if not plan.kv_bytes:
         plan = replace(plan, kv_bytes=1 << 22)
-    print(f"\n{name}, {device_bytes(recipe.model) / GIB:.1f} GiB\n{table(plan)}", flush=True)
+    print(f"\n{name}, {device_bytes(recipe.model) / GIB:.1f} GiB\n{memory_table(plan)}", flush=True)
     learner = Learner(
         module, SimpleNamespace(pad_token_id=0, eos_token_id=0), configure_learner(recipe.train, plan, module)
     )

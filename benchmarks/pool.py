@@ -148,7 +148,7 @@ class Bench:
         size = 2 if self.on_gpu else 4
         sizes, self.steps = {}, {}
         for name, shape in self.shapes.items():
-            own = ModelShape.of(LlamaConfig(
+            own = ModelShape(LlamaConfig(
                 hidden_size=shape["hidden"], num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"],
                 num_key_value_heads=shape["kv"], intermediate_size=shape["mlp"], vocab_size=shape["vocab"],
                 tie_word_embeddings=bool(shape["tied"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from upshot.config.method import method_of
 from upshot.config.model_spec import ModelSpec
@@ -15,6 +16,9 @@ from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.run.pace import count_talks, estimate_time, sampled_tokens
 from upshot.tasks.base import Task, tasks
+
+if TYPE_CHECKING:
+    from upshot.training.learner.memory.plan import MemoryPlan
 
 
 def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> str:
@@ -114,11 +118,43 @@ def amount(number: float) -> str:
 
 def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
     """The memory plan of each rank as a table."""
-    from upshot.training.learner.memory.fit import plan_recipe, table
+    from upshot.training.learner.memory.fit import plan_recipe
 
     planned = plan_recipe(recipe, len(task.vocabulary() or ()), ranks)
     unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
-    return unknown if planned is None else table(planned)
+    return unknown if planned is None else memory_table(planned)
+
+
+def memory_table(plan: MemoryPlan) -> str:
+    """Each part at both peaks, what was chosen, and the places of helpers that take turns."""
+    from upshot.training.learner.memory.plan import GIB, MemoryPart
+
+    setting, lines = plan.setting, list[str]()
+    unit, word = (GIB, "GiB") if plan.peak >= GIB else (GIB >> 10, "MiB")
+    if plan.limit:
+        lines.append(f"{f'memory, {word}':<17} {'sampling':>9} {'learning':>9}")
+        whole = MemoryPart("together", plan.sampling, plan.learning, f"of {plan.limit / GIB:.1f} that can be used")
+        for part in (*plan.parts, whole):
+            sizes = f"{part.sampling / unit:9.2f} {part.learning / unit:9.2f}"
+            lines.append(f"  {part.name:<15} {sizes}  {part.why}".rstrip())
+    again = {"none": "nothing", "mlp": "the way up of every MLP", "block": "each block"}[setting.checkpointing]
+    layers = "" if setting.layers is None else f" of the first {setting.layers} layers"
+    lines.append(f"micro-batch  {setting.tokens} tokens, {again}{layers} is computed again on the way back")
+    if plan.kv_bytes:
+        rest = "gives its memory back while the learner works" if setting.park else "keeps its memory"
+        adapters = {"copy": "", "in place": "; adapters are merged in place", "never": "; adapters are not merged"}
+        lines.append(f"engine       {plan.kv_bytes / GIB:.1f} GiB for keys and values; {rest}{adapters[setting.merge]}")
+    if layout := plan.layout:
+        pairs = ", ".join(f"{a} and {b}" for a, b in layout.conflicts)
+        leave = "; they leave while the learner works" if setting.helpers == "leave" else ""
+        lines.append(f"helpers      {f'never together: {pairs}' if pairs else 'all together while they sample'}{leave}")
+        for region in layout.regions:
+            rivals = ", ".join(layout.rivals(region.name))
+            place = f"{region.start / unit:.2f} to {region.stop / unit:.2f} of the arena"
+            lines.append(f"  {region.name:<15} {place}{f', in turn with {rivals}' if rivals else ''}")
+    if host := sum(part.host for part in plan.parts):
+        lines.append(f"host         {host / GIB:.1f} GiB beside the program")
+    return "\n".join(lines)
 
 
 def count_examples(recipe: Recipe, task: Task) -> int:

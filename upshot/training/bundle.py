@@ -80,7 +80,7 @@ class PolicyBundle:
                 total = torch.cuda.get_device_properties(self.module.device).total_memory
                 check_beside(self.memory, share_of(self.recipe), total)
             return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
-        kv = kv_of_copies(self.recipe, self.memory)
+        kv = kv_of_copies(self.memory)
         return PolicyModel(self.engine, self.tokenizer, self.renderer, self.module, kv)
 
     @cached_property

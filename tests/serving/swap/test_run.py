@@ -20,8 +20,8 @@ from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.memory import fit
-from upshot.training.learner.memory.fit import job_of, list_settings, plan_of
-from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan, make_plan
+from upshot.training.learner.memory.fit import list_settings, plan_of
+from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryJob, MemoryPlan, make_plan
 from upshot.training.learner.memory.shape import ModelShape
 
 ROLES = ("user", "judge", "a", "b")
@@ -59,16 +59,16 @@ def words() -> int:
 
 
 def shape_of(own: Recipe) -> ModelShape:
-    return ModelShape.of(tiny_config(own.model.tiny, words()))
+    return ModelShape(tiny_config(own.model.tiny, words()))
 
 
 def plan(own: Recipe, memory: int) -> MemoryPlan:
-    return plan_of(job_of(own, shape_of(own), 4), memory)
+    return plan_of(MemoryJob(own, shape_of(own), 4), memory)
 
 
 def tight(own: Recipe) -> int:
     """Memory that the run hardly fits into: every helper takes turns with every other."""
-    job = job_of(own, shape_of(own), 4)
+    job = MemoryJob(own, shape_of(own), 4)
     least = min(make_plan(job, setting, job.least).peak for setting in list_settings(job))
     return CONTEXT + int((least + MIB) / (1 - SLACK))
 

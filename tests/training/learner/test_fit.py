@@ -113,9 +113,9 @@ def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path
     own = settings(tmp_path / "run").model_copy(
         update={"models": {"judge": ModelSpec(model="local:x"), "old": ModelSpec(model="policy@start")}}
     )
-    plan = MemoryPlan(MemorySetting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "old": 3 << 20}, (), 1)
+    plan = MemoryPlan(MemorySetting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "policy@start": 3 << 20}, (), 1)
     assert configure_helpers(own, plan).models["judge"].kv_gb == 1
-    assert kv_of_copies(own, plan) == {"start": 3 << 20}
+    assert kv_of_copies(plan) == {"start": 3 << 20}
     assert engine_settings(own, plan).kv_bytes == 1 << 20 and engine_settings(own, plan).merge == "never"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,26 +23,10 @@ from upshot.config.load import validate_recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.engine.kernels.plain import AttentionOptions, attention
+from upshot.run.forecast import memory_table
 from upshot.training.adapters import add_lora
-from upshot.training.learner.memory.fit import (
-    ENOUGH_KV,
-    choose,
-    job_of,
-    list_settings,
-    measure_kept,
-    plan_of,
-    plan_recipe,
-    table,
-)
-from upshot.training.learner.memory.plan import (
-    MemoryJob,
-    MemoryPlan,
-    MemorySetting,
-    make_plan,
-    optimizer_bytes,
-    parts_of,
-    usable,
-)
+from upshot.training.learner.memory.fit import ENOUGH_KV, choose, list_settings, measure_kept, plan_of, plan_recipe
+from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
 from upshot.training.learner.memory.shape import ModelShape, find_config
 
 GIB = 2**30
@@ -69,7 +54,7 @@ SIZES |= {"intermediate_size": 80, "vocab_size": 99, "head_dim": 16}
 
 @cache
 def shape_from(text: str) -> ModelShape:
-    return ModelShape.of(AutoConfig.for_model(**json.loads(text)))
+    return ModelShape(AutoConfig.for_model(**json.loads(text)))
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
@@ -84,7 +69,18 @@ def made(model: dict[str, Any] | None = None, **more: Any) -> Recipe:
 
 
 def plan(gib: float, model: dict[str, Any] | None = None, shape: ModelShape = SHAPE, **more: Any) -> MemoryPlan:
-    return plan_of(job_of(made(model, **more), shape, 2), int(gib * GIB))
+    return plan_of(MemoryJob(made(model, **more), shape, 2), int(gib * GIB))
+
+
+def changed(shape: ModelShape, **values: Any) -> ModelShape:
+    other = copy(shape)
+    vars(other).update(values)
+    return other
+
+
+def parts_of(job: MemoryJob) -> dict[str, int]:
+    """Bytes of each part while the learner works, by the first setting."""
+    return {part.name: part.learning for part in make_plan(job, next(list_settings(job)), 0).parts}
 
 
 LORA = {"lora": {"r": 32}}
@@ -113,18 +109,18 @@ def test_a_mixture_of_experts_does_not_fit_where_only_the_experts_of_a_token_wou
 def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str) -> None:
     plain, own = (shape_of({"model_type": kind, "pad_token_id": 0, **SIZES}) for kind in ("llama", family))
     assert own.lean and own.joins
-    job = job_of(made(), own, 2)
+    job = MemoryJob(made(), own, 2)
     norms = (2 * 48 if family in ("gemma2", "gemma3_text") else 0) + (
         64 + 32 if family in ("gemma3_text", "qwen3") else 0
     )
     capped = 4 * 10 * job.longest if family == "gemma2" else 0
-    assert job.kept == job_of(made(), plain, 2).kept + 3 * (2 * norms + capped)
+    assert job.kept == MemoryJob(made(), plain, 2).kept + 3 * (2 * norms + capped)
 
 
 def test_soft_caps_are_planned_for_all_pairs_of_tokens() -> None:
     """Only flash attention and the library's do without the scores, and neither caps them."""
     shape = shape_of({"model_type": "gemma2", "pad_token_id": 0, **SIZES})
-    short, long = (job_of(made({"max_context": n}), shape, 2).kept for n in (1024, 2048))
+    short, long = (MemoryJob(made({"max_context": n}), shape, 2).kept for n in (1024, 2048))
     assert long - short == 3 * 4 * 10 * 1024
     scores: dict[int, int] = {}
     q, k, v = (torch.randn(1, n, 256, 16, dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
@@ -162,7 +158,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_what_it_lacks(monkeypatch:
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", build)
     with pytest.raises(UserError, match="type 'llama' cannot be built: Towers need the timm library"):
-        ModelShape.of(AutoConfig.for_model(**LLAMA_8B))
+        ModelShape(AutoConfig.for_model(**LLAMA_8B))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,7 @@ def test_predictions_are_near_what_was_measured_on_a_gpu(
     more = {"episode": {"max_tokens": 256}, "train": {"lr": 1e-6, "kl": 0.0}}
     shape = shape_of(config | {"max_position_embeddings": 4096})
     asked = Recipe.model_validate({"task": "slots", "model": model, **more})
-    found = plan_of(job_of(asked, shape, 2), int(gib * GIB))
+    found = plan_of(MemoryJob(asked, shape, 2), int(gib * GIB))
     assert found.sampling / GIB == pytest.approx(sampling, rel=0.1)
     assert found.learning / GIB == pytest.approx(learning, rel=0.1)
 
@@ -201,9 +197,8 @@ def test_the_peak_of_learning_is_within_a_tenth_of_what_was_measured_at_every_le
     """GB of docs/performance.md and of the journal, "Long contexts": one sequence a micro-batch, 8B with LoRA."""
     lora = {"lora": {"r": 32, "dropout": 0.0}} if config is LLAMA_8B else {}
     train = {"method": "sft", "token_budget": tokens}
-    job = job_of(made({**lora, "gradient_checkpointing": again}, train=train), shape_of(config), 2)
-    parts = parts_of(job, MemorySetting(tokens, again, layers), 0, 0)
-    assert sum(part.learning for part in parts) / 1e9 == pytest.approx(measured, rel=0.1)
+    job = MemoryJob(made({**lora, "gradient_checkpointing": again}, train=train), shape_of(config), 2)
+    assert make_plan(job, MemorySetting(tokens, again, layers), 0).learning / 1e9 == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -215,7 +210,7 @@ def test_counts_are_those_of_the_model_itself(dora: bool) -> None:
     config = LlamaConfig(**sizes, intermediate_size=80, vocab_size=99, tie_word_embeddings=True)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-        shape = ModelShape.of(config)
+        shape = ModelShape(config)
         assert sum(p.numel() for p in model.parameters()) == shape.parameters
         targets = ["q_proj", "down_proj"] if dora else ["q_proj", "embed_tokens"]
         lora = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, use_dora=dora))
@@ -240,7 +235,7 @@ def test_smaller_cards_give_up_the_cheapest_thing_first() -> None:
 
 def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     futures = {"name": "classmates", "classmates": ["policy@start"]}
-    job = job_of(made(LORA, futures=futures), SHAPE, 2)
+    job = MemoryJob(made(LORA, futures=futures), SHAPE, 2)
     assert not job.lends and [helper.name for helper in job.helpers] == ["policy@start"]
     assert job.helpers[0].weights == 4 * sum(SHAPE.adapters(LoraConfig(r=32))), "what is not trained is shared"
     assert "in place" not in {setting.merge for setting in list_settings(job)}
@@ -257,7 +252,7 @@ def test_a_copy_in_8_bits_is_planned_for_and_takes_the_place_of_merged_adapters(
 
 
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
-    job = job_of(made(LORA, train={"async_steps": 1}), SHAPE, 2)
+    job = MemoryJob(made(LORA, train={"async_steps": 1}), SHAPE, 2)
     assert next(list_settings(job))
     assert not any(setting.park or setting.merge == "in place" for setting in list_settings(job))
 
@@ -291,7 +286,7 @@ def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
 @pytest.mark.parametrize("gib", [80, 90, 100])
 def test_no_more_layers_are_computed_again_than_the_memory_asks_for(gib: int) -> None:
     model = {"lora": {"r": 32, "dropout": 0.0}, "max_context": 32768}
-    job, limit, setting = job_of(made(model), SHAPE, 2), usable(gib * GIB), plan(gib, model).setting
+    job, limit, setting = MemoryJob(made(model), SHAPE, 2), usable(gib * GIB), plan(gib, model).setting
     assert setting.checkpointing == "mlp" and setting.layers is not None and 0 < setting.layers < 32
     tokens = max(min(job.wanted, int(ENOUGH_KV * limit) // job.all_kv), job.least)
     assert make_plan(job, setting, tokens, limit).peak <= limit
@@ -322,17 +317,17 @@ def test_a_length_that_cannot_fit_is_refused_with_the_longest_that_can() -> None
 def test_a_micro_batch_holds_the_longest_sequence_that_the_turns_allow(more: dict[str, Any], longest: int) -> None:
     """It was planned for 8,192 tokens whatever the turns came to, and a long episode ran out of memory."""
     assert plan(139, LORA, **more).setting.tokens == longest
-    short = replace(SHAPE, context=4096)
+    short = changed(SHAPE, context=4096)
     assert plan(139, LORA, shape=short, **more).setting.tokens == 8192, "the model's context ends before"
 
 
 def test_what_a_micro_batch_was_seen_to_keep_counts_more_than_arithmetic() -> None:
     def activations(shape: ModelShape, measured: int) -> int:
-        found = plan_of(job_of(made(LORA), shape, 2, measured=measured), 139 * GIB)
+        found = plan_of(MemoryJob(made(LORA), shape, 2, measured=measured), 139 * GIB)
         assert found.setting.tokens == 8192
         return next(part.learning for part in found.parts if part.name == "activations") // 8192 - 8 * 4096
 
-    other = replace(SHAPE, lean=False)
+    other = changed(SHAPE, lean=False)
     assert activations(other, 1_000_000) == 1_000_000 < activations(other, 0)
     assert activations(SHAPE, 4_000_000) == 4_000_000 > activations(SHAPE, 0)
     assert activations(SHAPE, 1_000_000) == activations(SHAPE, 0), "what was compared with a GPU is not undercut"
@@ -351,7 +346,7 @@ def test_a_micro_batch_is_measured_to_keep_what_the_arithmetic_says(rank: int) -
     config = LlamaConfig(**SIZES, max_position_embeddings=1024)
     module = add_lora(LlamaForCausalLM(config), PolicyConfig(lora=LoraConfig(r=rank, dropout=0.0) if rank else None))
     module.eval()
-    job = job_of(made({"lora": {"r": rank, "dropout": 0.0}} if rank else {}), ModelShape.of(config), 4)
+    job = MemoryJob(made({"lora": {"r": rank, "dropout": 0.0}} if rank else {}), ModelShape(config), 4)
     padded = 3 * 4 * (64 + 2 * 32 + 64)  # without flash attention q, k, v and the result are laid out once more
     measured, computed = measure_kept(module, allocated=live_bytes), job.kept + 3 * 4 * 48 + padded
     assert abs(measured / computed - 1) < 0.1 and not module.training
@@ -364,7 +359,7 @@ def test_other_families_keep_what_the_arithmetic_says(family: str) -> None:
     config = AutoConfig.for_model(**{"model_type": family, "pad_token_id": 0, "max_position_embeddings": 1024, **SIZES})
     module = AutoModelForCausalLM.from_config(config).eval()
     padded = 3 * 4 * (64 + 2 * 32 + 64)
-    computed = job_of(made(), ModelShape.of(config), 4).kept + 3 * 4 * 48 + padded
+    computed = MemoryJob(made(), ModelShape(config), 4).kept + 3 * 4 * 48 + padded
     assert measure_kept(module, allocated=live_bytes) == pytest.approx(computed, rel=0.1)
 
 
@@ -375,16 +370,14 @@ def test_a_micro_batch_of_few_words_is_measured_within_them() -> None:
 
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     def optimizer(**train: Any) -> int:
-        job = job_of(made(train=train), SHAPE, 2)
-        found = parts_of(job, next(list_settings(job)), 0, 0)
-        return sum(part.learning for part in found if part.name == "optimizer")
+        job = MemoryJob(made(train=train), SHAPE, 2)
+        return parts_of(job).get("optimizer", 0)
 
     assert optimizer() == 12 * SHAPE.parameters
     assert optimizer(optimizer="adamw-8bit") < 6.1 * SHAPE.parameters
     assert optimizer(optimizer={"offload": True}) == 0
-    plain, quantized = (job_of(made({**LORA, "quantize": bits}), SHAPE, 2) for bits in ("none", "4bit"))
-    weights = next(part for part in parts_of(quantized, next(list_settings(quantized)), 0, 0) if part.name == "weights")
-    assert weights.learning < 6 * GIB and not quantized.lends
+    plain, quantized = (MemoryJob(made({**LORA, "quantize": bits}), SHAPE, 2) for bits in ("none", "4bit"))
+    assert parts_of(quantized)["weights"] < 6 * GIB and not quantized.lends
     assert quantized.kept > 1.5 * plain.kept, "its adapters are called, which keeps more"
 
 
@@ -403,10 +396,10 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
 ) -> None:
     model: dict[str, Any] = {"max_context": longest} | ({"lora": {"r": rank}} if rank else {})
     train = {"token_budget": tokens, "optimizer": {"name": "adamw-8bit" if small else "adamw", "offload": offload}}
-    job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
+    job, limit = MemoryJob(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
     found = choose(job, limit)
     if found is None:
-        assert all(_needs(job, setting) > limit for setting in list_settings(job))
+        assert all(make_plan(job, setting, job.least).peak > limit for setting in list_settings(job))
         return
     assert found.peak <= limit and found.kv_bytes >= job.least * job.kv
     assert found.setting.tokens >= max(longest, tokens)
@@ -414,14 +407,9 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
     assert more is not None, "what fits into less fits into more"
 
 
-def _needs(job: MemoryJob, setting: Any) -> int:
-    parts = parts_of(job, setting, job.least * job.kv, 0)
-    return max(sum(p.sampling for p in parts), sum(p.learning for p in parts))
-
-
 def test_helpers_share_keys_and_values_with_the_policy() -> None:
     many = {"prompts_per_step": 64, "group_size": 16}
-    job = job_of(made(LORA, futures={"name": "classmates", "classmates": ["policy@start"]}, train=many), SHAPE, 2)
+    job = MemoryJob(made(LORA, futures={"name": "classmates", "classmates": ["policy@start"]}, train=many), SHAPE, 2)
     found = choose(job, usable(139 * GIB))
     assert found is not None
     assert found.helper_kv["policy@start"] == found.kv_bytes
@@ -452,7 +440,7 @@ def test_memory_given_by_number_needs_no_device_of_that_name(folder: Path) -> No
 
 
 def test_the_table_says_what_was_chosen() -> None:
-    said = table(plan(24, LORA))
+    said = memory_table(plan(24, LORA))
     assert "each block of the first 29 layers is computed again" in said and "merged in place" in said
     assert "gives its memory back while the learner works" in said
     assert "host" in said
@@ -468,11 +456,14 @@ def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) ->
 
 
 def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:
-    alone, four = (job_of(made(), SHAPE, 2, processes=n) for n in (1, 4))
-    weights = [next(part for part in parts_of(job, next(list_settings(job)), 0, 0)) for job in (alone, four)]
-    assert weights[0] == weights[1]
-    (state, sums, passing), shared = optimizer_bytes(alone), optimizer_bytes(four)
-    assert shared[:2] == (state // 4, sums // 4)
-    assert shared[2] > passing, "gradients arise whole, and one is summed in float32"
-    tiny = optimizer_bytes(job_of(made(), replace(SHAPE, parameters=10**9), 2, processes=64))
-    assert tiny[0] == 12 * 4096 * 128256, "a matrix belongs to one rank"
+    alone, four = (MemoryJob(made(), SHAPE, 2, processes=n) for n in (1, 4))
+    one, shared = parts_of(alone), parts_of(four)
+    assert one["weights"] == shared["weights"] and one["optimizer"] == 4 * shared["optimizer"]
+    few = [
+        MemoryJob(made(train={"token_budget": 256}, model={"max_context": 256}), SHAPE, 2, processes=n) for n in (1, 4)
+    ]
+    sums = [parts_of(job)["gradients"] + parts_of(job)["activations"] + parts_of(job)["backward"] for job in few]
+    arising = sums[1] - SHAPE.parameters - (sums[0] - 4 * SHAPE.parameters)
+    assert arising == 4 * 4096 * 128256, "gradients arise whole, and one is summed in float32"
+    tiny = parts_of(MemoryJob(made(), changed(SHAPE, parameters=10**9), 2, processes=64))
+    assert tiny["optimizer"] == 12 * 4096 * 128256, "a matrix belongs to one rank"

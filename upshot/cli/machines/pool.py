@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan, or refuse it with the arithmetic and a way out."""
     from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
+    from upshot.run.forecast import memory_table
     from upshot.tasks.base import tasks
-    from upshot.training.learner.memory.fit import plan_recipe, table
+    from upshot.training.learner.memory.fit import plan_recipe
 
     recipe = load_recipe(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_recipe(recipe, len(task.vocabulary() or ()))
     if plan is None:
         raise UserError(f"'{recipe.model.path}' cannot be planned: its config.json is not on this machine")
-    print(table(plan))
+    print(memory_table(plan))
     return 0
 
 
@@ -50,7 +51,7 @@ def require_sizes(recipe: Recipe) -> None:
     """Have the config.json of every helper model on the policy's device here; `UserError` where one cannot be had."""
     from upshot.core.errors import UserError
     from upshot.models.local import local_path
-    from upshot.training.learner.memory.fit import is_beside, named_models
+    from upshot.training.learner.memory.plan import is_beside, named_models
     from upshot.training.learner.memory.shape import find_config
 
     for name, spec in named_models(recipe).items():

@@ -5,26 +5,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from upshot.config.method import method_of
+from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
 from upshot.rollout.credit.rules import credit_rule
+from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
 from upshot.training.learner.forward.lean import Checkpointing
 from upshot.training.learner.forward.logprobs import CHUNK_BYTES
-from upshot.training.learner.memory.shape import ModelShape
+from upshot.training.learner.memory.shape import ModelShape, find_config
+from upshot.training.snapshots import states_at_once
 
-CONTEXT, SLACK = 1 << 30, 0.06
+GIB = 1 << 30
+CONTEXT, SLACK = GIB, 0.06
 """Left alone of a GPU: what driver, libraries and compiled kernels take; a share for gaps and wrong predictions."""
-PROMPT_IDS, ROWS = 16384, 1024
-"""Prompt ids that the engine reads in one step on a GPU, and sequences that it extends at once."""
-FOUR_BIT = 0.52
-"""Bytes of a weight in 4 bits, with its share of the scales."""
-PROMPT = 1024
-"""Tokens assumed for a prompt where nothing limits its length."""
+PROMPT, PROMPT_IDS, ROWS = 1024, 16384, 1024
+"""Tokens assumed for a prompt of unlimited length; prompt ids that an engine reads and rows it extends at once."""
+CALLED, FOREIGN, FOUR_BIT = 3.2, 2.4, 0.52
+"""What a token keeps, as a multiple, where adapters are called as modules (inputs again, in float32) and where
+transformers runs the block (unrotated and ungated parts, too); bytes of a weight in 4 bits with its share of scales."""
 
 
 @dataclass(frozen=True)
@@ -38,63 +42,6 @@ class HelperModel:
     kv: int
     copy: bool = False
     pages: int = 0
-
-    def region(self, tokens: int) -> int:
-        """Bytes of its place in an arena, with keys and values of `tokens` tokens; weights begin at round addresses."""
-        return self.weights + self.weights // 256 + (1 << 16) + self.pages + tokens * self.kv
-
-
-class MemoryJob:
-    """A phase of a recipe on a model whose numbers have `size` bytes: what it must have, whatever is chosen.
-
-    `measured`: bytes that a token of a micro-batch was seen to keep for the backward on this device; 0: unknown.
-    """
-
-    def __init__(
-        self, recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig, helpers: tuple[HelperModel, ...] = (),
-        processes: int = 1, measured: int = 0,
-    ) -> None:  # fmt: skip
-        self.recipe, self.shape, self.size, self.config = recipe, shape, size, config
-        self.helpers, self.processes, self.measured = helpers, processes, measured
-        model, lora, futures = recipe.model, recipe.model.lora, recipe.futures
-        self.samples = config.samples and model.engine.name == "upshot"  # vLLM has memory of its own
-        self.narrow = self.samples and model.engine.weights == "fp8"  # the engine has the projections in 8 bits, too
-        self.swappable = tuple(helper for helper in helpers if not helper.copy)
-        self.kv = shape.kv_numbers * (1 if model.engine.kv == "fp8" else size) * self.samples  # of one token
-        self.all_kv = max(self.kv + sum(helper.kv for helper in helpers), 1)  # in all engines
-
-        def length(turns: int) -> int:
-            tokens = PROMPT + (recipe.episode.max_turns + turns) * recipe.episode.max_tokens
-            return model.max_context or min(tokens, shape.context or tokens)
-
-        # The longest sequence that can come to be trained; where nothing is sampled only the data says (0).
-        ahead = 2 * futures.rounds * credit_rule(recipe.credit).trains_futures
-        self.longest = length(ahead) if config.samples else model.max_context or 0
-        self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
-        replies = recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves
-        self.wanted = max(min(replies, ROWS) * length(2 * futures.rounds), self.least)  # all of a step at their longest
-        copied = any(helper.copy for helper in helpers)
-        # Adapters can be merged in place if nobody but engine and learner reads the weights.
-        self.lends = model.quantize == "none" and not model.exact and not self.narrow and not copied
-        self.trained = (shape.parameters, size) if lora is None else (sum(shape.adapters(lora)), 4)
-        self.drops = lora is not None and lora.dropout > 0 and method_of(config.method).dropout
-        self.called = lora is not None and (model.quantize != "none" or lora.kind == "dora" or self.drops)  # by peft
-        self.thin = shape.lean and not self.called and not model.exact  # recomputes layers, or MLPs alone, one by one
-        self.kept = self._kept(lora.r * len(shape.adapters(lora)) if lora else 0)
-
-    def _kept(self, ranks: int) -> int:
-        """Bytes that a token keeps in all layers where nothing is computed again (`forward/lean.py` lists them)."""
-        shape, size = self.shape, self.size
-        own = (2 * (shape.hidden + shape.queries + shape.keys + shape.mlp) + shape.norms) * size
-        if not shape.lean:  # unrotated and ungated parts as well, norms in float32
-            own = 2 * own + 8 * shape.hidden
-        elif self.called:  # inputs of the projections once more, in float32
-            own += 4 * (5 * shape.hidden + shape.queries + shape.mlp) + size * (2 * shape.hidden + shape.mlp)
-        # Of a capped score: two numbers in float32, one in the model's dtype, of every head and every earlier token.
-        own += (8 + size) * shape.capped * (self.longest or shape.context)
-        computed = own * shape.layers + ranks * size
-        # For the learner's own block the sum was compared with GPUs: a measurement may find more, not less.
-        return max(self.measured, computed) if shape.lean or not self.measured else self.measured
 
 
 @dataclass(frozen=True)
@@ -150,37 +97,90 @@ class MemoryPlan:
         return max(self.sampling, self.learning)
 
 
+class MemoryJob:
+    """A phase of a recipe on a model whose numbers have `size` bytes: what it must have, whatever is chosen.
+
+    `measured`: bytes that a token of a micro-batch was seen to keep for the backward on this device; 0: unknown.
+    """
+
+    def __init__(
+        self, recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1,
+        measured: int = 0,
+    ) -> None:  # fmt: skip
+        config, model, lora, futures = config or recipe.train, recipe.model, recipe.model.lora, recipe.futures
+        self.recipe, self.shape, self.size, self.config = recipe, shape, size, config
+        self.processes, self.measured = processes, measured
+        self.helpers = tuple(list_helpers(recipe, shape, size)) if config.samples else ()
+        self.swappable = tuple(helper for helper in self.helpers if not helper.copy)
+        self.samples = config.samples and model.engine.name == "upshot"  # vLLM has memory of its own
+        self.narrow = self.samples and model.engine.weights == "fp8"  # the engine has the projections in 8 bits, too
+        self.kv = shape.kv_numbers * (1 if model.engine.kv == "fp8" else size) * self.samples  # of one token
+        self.all_kv = max(self.kv + sum(helper.kv for helper in self.helpers), 1)  # in all engines
+
+        def length(turns: int) -> int:
+            tokens = PROMPT + (recipe.episode.max_turns + turns) * recipe.episode.max_tokens
+            return model.max_context or min(tokens, shape.context or tokens)
+
+        # The longest sequence that can come to be trained; where nothing is sampled only the data says (0).
+        ahead = 2 * futures.rounds * credit_rule(recipe.credit).trains_futures
+        self.longest = length(ahead) if config.samples else model.max_context or 0
+        self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
+        replies = recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves
+        self.wanted = max(min(replies, ROWS) * length(2 * futures.rounds), self.least)  # all of a step at their longest
+        # Adapters can be merged in place if nobody but engine and learner reads the weights.
+        alone = self.swappable == self.helpers and not model.exact
+        self.lends = alone and model.quantize == "none" and not self.narrow
+        self.trained = (shape.parameters, size) if lora is None else (sum(shape.adapters(lora)), 4)
+        self.drops = lora is not None and lora.dropout > 0 and method_of(config.method).dropout
+        called = lora is not None and (model.quantize != "none" or lora.kind == "dora" or self.drops)  # by peft
+        self.thin = shape.lean and not called and not model.exact  # recomputes layers, or MLPs alone, one by one
+        # Bytes that a token keeps in all layers where nothing is computed again (`forward/lean.py` lists them).
+        numbers = 2 * (shape.hidden + shape.queries + shape.keys + shape.mlp) + shape.norms
+        kept = int(numbers * size * (FOREIGN if not shape.lean else CALLED if called else 1))
+        # Of a capped score: two numbers in float32, one in the model's dtype, of every head and every earlier token.
+        kept += (8 + size) * shape.capped * (self.longest or shape.context)
+        kept = kept * shape.layers + (lora.r * len(shape.adapters(lora)) * size if lora else 0)
+        # For the learner's own block the sum was compared with GPUs: a measurement may find more, not less.
+        self.kept = max(measured, kept) if shape.lean or not measured else measured
+
+
+def list_helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperModel]:
+    """Frozen copies of the policy, and helper models on its device; roles with the same spec share one."""
+    models, model, ahead = named_models(recipe), recipe.model, recipe.train.async_steps
+    states = [spec.model.partition("@")[2] for spec in models.values() if "@" in spec.model and spec.kind == "policy"]
+    for when in dict.fromkeys([*states, *(f"ahead-{n}" for n in range(ahead))]):
+        narrow, weights = model.engine.weights == "fp8", policy.parameters * size
+        if model.lora is not None:  # what is not trained is shared; a new adapter adds nothing to what is shared
+            merged = policy.merged(model.lora, narrow) * size * (when != "start")
+            weights = sum(policy.adapters(model.lora)) * 4 + merged
+        kv = policy.kv_numbers * (1 if model.engine.kv == "fp8" else size)
+        sizes = weights + policy.projections * narrow, sum(step_bytes(policy, size)), kv
+        for number in range(states_at_once(int(when), ahead) if when.isdigit() else 1):
+            yield HelperModel(f"policy@{when}" + (f" ({number})" if number else ""), *sizes, copy=True)
+    beside = {name: spec for name, spec in models.items() if is_beside(spec, recipe)}
+    first = {spec.model_dump_json(): name for name, spec in reversed(beside.items())}
+    for name, spec in beside.items():
+        if first[spec.model_dump_json()] == name and (config := find_config(spec.model)) is not None:
+            shape, each = ModelShape(config), 4 if spec.dtype == "float32" else size
+            kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
+            weights = shape.parameters * each - shape.projections * (each - 1) * (spec.weights == "fp8")
+            yield HelperModel(name, weights, sum(step_bytes(shape, each)), kv, pages=int(spec.kv_gb * GIB))
+
+
+def is_beside(spec: ModelSpec, recipe: Recipe) -> bool:
+    """Whether a helper model shares the policy's device."""
+    return spec.kind == "local" and spec.device in ("auto", recipe.model.device)
+
+
+def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
+    """Helper models by name: those of `models` that are asked, and copies of the policy that classmates are."""
+    copies = (name for name in classmate_names(recipe.futures) if name.startswith("policy@"))
+    return recipe.needed_models | {name: ModelSpec(model=name) for name in copies}
+
+
 def usable(total: int) -> int:
     """Bytes of a device that can be planned with."""
     return int(max(total - CONTEXT, 0) * (1 - SLACK))
-
-
-def activations(job: MemoryJob, setting: MemorySetting) -> tuple[int, int]:
-    """Bytes that a micro-batch's forward leaves for its backward, and those beside that at the backward's highest: in
-    the head (a chunk of logits, the head's gradient) or in the last layer."""
-    shape, size, tokens = job.shape, job.size, setting.tokens
-    layers = shape.layers if setting.layers is None else setting.layers
-    whole = job.kept // shape.layers - shape.hidden * size
-    spared = {"none": 0, "mlp": 2 * shape.mlp * size, "block": whole}[setting.checkpointing]
-    logits, ends = tokens * shape.vocab * size, 4 * shape.hidden * size  # embedding, last norm, and their gradients
-    head = min(CHUNK_BYTES, logits)
-    if job.recipe.model.lora is None:  # summed in float32 where there are several chunks
-        head += shape.vocab * shape.hidden * (size + 4 * (logits > CHUNK_BYTES))
-    # The last layer, where the backward begins, is computed again only if all are.
-    inside = ((1 if job.thin else 3) * shape.mlp + 3 * shape.hidden) * size + spared * (layers == shape.layers)
-    return tokens * (job.kept - layers * spared + ends), max(head, tokens * inside)
-
-
-def optimizer_bytes(job: MemoryJob) -> tuple[int, int, int]:
-    """Bytes of the optimizer's state, of summed gradients (float32), and of one micro-batch's where these are not added
-    up where they arise, for one process."""
-    (count, size), config = job.trained, job.config.optimizer
-    masters = config.offload or size < 4
-    share, passing = count, size * count * masters
-    if job.processes > 1:  # whole matrices belong to one process; gradients arise whole and are summed one by one
-        largest = job.shape.hidden * (1 if job.recipe.model.lora else job.shape.vocab)
-        share, passing = max(count // job.processes, largest), size * count + 4 * largest
-    return int(share * ((2.04 if config.name == "adamw-8bit" else 8) + 4 * masters)), 4 * share, passing
 
 
 def step_bytes(shape: ModelShape, size: int) -> tuple[int, int]:
@@ -190,57 +190,83 @@ def step_bytes(shape: ModelShape, size: int) -> tuple[int, int]:
 
 
 def make_plan(job: MemoryJob, setting: MemorySetting, tokens: int, limit: int = 0) -> MemoryPlan:
-    """The plan with keys and values of `tokens` tokens in every engine; helpers' arena is what is left of `limit`, and
-    at least what the largest of them needs."""
+    """The plan with keys and values of `tokens` tokens in every engine. Helpers that take turns get an arena of what
+    is left of `limit`, but at least what the largest of them needs."""
     turns = job.swappable if setting.helpers != "stay" else ()
-    kv = {helper.name: tokens * helper.kv for helper in job.helpers if helper not in turns}
-    plan = MemoryPlan(setting, tokens * job.kv, kv, parts_of(job, setting, tokens * job.kv, sum(kv.values())), limit)
-    if not turns:
-        return plan
-    regions = {helper.name: helper.region(tokens) for helper in turns}
-    room = limit - (plan.sampling if setting.helpers == "leave" else plan.peak)
-    layout = lay_out(regions, max(room, round_up(max(regions.values()))))
-    parts = parts_of(job, setting, tokens * job.kv, sum(kv.values()), layout.size if layout else 0)
-    return replace(plan, parts=parts, layout=layout)
-
-
-def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, arena: int = 0) -> tuple[MemoryPart, ...]:
-    """The arithmetic of one setting: `kv` bytes for the policy's keys and values, `helper_kv` for those of helpers that
-    stay; those of helpers that take turns are in the arena."""
-    shape, model, config, (count, size) = job.shape, job.recipe.model, job.config, job.trained
-    awake, beside, adapters = not setting.park, setting.helpers != "leave", count * size * (model.lora is not None)
-    step, graphs = step_bytes(shape, job.size) if job.samples else (0, 0)
-    turns = job.swappable if setting.helpers != "stay" else ()
-    stay = [helper for helper in job.helpers if helper not in turns]
-    others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
-    steps, host = sum(helper.step for helper in turns), sum(helper.weights for helper in turns)
-    four_bits = int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
-    weights, narrow = shape.parameters * job.size - four_bits, shape.projections * job.narrow
-    doubled = model.lora is not None and job.samples and not model.exact
-    merged = shape.merged(model.lora, job.narrow) * job.size if doubled and model.lora else 0
-    copy, saved = (merged * (setting.merge == way) for way in ("copy", "in place"))
-    (state, sums, passing), (forward, backward) = optimizer_bytes(job), activations(job, setting)
-    away = job.processes * (sums + state) * config.optimizer.offload
-    state, sums = (0, 0) if away else (state, sums)
-    sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
-    reference = count * size * method_of(config.method).needs_reference(config)
-    millions = shape.parameters / 1e6
-    counted = f"{millions / 1e3:.2f} B" if millions >= 1e3 else f"{millions:.1f} M"
-    lines = [
-        MemoryPart("weights", weights, weights, f"{counted} parameters"),
-        MemoryPart("weights in 8 bits", narrow, narrow * awake, "projections, to sample"),
-        MemoryPart("adapters", adapters, adapters, f"{count / 1e6:.1f} M parameters in float32"),
-        MemoryPart("merged adapters", copy, copy * awake, "a copy of what they sit on, to sample", saved),
-        MemoryPart("optimizer", state, state, "masters and moments", away),
-        MemoryPart("reference", reference, reference, "the trained weights as they were"),
-        MemoryPart("gradients", 0, sums, "float32"),
-        MemoryPart("activations", 0, forward, f"{setting.tokens} tokens"),
-        MemoryPart("backward", 0, backward, "a chunk of logits, or one layer"),
-        MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
-        MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
-        MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
-        MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
-        MemoryPart("helpers' arena", arena, arena * beside, ", ".join(h.name for h in turns) + " take turns", host),
+    stay = {helper.name: helper for helper in job.helpers if helper not in turns}
+    kv = {name: tokens * helper.kv for name, helper in stay.items()}
+    others = sum(kv.values()) + sum(helper.weights + helper.step + helper.pages for helper in stay.values())
+    beside, steps = setting.helpers != "leave", sum(helper.step for helper in turns)
+    parts = [
+        *_policy_parts(job, setting, tokens * job.kv),
+        *_learner_parts(job, setting),
+        MemoryPart("other models", others, others, ", ".join(stay)),
         MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
-    return tuple(part for part in lines if part.sampling or part.learning or part.host)
+    parts = [part for part in parts if part.sampling or part.learning or part.host]
+    plan = MemoryPlan(setting, tokens * job.kv, kv, tuple(parts), limit)
+    if not turns:
+        return plan
+    # Of each helper: weights, which begin at round addresses, and keys and values.
+    regions = {h.name: h.weights + h.weights // 256 + (1 << 16) + h.pages + tokens * h.kv for h in turns}
+    room = limit - (plan.peak if beside else plan.sampling)
+    layout = lay_out(regions, max(room, round_up(max(regions.values()))))
+    size, host = layout.size if layout else 0, sum(helper.weights for helper in turns)
+    arena = MemoryPart("helpers' arena", size, size * beside, f"{', '.join(regions)} take turns", host)
+    return replace(plan, parts=(*plan.parts, arena), layout=layout)
+
+
+def _policy_parts(job: MemoryJob, setting: MemorySetting, kv: int) -> Iterator[MemoryPart]:
+    """The policy and its engine, with `kv` bytes for keys and values."""
+    shape, model, (count, size) = job.shape, job.recipe.model, job.trained
+    awake, millions = not setting.park, shape.parameters / 1e6
+    counted = f"{millions / 1e3:.2f} B" if millions >= 1e3 else f"{millions:.1f} M"
+    four_bits = int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
+    weights, narrow = shape.parameters * job.size - four_bits, shape.projections * job.narrow
+    yield MemoryPart("weights", weights, weights, f"{counted} parameters")
+    yield MemoryPart("weights in 8 bits", narrow, narrow * awake, "projections, to sample")
+    if model.lora is not None:
+        merged = shape.merged(model.lora, job.narrow) * job.size * (job.samples and not model.exact)
+        copy, saved = (merged * (setting.merge == way) for way in ("copy", "in place"))
+        yield MemoryPart("adapters", count * size, count * size, f"{count / 1e6:.1f} M parameters in float32")
+        yield MemoryPart("merged adapters", copy, copy * awake, "a copy of what they sit on, to sample", saved)
+    if job.samples:
+        step, graphs = step_bytes(shape, job.size)
+        yield MemoryPart("keys and values", kv, kv * awake, "the engine's pages")
+        yield MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs")
+        yield MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids")
+
+
+def _learner_parts(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+    """The optimizer's state, and what a micro-batch needs; all of it for one process."""
+    shape, size, tokens, config, lora = job.shape, job.size, setting.tokens, job.config, job.recipe.model.lora
+    layers = shape.layers if setting.layers is None else setting.layers
+    whole = job.kept // shape.layers - shape.hidden * size
+    spared = {"none": 0, "mlp": 2 * shape.mlp * size, "block": whole}[setting.checkpointing]
+    ends = 4 * shape.hidden * size  # embedding, last norm, and their gradients
+    forward = tokens * (job.kept - layers * spared + ends)
+    # The backward is at its highest in the head (a chunk of logits, the head's gradient) or in the last layer.
+    logits = tokens * shape.vocab * size
+    head = min(CHUNK_BYTES, logits)
+    if lora is None:  # summed in float32 where there are several chunks
+        head += shape.vocab * shape.hidden * (size + 4 * (logits > CHUNK_BYTES))
+    # The last layer, where the backward begins, is computed again only if all are.
+    inside = ((1 if job.thin else 3) * shape.mlp + 3 * shape.hidden) * size + spared * (layers == shape.layers)
+    backward = max(head, tokens * inside)
+
+    (count, size), offload = job.trained, config.optimizer.offload
+    masters = offload or size < 4
+    # Gradients of a micro-batch that are not added up where they arise.
+    share, passing = count, size * count * masters
+    if job.processes > 1:  # whole matrices belong to one process; gradients arise whole and are summed one by one
+        largest = shape.hidden * (1 if lora else shape.vocab)
+        share, passing = max(count // job.processes, largest), size * count + 4 * largest
+    state = int(share * ((2.04 if config.optimizer.name == "adamw-8bit" else 8) + 4 * masters))
+    here, away = (0, job.processes * (state + 4 * share)) if offload else (state, 0)
+    sums = 4 * share * (not offload) + max(0, passing - forward - backward)  # `passing` grows while activations go
+    reference = count * size * method_of(config.method).needs_reference(config)
+    yield MemoryPart("optimizer", here, here, "masters and moments", away)
+    yield MemoryPart("reference", reference, reference, "the trained weights as they were")
+    yield MemoryPart("gradients", 0, sums, "float32")
+    yield MemoryPart("activations", 0, forward, f"{tokens} tokens")
+    yield MemoryPart("backward", 0, backward, "a chunk of logits, or one layer")
