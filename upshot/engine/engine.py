@@ -126,12 +126,12 @@ class Engine:
                 )
         else:
             from upshot.engine.cpu.runner import TorchRunner
+            from upshot.engine.cpu.store import Store
             from upshot.engine.llama.select import select_driver
 
             driver = select_driver(model, self.shape, self.settings, kernels=False)
-            self.runner = TorchRunner(
-                driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, swap_slot
-            )
+            store = Store(self.shape, n_pages, self.settings.page_size, swap_slot)
+            self.runner = TorchRunner(driver, store, self._kv_bytes(), self.settings.exact)
         self.pool = PagePool(n_pages, self.settings.page_size)
         chunk = self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
         score_rows = max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab)

@@ -140,9 +140,8 @@ class Scheduler:
         pages, chain = self.pool.match(seq.packed(), seq.spared)
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
-        under_way = len(self.running) + len(self._reading)
         # One spare page for each sequence keeps admission from starving running sequences.
-        spare = under_way + len(seq.siblings) if under_way else 0
+        spare = self.under_way + len(seq.siblings) if self.under_way else 0
         if not self.pool.has(need + spare):
             self.pool.drop_all(pages)
             return False

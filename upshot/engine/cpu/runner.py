@@ -25,7 +25,6 @@ from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, StepPlan
 from upshot.engine.scoring import by_sequence, given_logprobs, score_request
 from upshot.engine.sequence import Scored, Sequence, Top, likeliest
-from upshot.engine.swap_slot import SwapSlot
 
 
 class DecodeStep:
@@ -171,19 +170,9 @@ class PrefillStep:
 class TorchRunner:
     """Runs plans on the CPU, one after another."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        n_pages: int,
-        page_size: int,
-        window_bytes: int,
-        exact: bool = False,
-        swap_slot: SwapSlot | None = None,
-    ) -> None:
-        shape = driver.shape
-        self.driver = driver
+    def __init__(self, driver: Driver, store: Store, window_bytes: int, exact: bool = False) -> None:
+        self.driver, self.store = driver, store
         self.exact = ExactMode(kernels=False) if exact else None
-        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, swap_slot)
         # Windows, soft caps and sinks would need different prefix arithmetic: such models share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)

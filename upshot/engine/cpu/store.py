@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels.plain import AttentionOptions
+from upshot.engine.llama.driver import Shape
 from upshot.engine.sequence import Sequence
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
@@ -39,18 +40,9 @@ def attention(
 class Store:
     """Keys and values in pages: one tensor each, [layers, pages × page_size, kv_heads, dim]."""
 
-    def __init__(
-        self,
-        layers: int,
-        n_pages: int,
-        page_size: int,
-        kv_heads: int,
-        dim: int,
-        dtype: torch.dtype,
-        swap_slot: SwapSlot | None = None,
-    ) -> None:
-        self.page_size = page_size
-        self._size, self._dtype, self._swap_slot = (layers, n_pages * page_size, kv_heads, dim), dtype, swap_slot
+    def __init__(self, shape: Shape, n_pages: int, page_size: int, swap_slot: SwapSlot | None = None) -> None:
+        self.page_size, self._dtype, self._swap_slot = page_size, shape.dtype, swap_slot
+        self._size = (shape.layers, n_pages * page_size, shape.kv_heads, shape.head_dim)
         self.take()
 
     def take(self) -> None:

@@ -110,23 +110,12 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
     rows, vocab = logits.shape
-    found = torch.zeros(3, rows, dtype=torch.float32, device=logits.device)
+    logprobs, sums, spread = torch.zeros(3, rows, dtype=torch.float32, device=logits.device)
     _token_logprobs[(rows,)](
-        logits,
-        logits.stride(0),
-        targets,
-        found[0],
-        found[1],
-        found[2],
-        vocab,
-        inverse,
-        cap,
-        CAPPED=cap > 0,
-        ENTROPY=entropy,
-        BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
-        num_warps=8,
-    )
-    return found[0], found[1], found[2]
+        logits, logits.stride(0), targets, logprobs, sums, spread, vocab, inverse, cap,
+        CAPPED=cap > 0, ENTROPY=entropy, BLOCK=min(BLOCK, triton.next_power_of_2(vocab)), num_warps=8,
+    )  # fmt: skip
+    return logprobs, sums, spread
 
 
 def token_logprobs_backward(
@@ -143,18 +132,6 @@ def token_logprobs_backward(
     rows, vocab = logits.shape
     block = min(BLOCK, triton.next_power_of_2(vocab))
     _token_logprobs_backward[(rows, triton.cdiv(vocab, block))](
-        logits,
-        logits.stride(0),
-        targets,
-        sums,
-        entropy,
-        grads,
-        grads if entropy_grads is None else entropy_grads,
-        vocab,
-        inverse,
-        cap,
-        CAPPED=cap > 0,
-        ENTROPY=entropy_grads is not None,
-        BLOCK=block,
-        num_warps=8,
-    )
+        logits, logits.stride(0), targets, sums, entropy, grads, grads if entropy_grads is None else entropy_grads,
+        vocab, inverse, cap, CAPPED=cap > 0, ENTROPY=entropy_grads is not None, BLOCK=block, num_warps=8,
+    )  # fmt: skip

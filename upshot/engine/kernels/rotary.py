@@ -189,17 +189,9 @@ def store(x: Tensor, cells: Tensor, cache: Tensor) -> None:
         x = x.contiguous()
     kv_heads, page, dim = cache.shape[1:]
     _store[(x.shape[0],)](
-        x,
-        cells,
-        cache,
-        x.stride(0),
-        x.stride(1),
-        KV_HEADS=kv_heads,
-        D=dim,
-        WIDTH=triton.next_power_of_2(dim),
-        PAGE=page,
-        TILE=triton.next_power_of_2(kv_heads),
-    )
+        x, cells, cache, x.stride(0), x.stride(1), KV_HEADS=kv_heads, D=dim, WIDTH=triton.next_power_of_2(dim),
+        PAGE=page, TILE=triton.next_power_of_2(kv_heads),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -37,25 +37,20 @@ another's forward."""
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **named: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, in the form transformers calls. Masks are not read: who attends knows the layout."""
+    """Attention of one layer, in the form transformers calls: each family names what it has (scaling, softcap …).
+
+    Masks are not read: who attends knows the layout.
+    """
     attend, takes_sinks = _active[-1]
-    sinks = kwargs.get("s_aux")
+    sinks, scaling = named.get("s_aux"), named.get("scaling")
     if sinks is not None and not takes_sinks:
         raise NotImplementedError("attention sinks (s_aux) have no form here")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer: Any = module.layer_idx
-    options = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks, dropout)
+    window, softcap = named.get("sliding_window") or 0, named.get("softcap") or 0.0
+    options = AttentionOptions(scale, window, softcap, sinks, named.get("dropout", 0.0))
     return attend(layer, query, key, value, options), None
 
 

@@ -40,6 +40,16 @@ class BlockDriver(Driver):
         """Logits are not quite the model's: projections (`narrow`) or keys and values are in 8 bits, or a rounding may
         choose another expert."""
 
+    @property
+    def has_adapters(self) -> bool:  # type: ignore[override]
+        """Whether there are adapters in the model."""
+        return bool(self.weights.layers)
+
+    @property
+    def by_block(self) -> bool:  # type: ignore[override]
+        """Whether blocks are compared one by one: in 8 bits always, in 16 bits only without adapters."""
+        return self.narrow or not self.has_adapters
+
     def _look_up(self) -> None:
         """Every module's weight, merged as `merge` says."""
         with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here

@@ -41,6 +41,12 @@ class Driver(ABC):
     shape: Shape
     lm: Any
     """The causal LM."""
+    rough = False
+    """Whether its logits are only near the model's."""
+    has_adapters = False
+    """Whether it reads adapters itself, merged or not."""
+    by_block = False
+    """Whether each of its blocks can be compared with the model's own."""
 
     @abstractmethod
     def logits(

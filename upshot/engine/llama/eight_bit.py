@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.core.errors import UserError
-from upshot.engine.llama.linear import TOGETHER, Projections, side_by_side
+from upshot.engine.llama.linear import TOGETHER, Projections, join_rows
 from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_chunks
 
 PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
@@ -94,19 +94,9 @@ class Joined8:
 
     def refresh(self) -> None:
         """Look where they lie; nothing else of them changes."""
-        self.weight, self.scale = self._join("weight"), self._join("scale")
+        self.weight, self.scale = (join_rows([getattr(m, name) for m in self.modules]) for name in ("weight", "scale"))
         biases = [module.bias for module in self.modules]
         self.bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-
-    def _join(self, name: str) -> Tensor:
-        parameters = [getattr(module, name) for module in self.modules]
-        joined = side_by_side([p.data for p in parameters])
-        if joined is None:
-            joined, at = torch.cat([p.data for p in parameters]), 0
-            for parameter in parameters:
-                parameter.data = joined[at : at + len(parameter)]
-                at += len(parameter)
-        return joined
 
 
 def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:

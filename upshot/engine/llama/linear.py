@@ -94,42 +94,35 @@ def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def _join(tensors: list[Tensor]) -> Tensor:
-    """One tensor of all rows: the one they are already views of, or a new one."""
-    joined = side_by_side(tensors)
-    return torch.cat(tensors) if joined is None else joined
+def join_rows(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
+    """One tensor of all rows, of which the parameters become views; where they are that already, nothing moves."""
+    joined = side_by_side([parameter.data for parameter in parameters])
+    if joined is None:
+        first = parameters[0].data
+        joined = first.new_empty(sum(map(len, parameters)), *first.shape[1:])
+        point_at(joined, parameters)
+    return joined
+
+
+def point_at(joined: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Make parameters the rows of a tensor again; the values of those that lie elsewhere are copied into it."""
+    for parameter, rows in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
+        if parameter.data_ptr() != rows.data_ptr():
+            rows.copy_(parameter.data)
+            parameter.data = rows
 
 
 class JoinedProjections:
-    """Parameters of several projections, made views of one tensor; joined a second time, they stay where they are."""
+    """Parameters of several projections, made views of one tensor."""
 
     def __init__(self, modules: list[Any]) -> None:
-        self.modules = modules
+        self._weights, self._biases = [m.weight for m in modules], [m.bias for m in modules if m.bias is not None]
         with torch.no_grad():
-            self.weight = _join([m.weight.data for m in modules])
-            self.bias = None if modules[0].bias is None else _join([m.bias.data for m in modules])
-        self._point()
-
-    def _point(self) -> None:
-        at = 0
-        for module in self.modules:
-            n = module.weight.shape[0]
-            module.weight.data = self.weight[at : at + n]
-            if self.bias is not None:
-                module.bias.data = self.bias[at : at + n]
-            at += n
+            self.weight = join_rows(self._weights)
+            self.bias = join_rows(self._biases) if self._biases else None
 
     def refresh(self) -> None:
-        """Copy the values back if a parameter was given different storage."""
-        at = 0
-        moved = False
-        for module in self.modules:
-            n = module.weight.shape[0]
-            if module.weight.data_ptr() != self.weight[at].data_ptr():
-                self.weight[at : at + n].copy_(module.weight.data)
-                if self.bias is not None:
-                    self.bias[at : at + n].copy_(module.bias.data)
-                moved = True
-            at += n
-        if moved:
-            self._point()
+        """Copy the values back if a parameter was given different storage: captured steps go on reading this one."""
+        point_at(self.weight, self._weights)
+        if self.bias is not None:
+            point_at(self.bias, self._biases)

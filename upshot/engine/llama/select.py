@@ -89,39 +89,38 @@ def disagreement(
     `drive` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
-    with torch.inference_mode():
-        try:
-            if isinstance(driver, ModuleDriver) and (reason := other_mixing(model)):
-                return reason
-            compute = partial(drive or drive_on_cpu, driver, ids)
-            block = driver if isinstance(driver, BlockDriver) and (driver.narrow or not driver.weights.layers) else None
-            if block and block.rough:
-                return _gap_of_blocks(model, block, compute, ids)
-            expected, got = _both(model, driver, compute, ids)
-            if isinstance(driver, ExactDriver):
-                wrong = int((got != expected).sum())
-                return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
-            reason = _gap(got, expected, driver)
-            # In 16 bits large numbers (biases of keys) may round the whole to something else; then each block decides.
-            if reason and block and block.shape.dtype != torch.float32:
-                return _gap_of_blocks(model, block, compute, ids)
-            return reason
-        except FAILURES as error:
-            return f"{type(error).__name__}: {error}"
+    try:
+        with torch.inference_mode():
+            return _compare(model, driver, partial(drive or drive_on_cpu, driver, ids), ids)
+    except FAILURES as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _compare(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor], ids: list[int]) -> str | None:
+    if isinstance(driver, ModuleDriver) and (reason := other_mixing(model)):
+        return reason
+    if driver.rough and driver.by_block:
+        return _gap_of_blocks(model, driver, drive, ids)
+    expected, got = _both(model, driver, drive, ids)
+    if isinstance(driver, ExactDriver):
+        wrong = int((got != expected).sum())
+        return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
+    reason = _gap(got, expected, driver)
+    # In 16 bits large numbers (biases of keys) may round the whole to something else; then each block decides.
+    if reason and driver.by_block and driver.shape.dtype != torch.float32:
+        return _gap_of_blocks(model, driver, drive, ids)
+    return reason
 
 
 def _gap(got: Tensor, expected: Tensor, driver: Driver) -> str | None:
-    rough = isinstance(driver, BlockDriver) and driver.rough
-    reason = logits_gap(got, expected, driver.shape.dtype, rough)
+    reason = logits_gap(got, expected, driver.shape.dtype, driver.rough)
     config = driver.lm.config.get_text_config()
     capped = getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa"
     hint = "; sdpa leaves out this model's soft cap: load it with attn_implementation='eager'" if capped else ""
     return reason and reason + hint
 
 
-def _gap_of_blocks(
-    model: torch.nn.Module, driver: BlockDriver, drive: Callable[[], Tensor], ids: list[int]
-) -> str | None:
+def _gap_of_blocks(model: torch.nn.Module, driver: Any, drive: Callable[[], Tensor], ids: list[int]) -> str | None:
     """None if every block by itself, between embedding and head, agrees with the model's own; else what differs.
 
     In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert.
@@ -143,9 +142,9 @@ def _gap_of_blocks(
     return None
 
 
-def _both(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor], ids: list[int]) -> tuple[Tensor, Tensor]:
+def _both(model: torch.nn.Module, driver: Any, drive: Callable[[], Tensor], ids: list[int]) -> tuple[Tensor, Tensor]:
     """The logits expected of a driver and those it gives; where it merges adapters, it has no hand in the former."""
-    if not isinstance(driver, BlockDriver) or not driver.weights.layers:
+    if not driver.has_adapters:
         with busy_adapters(model):
             return expected_logits(model, driver, ids), drive()
     # A driver that shares another model's weights would need its own copy as soon as its adapters had values.
@@ -183,7 +182,7 @@ def drive_on_cpu(driver: Driver, ids: list[int]) -> Tensor:
     """Logits of the last three ids: two chunks of the prompt, then one id at a time."""
     shape = driver.shape
     seq = Sequence(list(ids), Rules(), pages=list(range(1, 5)))
-    store = Store(shape.layers, 5, 4, shape.kv_heads, shape.head_dim, shape.dtype)
+    store = Store(shape, n_pages=5, page_size=4)
     rows = []
     for start, stop in pairwise([0, 5, IDS - 2, IDS - 1, IDS]):
         step: AttentionStep
