@@ -97,19 +97,16 @@ def connect_all(
     budget: Budget | None = None,
     policy: Model | None = None,
     pool: Any = None,
-    where: str = "models",
 ) -> dict[str, Model]:
     """Models by role; roles with the same spec share one model, so weights are loaded and connections opened once."""
     endpoints = Endpoints()
     by_spec: dict[str, Model] = {}
     out: dict[str, Model] = {}
     for role, named in specs.items():
-        spec = ModelSpec.parse(named, f"{where}.{role}")
+        spec = ModelSpec.parse(named, f"models.{role}")
         key = spec.model_dump_json()
         if key not in by_spec:
-            by_spec[key] = connect(
-                spec, role=role, budget=budget, endpoints=endpoints, policy=policy, pool=pool, where=f"{where}.{role}"
-            )
+            by_spec[key] = connect(spec, role=role, budget=budget, endpoints=endpoints, policy=policy, pool=pool)
         out[role] = by_spec[key]
     # Models in this process share the memory for keys and values with the others of their device.
     local = [model for model in by_spec.values() if isinstance(model, LocalModel) and not model.spec.kv_gb]

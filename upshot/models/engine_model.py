@@ -9,7 +9,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, messages_from
 from upshot.core.errors import UserError
-from upshot.engine.engine import Engine, QueueFull
+from upshot.engine.engine import Engine, QueueFull, Token
 from upshot.engine.sequence import Rules
 from upshot.engine.sequence import Sequence as Running
 from upshot.models import grammar as grammars
@@ -74,10 +74,7 @@ class EngineModel(Model):
                 task.cancel()
 
     def submit(
-        self,
-        request: Request,
-        on_token: Callable[[Running, int, float], None] | None = None,
-        on_done: Callable[[Running], None] | None = None,
+        self, request: Request, on_token: Token | None = None, on_done: Callable[[Running], None] | None = None
     ) -> list[Running]:
         """Queue a request without waiting for it."""
         self.calls += 1
@@ -132,13 +129,9 @@ class EngineModel(Model):
         if "" in sampling.stop:
             raise UserError("a stop string is empty: it would end every text before its first character")
         drawn = (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        return Rules(
-            *drawn,
-            seed=self.engine.fresh_seed() if sampling.seed is None else sampling.seed,
-            stop_ids=frozenset(sampling.stop_ids) | self.end_ids,
-            top_logprobs=request.top_logprobs,
-            stopped=self._stop_check(sampling.stop) if sampling.stop else None,
-        )
+        seed = self.engine.fresh_seed() if sampling.seed is None else sampling.seed
+        stopped = self._stop_check(sampling.stop) if sampling.stop else None
+        return Rules(*drawn, seed, frozenset(sampling.stop_ids) | self.end_ids, request.top_logprobs, stopped)
 
     def _stop_check(self, stops: tuple[str, ...]) -> Callable[[list[int]], bool]:
         # A token has at least one byte unless it is special, so this many last ids hold any stop string.
@@ -170,19 +163,14 @@ class EngineModel(Model):
         """What a finished sequence said."""
         if seq.finish in ("error", "abort"):
             raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
-        text, stopped = "", False
-        if not seq.given:
-            text, stopped = cut_at_stop(self.tokenizer.decode(seq.sampled, skip_special_tokens=True), sampling.stop)
-        return Completion(
-            text=text,
-            finish="stop" if stopped else seq.finish,
-            ids=tuple(seq.sampled),
-            logprobs=tuple(seq.logprobs),
-            prompt_tokens=len(seq.ids) if seq.given else seq.prompt_len,
-            completion_tokens=0 if seq.given else len(seq.sampled),
-            version=seq.version,
-            top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
-        )
+        ids, logprobs = tuple(seq.sampled), tuple(seq.logprobs)
+        tops = tuple(seq.tops) if seq.rules.top_logprobs else None
+        if seq.given:
+            read = len(seq.ids)
+            return Completion("", seq.finish, ids, logprobs, (), read, version=seq.version, top_logprobs=tops)
+        text, stopped = cut_at_stop(self.tokenizer.decode(seq.sampled, skip_special_tokens=True), sampling.stop)
+        finish, counts = "stop" if stopped else seq.finish, (seq.prompt_len, len(ids))
+        return Completion(text, finish, ids, logprobs, (), *counts, version=seq.version, top_logprobs=tops)
 
     async def aclose(self) -> None:
         """Abort all requests."""

@@ -78,8 +78,8 @@ def chat_body(request: Request, n: int, seed: int | None, schema: bool, ids: boo
         body["tools"] = [dict(tool) for tool in request.tools]
     if ids or request.top_logprobs:
         body["logprobs"] = True
-        if request.top_logprobs:
-            body["top_logprobs"] = request.top_logprobs
+    if request.top_logprobs:
+        body["top_logprobs"] = request.top_logprobs
     return body | (_id_fields(request) if ids else {})
 
 
@@ -191,17 +191,10 @@ def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_token
         raise BadResponse(f"content is {type(text).__name__}, not text")
     logprobs, top = _read_logprobs(choice.get("logprobs"))
     ids = choice.get("token_ids")
-    return Completion(
-        text=text,
-        finish="stop" if finish == "eos" else finish,
-        ids=tuple(ids) if ids is not None else None,
-        logprobs=logprobs if ids is not None and logprobs is not None and len(logprobs) == len(ids) else None,
-        tool_calls=calls,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        cost=cost,
-        top_logprobs=top,
-    )
+    if ids is None or logprobs is None or len(logprobs) != len(ids):
+        logprobs = None
+    finish, ids = "stop" if finish == "eos" else finish, None if ids is None else tuple(ids)
+    return Completion(text, finish, ids, logprobs, calls, prompt_tokens, completion_tokens, cost, top_logprobs=top)
 
 
 Logprobs = tuple[tuple[float, ...] | None, tuple[tuple[tuple[int, float], ...], ...] | None]

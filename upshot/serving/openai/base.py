@@ -105,6 +105,10 @@ class ApiServer:
         if name not in ("", self.name) and not self.any_name:
             raise OtherModel(f"no model '{name}' here, only '{self.name}' (upshot serve --any-name takes any name)")
 
+    def _entry(self) -> dict[str, Any]:
+        """The one model there is, as a list of models shows it."""
+        return {"id": self.name, "object": "model", "created": 0, "owned_by": "upshot"}
+
     async def _read(self, http: HttpRequest, read: Callable[[bytes], Asked]) -> Asked:
         """What a request asks, `read` of its body; of a long one only while its client waits for it."""
         self.counts["requests"] += 1

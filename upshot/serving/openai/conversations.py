@@ -102,8 +102,7 @@ class ConversationServer(ApiServer):
     async def models(self, http: HttpRequest) -> Response:
         """The one model there is."""
         self._find(http)
-        entry = {"id": self.name, "object": "model", "created": 0, "owned_by": "upshot"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [self._entry()]})
 
     async def reward(self, http: HttpRequest) -> Response:
         """POST /c/NAME/reward {"reward": 0.5}: what the conversation came to; the last one counts."""

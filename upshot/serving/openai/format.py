@@ -130,23 +130,19 @@ class CommonFields(StrictBody):
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
     def name_of(self, token: int, pieces: TokenPieces) -> str:
         """How the response names a token: by its text or, if asked to, by its id."""
         return f"token_id:{token}" if self.return_tokens_as_token_ids else pieces.text(token)
 
     def sampling(self, max_tokens: int) -> Sampling:
         """How to sample."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            stop=tuple(stops),
-            stop_ids=tuple(self.stop_token_ids),
-            seed=self.seed,
-        )
+        cuts, stop_ids = (self.top_p, max(0, self.top_k), self.min_p), tuple(self.stop_token_ids)
+        return Sampling(max_tokens, self.temperature, *cuts, self.stops, stop_ids, self.seed)
 
     def schema_of(self) -> dict[str, Any] | None:
         """The JSON schema asked for."""
@@ -290,6 +286,9 @@ class CompletionRequest(CommonFields):
         }
 
 
+ApiRequest = ChatRequest | CompletionRequest
+
+
 def check_tool(tool: dict[str, Any], where: str) -> None:
     """Refuse anything that is not the definition of a tool."""
     function = tool.get("function")
@@ -354,12 +353,7 @@ class SampledTokens(NamedTuple):
 
 
 def choice_of(
-    asked: ChatRequest | CompletionRequest,
-    index: int,
-    body: dict[str, Any],
-    finish: str | None,
-    sampled: SampledTokens,
-    pieces: TokenPieces,
+    asked: ApiRequest, index: int, body: dict[str, Any], finish: str | None, sampled: SampledTokens, pieces: TokenPieces
 ) -> dict[str, Any]:
     """One choice of a response, or of an event of a stream; `body` is its message, text or delta."""
     choice = {"index": index, **body, "finish_reason": finish, "logprobs": asked.logprobs_of(sampled, pieces)}

@@ -24,6 +24,7 @@ from upshot.models.base import Completion, Request
 from upshot.models.engine_model import EngineModel
 from upshot.serving.openai.base import ApiServer, event
 from upshot.serving.openai.format import (
+    ApiRequest,
     ChatRequest,
     CompletionRequest,
     SampledTokens,
@@ -88,8 +89,7 @@ class OpenAIServer(ApiServer):
         return JSONResponse(self._entry())
 
     def _entry(self) -> dict[str, Any]:
-        entry = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "upshot"}
-        return {**entry, "max_model_len": self.model.engine.shape.max_length}
+        return {**super()._entry(), "max_model_len": self.model.engine.shape.max_length}
 
     async def metrics(self, _: HttpRequest) -> Response:
         """Counters in Prometheus' text format."""
@@ -181,7 +181,7 @@ class OpenAIServer(ApiServer):
             self.seconds += time.perf_counter() - began
 
     def _stream(
-        self, asked: ChatRequest | CompletionRequest, requests: list[Request], form: ReplyFormat, http: HttpRequest
+        self, asked: ApiRequest, requests: list[Request], form: ReplyFormat, http: HttpRequest
     ) -> StreamingResponse:
         """Begin the sequences now, so that what is refused is refused by a status; their tokens follow as events."""
         queue: TokenQueue = asyncio.Queue()
@@ -200,25 +200,19 @@ class OpenAIServer(ApiServer):
             for seq in running:  # nobody will read them
                 self.model.engine.abort(seq)
             raise
-        events = self._events(asked, running, queue, form, requests[0].sampling.stop, http)
+        events = self._events(asked, running, queue, form, http)
         # Where the sending is cancelled between two events, nothing else would close them before garbage is collected.
         return StreamingResponse(events, media_type="text/event-stream", background=BackgroundTask(events.aclose))
 
     async def _events(
-        self,
-        asked: ChatRequest | CompletionRequest,
-        running: list[Sequence],
-        queue: TokenQueue,
-        form: ReplyFormat,
-        stops: tuple[str, ...],
-        http: HttpRequest,
+        self, asked: ApiRequest, running: list[Sequence], queue: TokenQueue, form: ReplyFormat, http: HttpRequest
     ) -> AsyncGenerator[str, None]:
         """The events of a stream; closed early, they abort what is still under way."""
         chat = isinstance(asked, ChatRequest)
         outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
         if asked.include_usage:
             outer["usage"] = None  # until the last event
-        texts = [GrowingText(form, stops) for _ in running]
+        texts = [GrowingText(form, asked.stops) for _ in running]
         messages = [GrowingMessage(form) for _ in running]
         index = {id(seq): i for i, seq in enumerate(running)}
         left = len(running)

@@ -72,15 +72,9 @@ def find(recipe: Recipe, run: Path) -> Address:
         url=server["url"], model=NAME, token_ids=True, api_key_env=KEY, concurrency=1024, retries=0, timeout_s=3600
     )
     gpus = devices_of(recipe)
-    return Address(
-        spec,
-        os.environ[KEY],
-        Path(server["log"]),
-        same_gpu=own_gpu(recipe) in gpus,
-        level=sleep_level(recipe),
-        workers=max(len(gpus), 1),
-        is_up=lambda: is_up(folder),
-    )
+    same_gpu, level, workers = own_gpu(recipe) in gpus, sleep_level(recipe), max(len(gpus), 1)
+    key, log = os.environ[KEY], Path(server["log"])
+    return Address(spec, key, log, same_gpu, level, workers, is_up=lambda: is_up(folder))
 
 
 def own_gpu(recipe: Recipe) -> int | None:
@@ -117,13 +111,9 @@ class VllmClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def close_gate(self) -> None:
-        """Let no request in, and wait until none is under way."""
-        await self.change("/upshot/gate")
-
-    async def open_gate(self, version: str) -> None:
-        """Let requests for this version in."""
-        await self.change(f"/upshot/gate?version={version}")
+    async def turn_gate(self, version: str | None) -> None:
+        """Let requests for this version in; None: let none in, and wait until none is under way."""
+        await self.change("/upshot/gate" if version is None else f"/upshot/gate?version={version}")
 
     async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
         """What every worker answers."""

@@ -102,7 +102,7 @@ class VllmPolicy(PolicySampler):
                 await self._until_idle()
                 self._loaded = None
                 try:
-                    await self.client.close_gate()
+                    await self.client.turn_gate(None)
                     await self.client.sleep(self.address.level)
                 except ServerDown as error:  # it is gone and takes no memory; who wants replies waits for it
                     log.warning("vLLM: %s; it could not be put to sleep", error)
@@ -186,7 +186,7 @@ class VllmPolicy(PolicySampler):
         """Give the server the learner's weights, and let requests for them in when every worker has them."""
         began = time.monotonic()
         self._loaded = None
-        await self.client.close_gate()
+        await self.client.turn_gate(None)
         asleep = self.address.same_gpu and (await self.client.look("/is_sleeping"))["is_sleeping"]
         if asleep:
             _release()
@@ -195,7 +195,7 @@ class VllmPolicy(PolicySampler):
         if asleep:
             await self.client.change("/wake_up?tags=kv_cache")
         await self.client.change("/reset_prefix_cache")
-        await self.client.open_gate(version)
+        await self.client.turn_gate(version)
         self.endpoint.headers = {HEADER: version}
         # Prefixes of other weights would not be found even if some were left.
         self.endpoint.spec = self.endpoint.spec.model_copy(update={"extra_body": {"cache_salt": f"version {version}"}})
