@@ -148,18 +148,18 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Api
 
 def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer:
     """The log-probabilities of a request's given ids; raises `BadResponse` or `MissingScores`."""
-    ids, given = list(request.prompt), request.given
+    ids, count = list(request.prompt), request.given
     try:
         values = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
         tokens = int((data.get("usage") or {}).get("prompt_tokens") or len(ids))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise BadResponse(f"{type(error).__name__}: {error}") from error
-    numbers = all(isinstance(value, int | float) for value in values[-given:])
+    numbers = all(isinstance(value, int | float) for value in values[-count:])
     if len(values) != len(ids) or values[0] is not None or not numbers:  # a prompt's first id has none
         raise MissingScores(f"{len(values)} log-probabilities came back for the prompt's {len(ids)} ids, not one each")
     cost = tokens * price_in / 1e6
-    logprobs = tuple(float(value) for value in values[-given:])
-    scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
+    logprobs = tuple(float(value) for value in values[-count:])
+    scored = Completion("", "length", tuple(ids[-count:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
     return ApiAnswer([scored], tokens, 0, cost)
 
 

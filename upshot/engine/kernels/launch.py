@@ -34,12 +34,12 @@ class Launcher:
             bits |= tensor.data_ptr()
         # What a compiled form depends on: the constants, and the tensors' dtypes and alignment.
         form = (constants, warps, tensors[0].device.index, bits % 16 == 0, *[tensor.dtype for tensor in tensors])
-        found = self.compiled.get(form)
+        compiled = self.compiled.get(form)
         # An odd address may be one that Triton has no form for yet, or another than the last: it looks by itself.
-        if found is None or bits % 16:
+        if compiled is None or bits % 16:
             self.compiled[form] = self.kernel[grid](*tensors, *numbers, *constants, num_warps=warps)
         else:
-            found[grid](*tensors, *numbers, *constants)
+            compiled[grid](*tensors, *numbers, *constants)
 
 
 @cache

@@ -72,10 +72,10 @@ def _token_logprobs(
             weighted = weighted * shrink + tl.sum(p * tl.where(live, z, 0.0), 0)
         top = higher
     lse = top + tl.log(total)
-    own = tl.load(base + tl.load(targets_ptr + row)).to(tl.float32)
+    logit = tl.load(base + tl.load(targets_ptr + row)).to(tl.float32)
     if CAPPED:
-        own = cap * _tanh(own / cap)
-    tl.store(logprobs_ptr + row, own * inverse - lse)
+        logit = cap * _tanh(logit / cap)
+    tl.store(logprobs_ptr + row, logit * inverse - lse)
     tl.store(sums_ptr + row, lse)
     if ENTROPY:
         tl.store(entropy_ptr + row, lse - weighted / total)

@@ -111,8 +111,8 @@ def lay_out(q: Tensor, k: Tensor, v: Tensor, grain: int = GRAIN) -> Run:
         return x.transpose(0, 1)[None]
 
     before = (rows(k[:base]), rows(v[:base])) if base else None
-    own = tuple(rows(pad(x[base:], 0, tail)) for x in (k, v))
-    return Run(rows(pad(q, lead, tail)), before, (own[0], own[1]), lead)
+    of_run = tuple(rows(pad(x[base:], 0, tail)) for x in (k, v))
+    return Run(rows(pad(q, lead, tail)), before, (of_run[0], of_run[1]), lead)
 
 
 def pad(x: Tensor, lead: int, tail: int) -> Tensor:
@@ -122,8 +122,8 @@ def pad(x: Tensor, lead: int, tail: int) -> Tensor:
 
 def run_forward(run: Run, scale: float) -> Part:
     """Both parts, merged."""
-    own = run_part(run.q, *run.own, True, scale)
-    return own if run.before is None else merge(own, run_part(run.q, *run.before, False, scale))
+    itself = run_part(run.q, *run.own, True, scale)
+    return itself if run.before is None else merge(itself, run_part(run.q, *run.before, False, scale))
 
 
 def long_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, grain: int = GRAIN) -> Tensor:
@@ -141,11 +141,11 @@ def long_attention_backward(
     padded = [pad(x, run.lead, tail).transpose(0, 1)[None] for x in (grad, out)]
     whole = part._replace(out=padded[1])
     dq, dk, dv = run_part_backward(padded[0], run.q, *run.own, whole, True, scale)
-    own = run.lead + n
-    found = [x[0].transpose(0, 1) for x in (dq, dk, dv)]
-    dk, dv = found[1][:own], found[2][:own]
+    stop = run.lead + n
+    grads = [x[0].transpose(0, 1) for x in (dq, dk, dv)]
+    dk, dv = grads[1][:stop], grads[2][:stop]
     if run.before is not None:
         more = run_part_backward(padded[0], run.q, *run.before, whole, False, scale)
-        found[0] = found[0] + more[0][0].transpose(0, 1)
+        grads[0] = grads[0] + more[0][0].transpose(0, 1)
         dk, dv = (torch.cat([x[0].transpose(0, 1), y]) for x, y in zip(more[1:], (dk, dv), strict=True))
-    return found[0][run.lead : own], dk, dv
+    return grads[0][run.lead : stop], dk, dv

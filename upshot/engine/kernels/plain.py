@@ -211,9 +211,9 @@ def token_logprobs(
     """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
     z = cap_logits(logits.float(), cap) * inverse
     sums = z.logsumexp(-1)
-    own = z.gather(-1, targets[:, None])[:, 0] - sums
+    logprobs = z.gather(-1, targets[:, None])[:, 0] - sums
     spread = sums - ((z - sums[:, None]).exp() * z).sum(-1) if entropy else torch.zeros_like(sums)
-    return own, sums, spread
+    return logprobs, sums, spread
 
 
 def token_logprobs_backward(

@@ -32,8 +32,8 @@ def segment_sums(a: Tensor, b: Tensor, places: Tensor, ends: Tensor) -> tuple[Te
     """Row n of each result: the sum of the rows at places[ends[n] : ends[n + 1]] of `a` and of `b` [rows, …]."""
     a, b = a.contiguous(), b.contiguous()
     width = a[0].numel()
-    found = [torch.empty(len(ends) - 1, *x.shape[1:], dtype=x.dtype, device=x.device) for x in (a, b)]
+    sums = [torch.empty(len(ends) - 1, *x.shape[1:], dtype=x.dtype, device=x.device) for x in (a, b)]
     block = min(1024, triton.next_power_of_2(width))
     grid = (len(ends) - 1, triton.cdiv(width, block))
-    _segment_sums[grid](a, b, *found, places, ends, width, BLOCK=block)
-    return tuple(found)
+    _segment_sums[grid](a, b, *sums, places, ends, width, BLOCK=block)
+    return tuple(sums)

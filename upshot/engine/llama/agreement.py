@@ -87,7 +87,7 @@ class SkippedBlock(torch.nn.Module):
         super().__init__()
         self.attention_type = getattr(block, "attention_type", None)  # some families' forwards ask their blocks for it
 
-    def forward(self, hidden: Tensor, *given: Any, **more: Any) -> Tensor:
+    def forward(self, hidden: Tensor, *arguments: Any, **more: Any) -> Tensor:
         """What came."""
         return hidden
 

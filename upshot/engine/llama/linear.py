@@ -24,7 +24,7 @@ def neighbours(module: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
         parent, leaf, kind = f"..{name}".rsplit(".", 2)
         together = next((names for names in TOGETHER if leaf in names), (leaf,))
         groups.setdefault((parent, *together, kind), []).append((together.index(leaf), parameter))
-    return [[parameter for _, parameter in sorted(group, key=lambda found: found[0])] for group in groups.values()]
+    return [[parameter for _, parameter in sorted(group, key=lambda placed: placed[0])] for group in groups.values()]
 
 
 def linear(module: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
