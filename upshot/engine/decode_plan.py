@@ -84,7 +84,7 @@ def shared_stretches(
 
     `skip`: this many first pages do not count. `takes`: whether a stretch of so many rows may be shared.
     """
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     todo = [(list(range(len(rows))), skip, skip, levels)]
     while todo:
         members, start, at, left = todo.pop()
@@ -99,10 +99,10 @@ def shared_stretches(
                 end = at + len(commonprefix([rows[row].pages[at:-1] for row in family]))  # noqa: RUF071
                 long = end - start >= MIN_SHARED_PAGES and takes(len(family))
                 if long:
-                    found.append(Stretch(family, start * page_size, end * page_size))
+                    stretches.append(Stretch(family, start * page_size, end * page_size))
                 if left > long:
                     todo.append((family, end if long else start, end, left - long))
-    return found
+    return stretches
 
 
 def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Reads | None:
@@ -143,11 +143,11 @@ def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Read
         for row in stretch.rows:
             counted[row] += times
     counts = np.array(counted)
-    own = np.stack([starts, lengths - starts, counts, np.full_like(starts, OPEN)], 1)
+    alone = np.stack([starts, lengths - starts, counts, np.full_like(starts, OPEN)], 1)
     counts += narrow.cut(lengths - starts)[1]
     of_parts = np.where(counts > 1, counts, 0)  # a row's only part is its result
     begins = np.cumsum(of_parts) - of_parts
-    tables = narrow.table(tiles.narrow, own), wide.table(tiles.wide, own[:0])
+    tables = narrow.table(tiles.narrow, alone), wide.table(tiles.wide, alone[:0])
     return Reads(*tables, np.stack([begins, counts], 1).astype(np.int32))
 
 
@@ -167,13 +167,13 @@ class _Pieces:
         each = grains // self.grain * self.grain
         return each, -(-lengths // each)
 
-    def table(self, width: int, own: np.ndarray) -> np.ndarray:
-        """The pieces of the stretches and of what is each row's `own`; the longest first, for they take longest."""
+    def table(self, width: int, alone: np.ndarray) -> np.ndarray:
+        """The pieces of the stretches and of what is each row's `alone`; the longest first, for they take longest."""
         shared = [members + [-1] * (width - len(members)) for members in self.members]
-        rows = np.full((len(shared) + len(own), width), -1)
+        rows = np.full((len(shared) + len(alone), width), -1)
         rows[: len(shared)] = np.array(shared, dtype=np.int64).reshape(len(shared), width)
-        rows[len(shared) :, :1] = np.arange(len(own))[:, None]
-        start, length, part, stop = np.concatenate([np.array(self.ranges, dtype=np.int64).reshape(-1, 4), own]).T
+        rows[len(shared) :, :1] = np.arange(len(alone))[:, None]
+        start, length, part, stop = np.concatenate([np.array(self.ranges, dtype=np.int64).reshape(-1, 4), alone]).T
         each, times = self.cut(length)
         of, number = np.repeat(np.arange(len(start)), times), np.arange(times.sum())
         number -= np.repeat(np.cumsum(times) - times, times)

@@ -155,8 +155,8 @@ class CudaRunner:
 
     def _weight_pointers(self) -> list[int]:
         """Where captured steps read: parameters, pages, merged weights."""
-        own = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
-        return own + self.driver.pointers()
+        pointers = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
+        return pointers + self.driver.pointers()
 
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be reused."""
@@ -237,8 +237,8 @@ class CudaRunner:
         tops = None
         if flight.tops is not None:
             values, order = (x[:n].tolist() for x in flight.tops)
-            found = zip(flight.rows, order, values, strict=True)
-            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in found]
+            likely = zip(flight.rows, order, values, strict=True)
+            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in likely]
         scored = by_sequence(*flight.scored) if flight.scored else []
         ids, bits = flight.drawn[:, :n]
         return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops, scored
@@ -300,8 +300,8 @@ class CudaRunner:
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
         runs = self._long_runs(chunks, blocks)
         logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places, runs=runs)
-        found = given_logprobs(logits[len(last) :], ids, wanted.tops)
-        scored = (wanted, tuple(self._to_host(x) for x in found))
+        results = given_logprobs(logits[len(last) :], ids, wanted.tops)
+        scored = (wanted, tuple(self._to_host(x) for x in results))
         flight = self._sample(rows, logits[: len(last)])
         flight.scored = scored
         return flight
@@ -334,14 +334,14 @@ class CudaRunner:
         table[:, :count] = blocks
         ends = np.zeros(rows, dtype=np.int64)
         ends[: len(last)] = last
-        given = (self._upload(wide), self._upload(table), self._upload(ends))
+        inputs = (self._upload(wide), self._upload(table), self._upload(ends))
         key = (size, rows)
         if key not in self.prompt_graphs:
             if self._is_new(key):
-                return self._read(driver, *given, self._out(rows))[: len(last)]
+                return self._read(driver, *inputs, self._out(rows))[: len(last)]
             self.prompt_graphs[key] = self._capture_prompt(size, rows, room)
         graph = self.prompt_graphs[key]
-        for place, numbers in zip((graph.tokens, graph.blocks, graph.last), given, strict=True):
+        for place, numbers in zip((graph.tokens, graph.blocks, graph.last), inputs, strict=True):
             place.copy_(numbers)
         graph.graph.replay()
         return graph.logits[: len(last)]

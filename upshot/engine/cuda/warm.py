@@ -146,7 +146,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
 
 def _products8(layer: Layer, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     """The gate and the products in 8 bits: those of the first ids, and those of more rows."""
-    shape, found = driver.shape, dict[fp8.Tile8, Task]()
+    shape, tasks = driver.shape, dict[fp8.Tile8, Task]()
     both = torch.zeros(1, 2 * layer.down.joined.weight.shape[1], dtype=shape.dtype, device=shape.device)
     alone: Task = lambda: gate(both, driver.options.act, narrow=True)  # noqa: E731
 
@@ -155,15 +155,15 @@ def _products8(layer: Layer, driver: FusedDriver) -> tuple[list[Task], list[Task
         tile = fp8.tile_for(rows, n, width, processors(shape.device), parts)
         if tile is not None:
             x = torch.zeros(rows, width, dtype=shape.dtype, device=shape.device)
-            found[tile] = lambda: projections.in_parts(x) if parts else projections(x)
+            tasks[tile] = lambda: projections.in_parts(x) if parts else projections(x)
 
     for rows in reversed(BUCKETS):
         for projections in (layer.qkv, layer.gate_up):
             launch(projections, rows, parts=False)
         for projections in (layer.o, layer.down):
             launch(projections, rows, parts=True)
-    small = [tile for tile in found if tile.rows == min(other.rows for other in found)]
-    return [alone, *(found[tile] for tile in small)], [found[tile] for tile in found if tile not in small]
+    small = [tile for tile in tasks if tile.rows == min(other.rows for other in tasks)]
+    return [alone, *(tasks[tile] for tile in small)], [tasks[tile] for tile in tasks if tile not in small]
 
 
 def _gates(layer: Layer, hidden: int, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
