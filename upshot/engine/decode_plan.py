@@ -115,6 +115,8 @@ def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Read
 
     def takes(count: int) -> bool:
         kind, chunks = kind_of(count)
+        # A captured step has room for a fixed number of pieces. The first stretch that finds none closes its kind: what
+        # comes after it is read by each row itself.
         room[kind] -= chunks if chunks <= room[kind] else 1 << 30
         return room[kind] >= 0
 
@@ -139,6 +141,7 @@ def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Read
         for first in range(0, len(stretch.rows), each):
             pieces.members.append(stretch.rows[first : first + each])
             pieces.ranges.append((stretch.start, length, counted[stretch.rows[0]], stretch.stop))
+        # Each row numbers its own parts, in the order in which it reads them: those of stretches, then its own.
         times = pieces.cut(length)[1]
         for row in stretch.rows:
             counted[row] += times
@@ -179,5 +182,6 @@ class _Pieces:
         number -= np.repeat(np.cumsum(times) - times, times)
         lo = start[of] + number * each[of]
         hi = np.where(number == times[of] - 1, stop[of], lo + each[of])
+        # A row's last piece is open: for its place in the order its length now counts.
         order = np.argsort(lo - np.minimum(hi, (start + length)[of]), kind="stable")
         return np.concatenate([np.stack([lo, hi, part[of] + number], 1), rows[of]], 1).astype(np.int32)[order]

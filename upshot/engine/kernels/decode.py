@@ -102,11 +102,12 @@ def attend(
         if WINDOW:
             seen = seen & (offs[None, :] >= first[:, None])
         s = tl.where(seen, s, float("-inf"))
+        # The running maximum begins at -1e30, not at -inf: where a row sees nothing, -inf - -inf would be no number.
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
-        if EIGHT:
+        if EIGHT:  # taken out of the weights, which are float32 still: the values lie in the pages with it
             p = p / VALUE_FACTOR
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
@@ -145,6 +146,7 @@ def _read(
         first = lanes
         if WINDOW:
             first = tl.load(lengths_ptr + row) - window
+            # Nothing before the earliest window of these rows is read; back to where its page begins, as blocks do.
             lo = tl.maximum(lo, tl.min(tl.where(real, first, 1 << 30), 0)) // PAGE * PAGE
         own_head = head * GROUP + lanes % GROUP
         query = row * HEADS + own_head
@@ -162,7 +164,7 @@ def _read(
         if SINKS:  # once a row, and where no window leaves the piece empty
             z = tl.where(end == OPEN, add_sinks(z, m, sinks_ptr, own_head, real), z)
         value = acc / tl.where(z > 0, z, 1.0)[:, None]
-        alone = tl.load(rows_ptr + row * 2 + 1) == 1
+        alone = tl.load(rows_ptr + row * 2 + 1) == 1  # an only part is the result, and is not merged
         tl.store(
             out_ptr + query[:, None] * D + dims[None, :],
             value.to(out_ptr.dtype.element_ty),
@@ -170,6 +172,7 @@ def _read(
         )
         part = (tl.load(rows_ptr + row * 2) + tl.load(piece + 2)).to(tl.int64) * HEADS + own_head
         tl.store(parts_ptr + part[:, None] * D + dims[None, :], value, mask=there & (alone == 0)[:, None])
+        # What `_merge` weighs this part by: a part's value is divided by its own sum already.
         sums = tl.where(z > 0, m + tl.log2(tl.maximum(z, 1e-30)), -1e30)
         tl.store(sums_ptr + part, sums, mask=real & (alone == 0))
 
