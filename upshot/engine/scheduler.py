@@ -101,6 +101,8 @@ class Scheduler:
     def plan(self, chunk_tokens: int = 0) -> StepPlan | None:
         """The next step, or None if nothing can be computed until results are committed."""
         decode = self._just_read and bool(self.running)
+        # Prompts first, unless they had the last step. Reading them first fills the batch, and a large batch costs a
+        # decode step hardly more than a small one.
         for read in (not decode, decode):
             plan = StepPlan([])
             if read:
@@ -125,6 +127,7 @@ class Scheduler:
             seq = next(iter(self.waiting))
             if len(self._slots) < 1 + len(seq.siblings) and len(self._slots) < self.max_running:
                 break
+            # In order: if a shorter one overtook whoever finds no room, a long prompt might never be read.
             if (seq.given and not self._score_room) or not self._admit(seq):
                 break
             del self.waiting[seq]
@@ -158,7 +161,7 @@ class Scheduler:
         start, left = seq.computed, seq.reads - seq.computed
         if left >= WHOLE and left > budget:
             if chunks and left <= self.chunk_tokens:
-                return 0
+                return 0  # it fits into a step of its own, the next
             if not chunks:
                 budget = min(left, self.chunk_tokens)
         stop = min(seq.reads, start + budget)
@@ -213,6 +216,8 @@ class Scheduler:
     def _extend_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """The rows of a decode step, and those of them whose pages may have changed."""
         touched = self._rows.turn()
+        # In most steps nobody joins, leaves or needs a page: then a step costs the host the few rows that are due, and
+        # not a look at a thousand.
         if self._steady and self.pool.has(len(touched)):
             for seq in touched:
                 if seq.length >= seq.max_length:
@@ -250,6 +255,8 @@ class Scheduler:
         if index < len(seq.pages) and self.pool.alone(seq.pages[index]):
             return True
         while not self.pool.has(1):
+            # Who came last gives way, so the first ones end and there is always progress. But nobody whose next id is
+            # being computed (it would be lost), and nobody who has a page for this very step.
             victim = next((s for s in reversed(self.running) if not s.pending), None)
             if victim is None or (victim in rows):
                 victim = seq
@@ -398,7 +405,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Put all running sequences back into the queue, in order (no results may be pending)."""
-        for seq in reversed([*self.running, *self._reading]):
+        for seq in reversed([*self.running, *self._reading]):  # each goes to the front of the queue
             self.preempt(seq)
             self.preempted -= 1
         self._copies.clear()
