@@ -22,7 +22,7 @@ from upshot.engine.cuda.steps import LongRuns
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.eight_bit import narrow_projections
-from upshot.engine.llama.merged import MergedWeight, Weight8
+from upshot.engine.llama.merged import MergedWeight
 from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
@@ -328,7 +328,7 @@ def test_a_copy_in_8_bits_has_adapters_in_it(make_llama: Make, kind: dict[str, A
     lora = peft.LoraConfig(target_modules=["k_proj", "v_proj"], **{"r": 4, **kind})
     attention = peft.get_peft_model(smallest(make_llama), lora).get_base_model().model.layers[0].self_attn
     modules = [attention.q_proj, attention.k_proj, attention.v_proj]
-    held = Weight8(modules, torch.bfloat16)
+    held = MergedWeight(modules, torch.bfloat16, narrow=True)
     place = held.weight.data_ptr()
     with torch.no_grad():
         for module in modules[1:]:

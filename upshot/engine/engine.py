@@ -98,12 +98,7 @@ class Engine:
         self.model = model
         self.shape = shape_of(model)
         self.eos_ids = frozenset(eos_ids if eos_ids is not None else _eos_of(model))
-        self.version = 0
-        self.steps = 0
-        self.generated = 0
-        self.prompted = 0
-        self.scored = 0
-        self._submitted = 0
+        self.version = self.steps = self.generated = self.prompted = self.scored = self._submitted = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._unseen = 0
         """Prompt ids submitted since the last step."""

@@ -90,12 +90,9 @@ class PagePool:
 
     def take(self) -> int:
         """A page for one holder; the oldest idle prefix makes room if no page is free."""
-        if self._free:
-            page = self._free.pop()
-        elif self.has(1):
-            page = self._free.pop() if self._free else self._oldest_idle()
-        else:
+        if not self._free and not self.has(1):
             raise MemoryError("no page is free; check `available` before taking one")
+        page = self._free.pop() if self._free else self._oldest_idle()
         self._refs[page] = 1
         return page
 

@@ -68,14 +68,10 @@ class EndpointModel(GuardedModel):
         await super().start()
         check_price(self)
         if self._client is None:
+            url, headers, proxies = str(self.spec.url), headers_of(self.spec), not self.spec.on_this_machine
+            retry = RetryPolicy(self.spec.retries, self.spec.backoff_s)
             # The endpoint's slots bound the connections, so the client itself does not.
-            self._client = HttpClient(
-                str(self.spec.url),
-                headers=headers_of(self.spec),
-                timeout_s=self.spec.timeout_s,
-                retry=RetryPolicy(self.spec.retries, self.spec.backoff_s),
-                proxies=not self.spec.on_this_machine,
-            )
+            self._client = HttpClient(url, headers=headers, timeout_s=self.spec.timeout_s, retry=retry, proxies=proxies)
         try:
             await self._look_up(self._client)
         except BaseException:

@@ -52,8 +52,8 @@ async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[
     return Completion(text, finish)
 
 
-def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any]:
-    """The fields that chat and completions share; what is at its default is left out."""
+def sampling_fields(request: Request, n: int, seed: int | None, ids: bool) -> dict[str, Any]:
+    """The fields that chat and completions share; what is at its default is left out. `ids`: its ids are asked for."""
     sampling = request.sampling
     optional = {
         "top_p": None if sampling.top_p == 1.0 else sampling.top_p,
@@ -63,6 +63,8 @@ def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any
         "stop_token_ids": list(sampling.stop_ids) or None,
         "seed": seed,
         "n": n if n > 1 else None,
+        "return_token_ids": ids or None,
+        "return_tokens_as_token_ids": (ids and request.top_logprobs > 0) or None,
     }
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     return body | {name: value for name, value in optional.items() if value is not None}
@@ -71,7 +73,7 @@ def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any
 def chat_body(request: Request, n: int, seed: int | None, schema: bool, ids: bool) -> dict[str, Any]:
     """The body of a chat completion without its model name; `schema` and `ids`: what the endpoint can do."""
     messages = [message.to_dict() for message in request.prompt]  # type: ignore[union-attr]
-    body: dict[str, Any] = {"messages": messages, **sampling_fields(request, n, seed)}
+    body: dict[str, Any] = {"messages": messages, **sampling_fields(request, n, seed, ids)}
     if request.schema is not None and schema:
         body["response_format"] = response_format(request.schema)
     if request.tools:
@@ -80,28 +82,21 @@ def chat_body(request: Request, n: int, seed: int | None, schema: bool, ids: boo
         body["logprobs"] = True
     if request.top_logprobs:
         body["top_logprobs"] = request.top_logprobs
-    return body | (_id_fields(request) if ids else {})
+    return body
 
 
 def completion_body(request: Request, n: int, seed: int | None, ids: bool) -> dict[str, Any]:
     """The body of a completion whose prompt is token ids."""
-    body: dict[str, Any] = {"prompt": list(request.prompt), **sampling_fields(request, n, seed)}
+    body: dict[str, Any] = {"prompt": list(request.prompt), **sampling_fields(request, n, seed, ids)}
     if ids or request.top_logprobs:
         body["logprobs"] = max(1, request.top_logprobs)  # some servers take 0 for "none"
-    return body | (_id_fields(request) if ids else {})
+    return body
 
 
 def score_body(request: Request) -> dict[str, Any]:
     """The body that asks for the log-probabilities of a prompt's ids: it is echoed and nothing is added."""
     logprobs = max(1, request.top_logprobs)  # some servers take 0 for "none"
     return {"prompt": list(request.prompt), "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": logprobs}
-
-
-def _id_fields(request: Request) -> dict[str, Any]:
-    fields = {"return_token_ids": True}
-    if request.top_logprobs:
-        fields["return_tokens_as_token_ids"] = True
-    return fields
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,13 +238,8 @@ class Renderer:
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
-        talk = [
-            Message("user", "one"),
-            Message("assistant", "<think>\nhm\n</think>\n\ntwo"),
-            Message("user", "three"),
-            Message("assistant", "four"),
-            Message("user", "five"),
-        ]
+        texts = ("one", "<think>\nhm\n</think>\n\ntwo", "three", "four", "five")
+        talk = [Message("assistant" if turn % 2 else "user", text) for turn, text in enumerate(texts)]
         words = tuple(sorted(self._marks.words))
         for opening in ([Message("system", "zero")], []):
             try:
@@ -278,13 +273,8 @@ class Renderer:
 
     def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                messages,
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=generation,
-                **self.template_options,
-            )
+            fill, how = self.tokenizer.apply_chat_template, {"tokenize": False, "add_generation_prompt": generation}
+            return fill(messages, tools=list(tools) or None, **how, **self.template_options)
         except Exception as error:  # jinja's TemplateError: imported lazily by transformers
             roles = " → ".join(message["role"] for message in messages)
             raise UserError(f"the chat template refuses the roles {roles}: {error}") from error

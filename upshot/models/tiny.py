@@ -26,14 +26,9 @@ def tiny_tokenizer(words: Sequence[str]) -> Any:
     backend = Tokenizer(WordLevel(vocabulary, unk_token="<|unknown|>"))
     backend.pre_tokenizer = WhitespaceSplit()
     backend.add_special_tokens(SPECIALS)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
-        unk_token="<|unknown|>",
-        additional_special_tokens=SPECIALS[3:],
-        chat_template=TEMPLATE,
-    )
+    special = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "unk_token": "<|unknown|>"}
+    more = {"additional_special_tokens": SPECIALS[3:], "chat_template": TEMPLATE}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **more)
 
 
 def tiny_config(config: TinyConfig, vocab: int, **tokens: int) -> Any:

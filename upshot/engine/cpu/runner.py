@@ -212,11 +212,8 @@ class TorchRunner:
             return *self._sample(rows, logits, positions), scored
 
     def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], Tensor, np.ndarray, list[Scored]]:
-        step: Any = (
-            PrefillStep(self.store, chunks)
-            if self.exact is None
-            else ExactStep(self.store, [(c.seq, c.start, c.stop) for c in chunks])
-        )
+        spans = [(c.seq, c.start, c.stop) for c in chunks]
+        step: Any = PrefillStep(self.store, chunks) if self.exact is None else ExactStep(self.store, spans)
         ids = torch.tensor([t for c in chunks for t in c.seq.ids[c.start : c.stop]])
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
@@ -224,10 +221,9 @@ class TorchRunner:
         wanted = score_request(chunks)
         places = [*last, *wanted.places] if wanted else last
         logits = self.driver.logits(ids, step.positions, step, torch.tensor(places, dtype=torch.int64))
-        scored: list[Scored] = []
-        if wanted:
-            scored = by_sequence(wanted, given_logprobs(logits[len(last) :], torch.tensor(wanted.ids), wanted.tops))
-        return rows, logits[: len(last)], np.array([len(s.ids) for s in rows]), scored
+        logits, of_given = logits[: len(last)], logits[len(last) :]
+        scored = by_sequence(wanted, given_logprobs(of_given, torch.tensor(wanted.ids), wanted.tops)) if wanted else []
+        return rows, logits, np.array([len(s.ids) for s in rows]), scored
 
     def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], Tensor, np.ndarray]:
         if self.exact is not None:

@@ -104,10 +104,6 @@ class Tiles:
     cells: Tensor
     """[sequences, positions] where the keys lie; padded with 0 to whole blocks of KEYS."""
 
-    def part(self, start: int) -> Tiles:
-        """Some tiles, from `start` on."""
-        return self.only(slice(start, start + TILES))
-
     def only(self, some: Any) -> Tiles:
         """The tiles at the indices `some`."""
         return Tiles(self.queries[some], self.real[some], self.at[some], self.sequence[some], self.cells)
@@ -129,7 +125,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, options: AttentionOpti
     """Attention of q [tokens, heads, dim] over the cells of k, v [cells, kv_heads, dim], from position 0 in blocks."""
     out = q.new_empty(q.shape)
     for start in range(0, len(tiles.sequence), TILES):
-        part = tiles.part(start)
+        part = tiles.only(slice(start, start + TILES))
         result = _attend(q[part.queries] * options.scale, k, v, part, options.window, options.softcap)
         out[part.queries[part.real]] = result[part.real]
     return out

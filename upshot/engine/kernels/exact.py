@@ -192,12 +192,6 @@ def _attend(
     tl.store(out_ptr + row[:, None] + dims[None, :], out, mask=real & wide)
 
 
-def _is_regular(x: Tensor) -> bool:
-    """Whether the kernel can read keys or values where they lie."""
-    dim = x.shape[3]
-    return x.data_ptr() % 16 == 0 and x.stride(3) == 1 and not any(stride % dim for stride in x.stride()[:3])
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, blocks: Tensor, options: AttentionOptions, queries: int = QUERIES
 ) -> Tensor:
@@ -211,7 +205,9 @@ def attend(
     group = heads // kv_heads
     tile = max(32 if q.dtype == torch.float32 else 64, triton.next_power_of_2(group))
     padded = max(16, triton.next_power_of_2(dim))
-    k, v = (x if _is_regular(x) else x.contiguous().clone() for x in (k, v))
+    # Read where they lie only if rows are aligned and whole: strides are counted in heads' widths.
+    odd = [x.data_ptr() % 16 or x.stride(3) != 1 or any(stride % dim for stride in x.stride()[:3]) for x in (k, v)]
+    k, v = (x.contiguous().clone() if is_odd else x for x, is_odd in zip((k, v), odd, strict=True))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     strides = [s // dim for x in (k, v) for s in x.stride()[:3]]
     _attend[(kv_heads, blocks.shape[1], triton.cdiv(queries, tile // group))](

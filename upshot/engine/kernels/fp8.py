@@ -155,10 +155,8 @@ def _product(
 def tile_product(x: Rows8, weight: Rows8, tile: Tile8, dtype: torch.dtype) -> Tensor:
     """x · weightᵀ; where the tile says so as float32 parts of its sum [parts, rows, n]."""
     (rows, width), n = x.values.shape, weight.values.shape[0]
-    whole = tile.parts == 1
-    out = torch.empty(
-        (rows, n) if whole else (tile.parts, rows, n), dtype=dtype if whole else torch.float32, device=x.values.device
-    )
+    shape, kind = ((rows, n), dtype) if tile.parts == 1 else ((tile.parts, rows, n), torch.float32)
+    out = torch.empty(shape, dtype=kind, device=x.values.device)
     _product[(triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.cols), tile.parts)](
         TensorDescriptor.from_tensor(x.values, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(weight.values, [tile.cols, tile.depth]),

@@ -27,13 +27,8 @@ SHORTEST = 4096
 
 def cudnn_takes(q: Tensor) -> bool:
     """Whether cuDNN's attention takes these queries, forward and backward."""
-    return (
-        q.is_cuda
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= 128
-        and torch.cuda.get_device_capability(q.device)[0] >= 9
-    )
+    fits = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+    return q.is_cuda and fits and torch.cuda.get_device_capability(q.device)[0] >= 9
 
 
 class Part(NamedTuple):

@@ -163,11 +163,6 @@ class ModuleDriver(Driver):
     ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with attend_by(over_tokens(step.attend), self.configs, sinks=True), out_of_training(self.quiet):
-            done = self.lm(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                attention_mask=None,
-                use_cache=False,
-                logits_to_keep=0 if last is None else last,
-            )
+            inputs = {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
+            done = self.lm(**inputs, use_cache=False, logits_to_keep=0 if last is None else last)
         return write_to(out, done.logits[0])

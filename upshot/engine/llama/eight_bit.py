@@ -1,6 +1,6 @@
 """Projections in 8 bits (kernels/fp8.py): a copy of weights that are trained, or the only weights of a frozen model.
 
-`merged.Weight8` is the engine's copy, adapters merged, quantized again after every change, where it lies: captured
+`merged.MergedWeight` is the engine's copy, adapters merged, quantized again after every change, where it lies: captured
 steps go on reading it. `Linear8` takes a projection's place in a model that nobody trains (`narrow_projections`), whose
 weights then take half the memory, wherever they are swapped to. Both are read through `Projections8`. Embedding, head
 and norms stay as they are.
@@ -62,7 +62,7 @@ class Projections8(Projections):
     """Several projections of one input by one product in 8 bits; the input may be quantized already (`Rows8`)."""
 
     joined: Any
-    """`merged.Weight8` or `Joined8`."""
+    """`merged.MergedWeight` or `Joined8`."""
 
     def __init__(self, modules: Sequence[Any], joined: Any) -> None:
         self.modules, self.joined = list(modules), joined

@@ -33,51 +33,34 @@ def write_merged(module: Any, out: Tensor) -> None:
 
 
 class MergedWeight:
-    """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own."""
+    """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own; or
+    `narrow`, in 8 bits with a scale for each row, for products of `dtype`."""
 
-    def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
-        self.modules = modules
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, narrow: bool = False) -> None:
+        if narrow:
+            check_projections(modules)
+        self.modules, self.dtype = modules, dtype
         self._bases = [m if is_plain(m) else m.get_base_layer() for m in modules]
-        first = _shape(modules[0])
-        rows = sum(_shape(module)[0] for module in modules)
+        rows, columns = sum(_shape(module)[0] for module in modules), _shape(modules[0])[1]
         device = self._bases[0].weight.device
-        self._allocate(rows, first[1], dtype, device)
+        self.weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn if narrow else dtype, device=device)
+        self.scale = torch.empty(rows, device=device) if narrow else None
         bias = getattr(self._bases[0], "bias", None)
         self.bias = None if bias is None else torch.empty(rows, dtype=dtype, device=device)
         self.refresh()
-
-    def _allocate(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
-
-    def _write(self, module: Any, rows: slice) -> None:
-        write_merged(module, self.weight[rows])
 
     def refresh(self) -> None:
         """Merge the adapters as they are now."""
         at = 0
         for module, base in zip(self.modules, self._bases, strict=True):
             end = at + _shape(module)[0]
-            self._write(module, slice(at, end))
+            if self.scale is None:
+                write_merged(module, self.weight[at:end])
+            else:
+                write_quantized(module, self.weight[at:end], self.scale[at:end])
             if self.bias is not None:
                 self.bias[at:end].copy_(base.bias.detach())
             at = end
-
-
-class Weight8(MergedWeight):
-    """The same in 8 bits, with a scale for each row."""
-
-    def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
-        check_projections(modules)
-        super().__init__(modules, dtype)
-
-    def _allocate(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        """Of the products."""
-        self.weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
-        self.scale = torch.empty(rows, device=device)
-
-    def _write(self, module: Any, rows: slice) -> None:
-        write_quantized(module, self.weight[rows], self.scale[rows])
 
 
 def _shape(module: Any) -> tuple[int, int]:
@@ -169,7 +152,8 @@ class Weights:
 
     def _narrow(self, modules: Sequence[Any]) -> Projections8:
         inner = [own_module(module) for module in modules]
-        joined = (Joined8 if isinstance(inner[0], Linear8) else Weight8)(inner, self.dtype)
+        frozen = isinstance(inner[0], Linear8)
+        joined = Joined8(inner, self.dtype) if frozen else MergedWeight(inner, self.dtype, narrow=True)
         self.held.append(joined)
         return Projections8(inner, joined)
 

@@ -68,14 +68,10 @@ class GrowingMessage:
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         assert self._parser is not None
-        function = {"name": call.name, "arguments": call.arguments}
+        index, call_id = self.calls, call.id or self._parser.new_id()
         self.calls += 1
-        return {
-            "index": self.calls - 1,
-            "id": call.id or self._parser.new_id(),
-            "type": "function",
-            "function": function,
-        }
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": index, "id": call_id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +170,9 @@ def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
     for number, tool in enumerate(tools):
         place = f"tool{number}"
         definitions[place] = relocate(parameters_of(tool), f"#/$defs/{place}")
-        kinds.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool["function"]["name"]}, key: {"$ref": f"#/$defs/{place}"}},
-                "required": ["name", key],
-                "additionalProperties": False,
-            }
-        )
+        properties = {"name": {"const": tool["function"]["name"]}, key: {"$ref": f"#/$defs/{place}"}}
+        closed = {"required": ["name", key], "additionalProperties": False}
+        kinds.append({"type": "object", "properties": properties, **closed})
     return {"anyOf": kinds, "$defs": definitions}
 
 
