@@ -231,10 +231,8 @@ class Renderer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        spelled = []
-        for place, token in enumerate(ids):
-            spelled.append(decoder.decode(self._single.raw(token), final=place == len(ids) - 1))
-        return spelled
+        last = len(ids) - 1
+        return [decoder.decode(self._single.raw(token), final=place == last) for place, token in enumerate(ids)]
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
@@ -267,8 +265,7 @@ class Renderer:
     ) -> str:
         """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
         shown = [_for_template(message) for message in before]
-        for message in messages:
-            shown.append(self._special.guard_all(_for_template(message), self._keep(message.role)))
+        shown += [self._special.guard_all(_for_template(one), self._keep(one.role)) for one in messages]
         return self._fill(shown, self._special.guard_all(list(tools), self._keep("system")), generation)
 
     def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:

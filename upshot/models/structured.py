@@ -199,10 +199,7 @@ async def ask_json(
             flaw = f"{error} (cut at {sampling.max_tokens} tokens)" if completion.finish == "length" else str(error)
         if completion.finish == "length" and model.abilities.lengths:
             schema = fit_texts(schema, sampling.max_tokens // (attempt + 1))
-        history += [
-            Message("assistant", completion.text),
-            Message("user", f"That cannot be used: {flaw}. {json_request(schema)}"),
-        ]
-    raise ModelCallError(
-        "bad_json", f"'{model.name}' after {repairs + 1} answers: {flaw}{explain_missing_schema(model)}"
-    )
+        history.append(Message("assistant", completion.text))
+        history.append(Message("user", f"That cannot be used: {flaw}. {json_request(schema)}"))
+    problem = f"'{model.name}' after {repairs + 1} answers: {flaw}{explain_missing_schema(model)}"
+    raise ModelCallError("bad_json", problem)

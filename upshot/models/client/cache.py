@@ -93,11 +93,9 @@ class ResponseCache:
 
     def put(self, key: bytes, sample: int, completion: Completion, model: str = "") -> None:
         """Store a completion; the first one stored stays. A cache that cannot be written to is only slower."""
+        row = (key, sample, model, encode(completion), time.time())
         try:
-            self._sql.execute(
-                "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?)",
-                (key, sample, model, encode(completion), time.time()),
-            )
+            self._sql.execute("INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?)", row)
         except sqlite3.OperationalError as error:
             log.warning("response cache %s: %s; a completion was not stored", self.path, error)
 

@@ -147,9 +147,8 @@ class OpenAIServer(ApiServer):
         choices: list[dict[str, Any]] = []
         for ids, some in zip(prompts, done, strict=True):
             prompt_scores = next(scored)[0] if scores and len(ids) > 1 else None
-            choices += [
-                self._text_choice(len(choices) + i, asked, ids, prompt_scores, one) for i, one in enumerate(some)
-            ]
+            for one in some:
+                choices.append(self._text_choice(len(choices), asked, ids, prompt_scores, one))
         counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
         return JSONResponse({**envelope("text_completion", self.model.name), "choices": choices, "usage": counts})
 
@@ -221,11 +220,9 @@ class OpenAIServer(ApiServer):
         hung_up = asyncio.ensure_future(http.receive())
         hung_up.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            if chat:
-                for i in range(left):
-                    yield event(
-                        outer, {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                    )
+            opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            for i in range(left if chat else 0):
+                yield event(outer, {"index": i, **opening})
             while left:
                 if (arrived := await queue.get()) is None:
                     return

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -122,9 +122,8 @@ class VllmPolicy(PolicySampler):
 
     def _as_ids(self, request: Request) -> Request:
         """The request in ids, ending where the policy's turns end."""
-        ids: Sequence[int] = (
-            request.prompt if request.by_ids else self.renderer.prompt_ids(request.prompt, request.tools)  # type: ignore[assignment,arg-type]
-        )
+        prompt: Any = request.prompt
+        ids = prompt if request.by_ids else self.renderer.prompt_ids(prompt, request.tools)
         stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
         return replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
 

@@ -157,10 +157,10 @@ def list_helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Help
         sizes = weights + policy.projections * narrow, sum(step_bytes(policy, size)), kv
         for number in range(states_at_once(int(when), ahead) if when.isdigit() else 1):
             yield HelperModel(f"policy@{when}" + (f" ({number})" if number else ""), *sizes, copy=True)
-    beside = {name: spec for name, spec in models.items() if is_beside(spec, recipe)}
-    first = {spec.model_dump_json(): name for name, spec in reversed(beside.items())}
-    for name, spec in beside.items():
-        if first[spec.model_dump_json()] == name and (config := find_config(spec.model)) is not None:
+    seen: list[ModelSpec] = []
+    for name, spec in models.items():
+        if is_beside(spec, recipe) and spec not in seen and (config := find_config(spec.model)) is not None:
+            seen.append(spec)
             shape, each = ModelShape(config), 4 if spec.dtype == "float32" else size
             kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
             weights = shape.parameters * each - shape.projections * (each - 1) * (spec.weights == "fp8")
