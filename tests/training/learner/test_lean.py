@@ -324,8 +324,8 @@ def kept_values(model: Any, checkpoint: Any = "none", again: int | None = None) 
     """Values a token that the forward keeps for the backward, each tensor once."""
     ids, positions = torch.randint(3, 53, (64,)), torch.arange(64)
     hidden = LeanForward(model, checkpoint, again).hidden(ids, positions, attention([64]))
-    stack: Any = hidden.grad_fn.stack  # type: ignore[union-attr]
-    return sum({(x.data_ptr(), x.numel()): x.numel() for x in tensors(stack.kept)}.values()) // 64
+    node: Any = hidden.grad_fn
+    return sum({(x.data_ptr(), x.numel()): x.numel() for x in tensors(node.activations)}.values()) // 64
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

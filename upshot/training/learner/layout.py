@@ -80,8 +80,10 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
-    def grow(first: int, stop: int, depth: int, path: tuple[int, ...]) -> None:
-        """Sequences order[first:stop], which begin with the `depth` tokens of `path`."""
+    # Sequences order[first:stop], which begin with the `depth` tokens of `path`; the next ones on top.
+    todo: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(sequences), 0, ())] if sequences else []
+    while todo:
+        first, stop, depth, path = todo.pop()
         only = stop - first == 1
         until = len(sequences[order[first]]) if only else min(common[first + 1 : stop])
         if until > depth:
@@ -90,13 +92,9 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
             path = (*path, len(segments) - 1)
         if only:
             paths[order[first]] = path
-            return
+            continue
         cuts = [first, *(i for i in range(first + 1, stop) if common[i] == until), stop]
-        for a, b in pairwise(cuts):
-            grow(a, b, until, path)
-
-    if sequences:
-        grow(0, len(sequences), 0, ())
+        todo += [(a, b, until, path) for a, b in reversed(list(pairwise(cuts)))]
     return Layout(tuple(segments), tuple(paths))
 
 

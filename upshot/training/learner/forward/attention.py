@@ -10,8 +10,8 @@ flash refuses, soft caps) segments of like length are padded for the attention a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,32 +28,19 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 """(layer, q [N, heads, dim], k, v [N, kv_heads, dim], options) → [N, heads, dim], differentiable; without sinks."""
 LIKE = 0.75
 """Segments are padded together when the shortest has this share of the longest one's keys."""
+FLASH_TYPES = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedSegments:
-    """Segments of like length side by side: S of them, up to Q queries and K keys each."""
+class PaddedSegments(NamedTuple):
+    """Segments of like length side by side."""
 
-    queries: Tensor
-    """[S, Q] flat tokens; the last is repeated where a segment is shorter."""
-    keys: Tensor
-    """[S, K] flat tokens."""
+    count: int
+    queries: int
+    """Those of the longest; a shorter segment repeats its last one."""
+    keys: int
     seen: Tensor | None
-    """[S, Q, K] How many tokens a key lies before a query, negative where it is not to be seen. None: the same numbers
-    begin both, so that the plain causal mask holds."""
-    own: Tensor
-    """[S, Q] Which are queries and no padding."""
-
-
-class SegmentParts(NamedTuple):
-    """All segments, padded with those of like length."""
-
-    each: list[PaddedSegments]
-    queries: Tensor
-    """Those of all parts, one part after the other."""
-    keys: Tensor
-    places: Tensor
-    """[N] Where each flat token is among the queries."""
+    """[count, queries, keys] How many tokens a key lies before a query, negative where it is not to be seen. None: the
+    same numbers begin both, so that the plain causal mask holds."""
 
 
 class PackedAttention:
@@ -63,27 +50,35 @@ class PackedAttention:
         self.layout, self.device = layout, device
         self.lines = [layout.places(line) for line in layout.lines()]
         """The keys of each segment, its own the last of them."""
-        lengths = [segment.length for segment in layout.segments]
-        widths = [len(line) for line in self.lines]
+        self.lengths = np.array([segment.length for segment in layout.segments])
+        self.widths = np.array([len(line) for line in self.lines])
+        """How many queries and how many keys each segment has."""
         # At least 2: for single queries flash has a form of its own, which has no backward.
-        self.max_queries, self.max_keys = max(2, *lengths), max(widths)
-        ends = np.cumsum([[0, 0], *zip(lengths, widths, strict=True)], axis=0).T
+        self.max_queries, self.max_keys = max(2, int(self.lengths.max())), int(self.widths.max())
+        ends = np.cumsum([[0, *self.lengths], [0, *self.widths]], axis=1)
         query_ends, key_ends = on_device(ends.astype(np.int32), device)
         self.sizes = (query_ends, key_ends, self.max_queries, self.max_keys)
         """Where queries and keys of each segment end, and the most that one has of them."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]."""
-        if self.long and options.is_plain(self.max_keys) and cudnn_takes(q):
+        long = self.layout.tokens >= SHORTEST * len(self.lines)  # on average: then a call each is worth it
+        if long and options.is_plain(self.max_keys) and cudnn_takes(q):
             return LongSegments.apply(q, k, v, self, options.scale)  # type: ignore[no-any-return]
-        if flash_takes(q) and not options.softcap:
+        if q.is_cuda and q.dtype in FLASH_TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and not options.softcap:
             return Flash.apply(q, k, v, self, options)  # type: ignore[no-any-return]
-        return self._padded_attention(q, k, v, options)
-
-    @property
-    def long(self) -> bool:
-        """Whether segments are long enough on average for a call each of the library's attention."""
-        return self.layout.tokens >= SHORTEST * len(self.layout.segments)
+        groups, query_places, key_places, places = self._padded
+        # All groups are picked at once, so that backward adds their gradients up once.
+        queries = q.index_select(0, query_places).split([group.count * group.queries for group in groups])
+        sizes = [group.count * group.keys for group in groups]
+        keys, values = k.index_select(0, key_places).split(sizes), v.index_select(0, key_places).split(sizes)
+        outputs = []
+        for group, *of_group in zip(groups, queries, keys, values, strict=True):
+            q, k, v = [x.view(group.count, -1, *x.shape[1:]).transpose(1, 2) for x in of_group]
+            window = options.window if options.window < group.keys else 0
+            out = plain.attention(q, k, v, group.seen, options._replace(window=window))
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, places)
 
     @cached_property
     def keys(self) -> Tensor | None:
@@ -98,54 +93,38 @@ class PackedAttention:
         order = np.argsort(keys, kind="stable")
         return on_device(order.astype(np.int32), self.device), on_device(ends.astype(np.int32), self.device)
 
-    def _padded_attention(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-        parts = self._parts
-        queries = q.index_select(0, parts.queries).split([part.queries.numel() for part in parts.each])
-        sizes = [part.keys.numel() for part in parts.each]
-        keys, values = (x.index_select(0, parts.keys).split(sizes) for x in (k, v))
-        found = []
-        for part, *own in zip(parts.each, queries, keys, values, strict=True):
-            q, k, v = (x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own)
-            window = options.window if options.window < k.shape[2] else 0
-            out = plain.attention(q, k, v, part.seen, options._replace(window=window))
-            found.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(found).index_select(0, parts.places)
-
     @cached_property
-    def _parts(self) -> SegmentParts:
-        """All segments, those of like length together."""
-        alike: list[list[int]] = []
-        for i in sorted(range(len(self.lines)), key=lambda i: (-len(self.lines[i]), i)):
-            if alike and len(self.lines[i]) >= LIKE * len(self.lines[alike[-1][0]]):
-                alike[-1].append(i)
-            else:
-                alike.append([i])
-        each = [self._part(some) for some in alike]
-        queries, keys, own = (torch.cat([getattr(p, x).flatten() for p in each]) for x in ("queries", "keys", "own"))
-        places = torch.empty(self.layout.tokens, dtype=torch.long, device=self.device)
-        places[queries[own]] = own.nonzero()[:, 0]
-        return SegmentParts(each, queries, keys, places)
-
-    def _part(self, some: Sequence[int]) -> PaddedSegments:
-        segments, lines = [self.layout.segments[i] for i in some], [self.lines[i] for i in some]
-        lengths, widths = np.array([s.length for s in segments]), np.array([len(line) for line in lines])
-        at = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
-        key = np.minimum(np.arange(widths.max()), widths[:, None] - 1)
-        seen = None
-        if (lengths != widths).any():
-            before = (widths - lengths)[:, None] + at
-            seen = on_device(before[:, :, None] - np.arange(widths.max()), self.device)
-        return PaddedSegments(
-            queries=on_device(np.array([s.start for s in segments])[:, None] + at, self.device),
-            keys=on_device(np.stack([line[own] for line, own in zip(lines, key, strict=True)]), self.device),
-            seen=seen,
-            own=on_device(np.arange(lengths.max()) < lengths[:, None], self.device),
-        )
-
-
-def flash_takes(q: Tensor) -> bool:
-    """Whether PyTorch's flash attention takes these queries."""
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    def _padded(self) -> tuple[list[PaddedSegments], Tensor, Tensor, Tensor]:
+        """Segments grouped by like length; the queries and the keys of all groups, one group after the other; and where
+        each flat token is among those queries."""
+        order = np.argsort(-self.widths, kind="stable").tolist()
+        cuts = [0]
+        for place, segment in enumerate(order):
+            if self.widths[segment] < LIKE * self.widths[order[cuts[-1]]]:
+                cuts.append(place)
+        starts = np.array([segment.start for segment in self.layout.segments])
+        flat_keys, key_starts = np.concatenate(self.lines), np.cumsum(self.widths) - self.widths
+        places = np.empty(self.layout.tokens, dtype=np.int64)
+        groups: list[PaddedSegments] = []
+        all_queries, all_keys, before = [], [], 0
+        for first, stop in pairwise([*cuts, len(order)]):
+            own = order[first:stop]
+            lengths, widths = self.lengths[own, None], self.widths[own, None]
+            at, key_at = np.arange(lengths.max()), np.arange(widths.max())
+            queries = starts[own, None] + np.minimum(at, lengths - 1)
+            keys = flat_keys[key_starts[own, None] + np.minimum(key_at, widths - 1)]
+            seen = None
+            if (lengths != widths).any():
+                last_key = widths - lengths + np.minimum(at, lengths - 1)
+                seen = torch.from_numpy(last_key[:, :, None] - key_at).to(self.device)
+            groups.append(PaddedSegments(len(own), len(at), len(key_at), seen))
+            places[queries[at < lengths]] = before + np.flatnonzero(at < lengths)
+            before += queries.size
+            all_queries.append(queries.flatten())
+            all_keys.append(keys.flatten())
+        columns = np.concatenate(all_queries), np.concatenate(all_keys), places
+        query_places, key_places, of_tokens = [torch.from_numpy(column).to(self.device) for column in columns]
+        return groups, query_places, key_places, of_tokens
 
 
 class Flash(torch.autograd.Function):
@@ -201,11 +180,11 @@ class LongSegments(torch.autograd.Function):
         """Gradients of q, k and v."""
         q, k, v, out = ctx.saved_tensors
         grad = grad.contiguous()
-        found = [
+        gradients = [
             long_attention_backward(grad[segment], q[segment], keys, values, out[segment], part, ctx.scale)
             for (segment, keys, values), part in zip(_segments(k, v, ctx.spans), ctx.parts, strict=True)
         ]
-        dq, dk, dv = map(_whole, zip(*found, strict=True))
+        dq, dk, dv = map(_whole, zip(*gradients, strict=True))
         return dq, *_add_up(dk, dv, ctx.spans), None, None
 
 
@@ -219,9 +198,9 @@ def _segments(k: Tensor, v: Tensor, spans: PackedAttention) -> Iterator[tuple[sl
     keys, values = _lay_side_by_side(k, v, spans)
     first = 0
     for segment, line in zip(spans.layout.segments, spans.lines, strict=True):
-        own = slice(first, first + len(line))
-        yield slice(segment.start, segment.start + segment.length), keys[own], values[own]
-        first = own.stop
+        columns = slice(first, first + len(line))
+        yield slice(segment.start, segment.start + segment.length), keys[columns], values[columns]
+        first = columns.stop
 
 
 def _add_up(dk: Tensor, dv: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:

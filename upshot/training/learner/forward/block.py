@@ -6,6 +6,8 @@ backward, not kept; the kernels write it over the gradient they are given (engin
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +48,8 @@ class SavedActivations:
 class BlockInputs:
     """What all blocks of one forward share."""
 
-    rotations: dict[str, Rotation]
-    """By their kind: see `Layer.rotation`."""
-    still: Rotation | None
-    """cos and sin that rotate nothing, if a layer needs them."""
+    rotations: Sequence[Rotation]
+    """Of each layer."""
     heads: int
     kv_heads: int
     attend: Attend
@@ -63,9 +63,9 @@ class Block:
     def __init__(
         self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...], options: BlockOptions
     ) -> None:
-        self.index, self.rotates = index, layer.rotates
+        self.index = index
         self.attention = AttentionOptions(layer.scale, layer.window, options.softcap)
-        self.rotation, self.options = layer.rotation, options
+        self.options = options
         self.eps, self.form = options.eps, options.form
         self.products = products
         self.qkv, self.o, self.gate_up, self.down = products
@@ -80,8 +80,7 @@ class Block:
 
     def holds(self, products: tuple[Product | CalledProjections, ...]) -> bool:
         """Whether nothing changed since."""
-        same = all(a is b for a, b in zip(products, self.products, strict=True))
-        return same and self.needs == [weight.requires_grad for weight in self.weights]
+        return products == self.products and self.needs == [weight.requires_grad for weight in self.weights]
 
     @property
     def random(self) -> bool:
@@ -100,7 +99,7 @@ class Block:
         x, first = kernels.add_norm(h, delta, self.norm1, self.eps, self.form)
         qkv, of_qkv = self.qkv.outputs(x, keep)
         # Without head norms this rotates in place: `qkv` is not what it was, and its derivative does not ask.
-        q, k, v = kernels.rotate_heads(qkv, self._rotation(batch), batch.heads, batch.kv_heads, self.norms)
+        q, k, v = kernels.rotate_heads(qkv, batch.rotations[self.index], batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.set_grad_enabled(keep):
@@ -163,7 +162,9 @@ class Block:
         grads += self.o.gradients(end, x.reshape(d.shape[0], -1), of_o, more)
         dq, dk, dv = attention_gradients(kept, dx.view(x.shape))
         wants = self.norms is not None and any(self.needs[-2:])
-        dx, of_q, of_k = kernels.rotate_heads_backward(dq, dk, dv, self._rotation(batch), kept.raw, self.norms, wants)
+        dx, of_q, of_k = kernels.rotate_heads_backward(
+            dq, dk, dv, batch.rotations[self.index], kept.raw, self.norms, wants
+        )
         if wants and self.norms is not None:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
         if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
@@ -202,16 +203,13 @@ class Block:
         grads += product.gradients(dy, x, kept, more)
         return d
 
-    def _rotation(self, batch: BlockInputs) -> Rotation:
-        return batch.rotations[self.rotation] if self.rotates or batch.still is None else batch.still
-
 
 def attention_gradients(kept: SavedActivations, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Those of queries, keys and values."""
     node, arguments = kept.out.grad_fn, (kept.q, kept.k, kept.v)
     if isinstance(node, BackwardCFunction):
-        given = node.next_functions[:3]
-        if [getattr(each, "variable", None) is x for (each, _), x in zip(given, arguments, strict=False)] == [True] * 3:
+        inputs = [getattr(function, "variable", None) for function, _ in node.next_functions[:3]]
+        if len(inputs) == 3 and all(map(operator.is_, inputs, arguments)):
             # One function of these three: asking it is much less work than autograd's engine.
             dq, dk, dv = node.apply(d)[:3]
             return dq, dk, dv

@@ -19,7 +19,7 @@ computed again, 2 P less the way down (2 h m).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,37 +56,32 @@ class LeanForward:
             join(layer.gate_up.modules)
         self.checkpoint, self.again = checkpoint, len(blocks) if layers is None else layers
         self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
-        self._last: list[Block | None] = [None] * len(self.layers)
+        self._blocks: list[Block | None] = [None] * len(self.layers)
+        """As they were in the last forward."""
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
         h: Tensor = embed(self.core.embed_tokens, ids)
         if self.options.embed_factor != 1.0:
             h = h * self.options.embed_factor
+        blocks = []
         with torch.no_grad():
-            blocks = self._blocks()
+            for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._blocks, strict=True)):
+                products = tuple(map(products_of, groups, last.products if last is not None else (None,) * len(groups)))
+                if last is None or not last.holds(products):  # a small model's step would be spent on new blocks
+                    last = Block(index, layer, products, self.options)
+                blocks.append(last)
+            self._blocks = list(blocks)
             kinds = dict.fromkeys(layer.rotation for layer in self.layers)
-            rotations = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
-            still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(rotations.values())))
-            batch = BlockInputs(rotations, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
-            stack = BlockStack(blocks, self.core.norm, batch, self.checkpoint, self.again)
-        if not torch.is_grad_enabled():
-            return stack.forward(h, False)
+            by_kind = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
+            still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(by_kind.values())))
+            rotations = [by_kind[layer.rotation] if layer.rotates else still for layer in self.layers]
+        batch = BlockInputs(rotations, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
         trained = [p for block in blocks for p in block.trained]
         if self.core.norm.weight.requires_grad:
             trained.append(self.core.norm.weight)
-        return StackFunction.apply(stack, h, *trained)
-
-    def _blocks(self) -> list[Block]:
-        """All layers as they are now; those of the last forward where nothing changed."""
-        blocks = []
-        for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._last, strict=True)):
-            before = last.products if last is not None else (None,) * len(groups)
-            products = tuple(products_of(group, old) for group, old in zip(groups, before, strict=True))
-            same = last is not None and last.holds(products)
-            blocks.append(last if last is not None and same else Block(index, layer, products, self.options))
-        self._last = list(blocks)
-        return blocks
+        keep = torch.is_grad_enabled() and (h.requires_grad or bool(trained))
+        return AllBlocks.apply(self, blocks, batch, keep, h, *trained)
 
 
 @dataclass(slots=True)
@@ -97,82 +92,68 @@ class RecomputedBlock:
     states: tuple[Tensor, list[Tensor]] | None
 
 
-class BlockStack:
-    """All blocks and the last norm in one forward and one backward."""
-
-    def __init__(
-        self, blocks: list[Block], norm: Any, batch: BlockInputs, checkpoint: Checkpointing, again: int
-    ) -> None:
-        self.blocks, self.norm, self.batch, self.checkpoint, self.again = blocks, norm, batch, checkpoint, again
-        self.how = (blocks[0].eps, blocks[0].form)
-        """What all norms add to the variance, and how they meet their weights."""
-        self.kept: list[SavedActivations | RecomputedBlock | None] = []
-        self.summed: Tensor | None = None
-
-    def forward(self, h: Tensor, keep: bool) -> Tensor:
-        """The normed result; `keep`: with what the backward needs."""
-        delta: Tensor | None = None
-        before = not h.requires_grad  # so long as nothing is trained, nothing is kept
-        for number, block in enumerate(self.blocks):
-            before = before and not block.trained
-            kept: SavedActivations | RecomputedBlock | None = None
-            again = self.checkpoint if number < self.again else "none"
-            if keep and not before and again == "block":
-                h = h if delta is None else h + delta
-                kept = RecomputedBlock(h, random_states(h) if block.random else None)
-                h, delta, _ = block.forward(self.batch, h, None, False)
-            else:
-                h, delta, kept = block.forward(self.batch, h, delta, keep and not before, thin=again == "mlp")
-            if keep:
-                self.kept.append(kept)
-        x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, *self.how)
-        if keep:
-            self.summed = summed
-        return x
-
-    def backward(self, dy: Tensor, wants_input: bool) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """The gradients of the input, and of what is trained by the parameter's id. What is kept is given up."""
-        if self.summed is None:
-            raise RuntimeError("the backward of a lean forward was run twice; what it needs is gone after the first")
-        norm, found = self.norm, dict[int, Tensor]()
-        wants = norm.weight.requires_grad
-        d, of_weight = self.batch.kernels.norm_backward(
-            dy.contiguous(), self.summed, norm.weight, self.how[0], None, wants, False, self.how[1]
-        )
-        self.summed = None
-        if of_weight is not None:
-            found[id(norm.weight)] = of_weight
-        for block in reversed(self.blocks):
-            kept = self.kept.pop()
-            if kept is None:
-                break
-            if isinstance(kept, RecomputedBlock):
-                with same_draws(kept):
-                    _, _, kept = block.forward(self.batch, kept.h, None, True, hollow=True)
-                assert kept is not None
-            further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
-            d, grads = block.backward(self.batch, kept, d, further)
-            for parameter, grad in grads:
-                before = found.get(id(parameter))
-                found[id(parameter)] = grad if before is None else before + grad
-        return d, found
-
-
-class StackFunction(torch.autograd.Function):
-    """A stack as one step of autograd's."""
+class AllBlocks(torch.autograd.Function):
+    """All blocks and the last norm as one step of autograd's, with a backward of their own."""
 
     @staticmethod
-    def forward(ctx: Any, stack: BlockStack, h: Tensor, *trained: Tensor) -> Tensor:
-        """What the head is applied to."""
-        ctx.stack, ctx.trained = stack, [id(p) for p in trained]
-        return stack.forward(h, any(ctx.needs_input_grad))
+    def forward(
+        ctx: Any,
+        lean: LeanForward,
+        blocks: Sequence[Block],
+        batch: BlockInputs,
+        keep: bool,
+        h: Tensor,
+        *trained: Tensor,
+    ) -> Tensor:
+        """What the head is applied to; `keep`: with what the backward needs."""
+        activations: list[SavedActivations | RecomputedBlock | None] = []
+        delta: Tensor | None = None
+        trains = h.requires_grad  # until something is trained, nothing is kept
+        for number, block in enumerate(blocks):
+            trains = trains or bool(block.trained)
+            again = lean.checkpoint if number < lean.again else "none"
+            saved: SavedActivations | RecomputedBlock | None = None
+            if keep and trains and again == "block":
+                h = h if delta is None else h + delta
+                saved = RecomputedBlock(h, random_states(h) if block.random else None)
+                h, delta, _ = block.forward(batch, h, None, False)
+            else:
+                h, delta, saved = block.forward(batch, h, delta, keep and trains, thin=again == "mlp")
+            activations.append(saved)
+        norm, options = lean.core.norm.weight, lean.options
+        x, summed = batch.kernels.add_norm(h, delta, norm, options.eps, options.form)
+        if keep:
+            ctx.lean, ctx.blocks, ctx.batch, ctx.activations = lean, blocks, batch, activations
+            ctx.trained, ctx.summed = [id(p) for p in trained], summed
+        return x  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the embedded tokens and of what is trained."""
-        d, found = ctx.stack.backward(dy, ctx.needs_input_grad[1])
-        return None, d if ctx.needs_input_grad[1] else None, *[found.get(i) for i in ctx.trained]
+        """Gradients of the embedded tokens and of what is trained. What was kept is given up on the way."""
+        if ctx.summed is None:
+            raise RuntimeError("the backward of a lean forward was run twice; what it needs is gone after the first")
+        norm, options, batch = ctx.lean.core.norm.weight, ctx.lean.options, ctx.batch
+        wants_input, gradients = ctx.needs_input_grad[4], dict[int, Tensor]()
+        d, of_weight = batch.kernels.norm_backward(
+            dy.contiguous(), ctx.summed, norm, options.eps, None, norm.requires_grad, False, options.form
+        )
+        ctx.summed = None
+        if of_weight is not None:
+            gradients[id(norm)] = of_weight
+        for block in reversed(ctx.blocks):
+            saved = ctx.activations.pop()
+            if saved is None:
+                break
+            if isinstance(saved, RecomputedBlock):
+                with same_draws(saved):
+                    _, _, saved = block.forward(batch, saved.h, None, True, hollow=True)
+            further = wants_input or (bool(ctx.activations) and ctx.activations[-1] is not None)
+            d, of_block = block.backward(batch, saved, d, further)
+            for parameter, gradient in of_block:
+                before = gradients.get(id(parameter))
+                gradients[id(parameter)] = gradient if before is None else before + gradient
+        return None, None, None, None, d if wants_input else None, *map(gradients.get, ctx.trained)
 
 
 def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:

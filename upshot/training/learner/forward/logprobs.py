@@ -32,15 +32,10 @@ def linear_logprobs(
     if not len(hidden):
         return hidden.float().sum(-1), hidden.float().sum(-1) if entropy else None
     inverse = 1 / temperature if temperature else 1.0
-    if not is_plain(head):
-        return _by_module(hidden, head, targets, inverse, entropy, cap)
-    found, spread = LinearLogprobs.apply(hidden, head.weight, targets, inverse, entropy, cap)
-    return found, spread if entropy else None
-
-
-def is_plain(head: Any) -> bool:
-    """Whether a head is a product with its weight and nothing else: no bias, no adapter, no quantised weight."""
-    return type(head) is nn.Linear and head.bias is None and head.weight.is_floating_point()
+    if not (type(head) is nn.Linear and head.bias is None and head.weight.is_floating_point()):
+        return _by_module(hidden, head, targets, inverse, entropy, cap)  # more than a product with its weight
+    logprobs, entropies = LinearLogprobs.apply(hidden, head.weight, targets, inverse, entropy, cap)
+    return logprobs, entropies if entropy else None
 
 
 def chunks(rows: int, vocab: int, size: int) -> list[slice]:
@@ -59,27 +54,27 @@ class LinearLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies (zeros unless asked for)."""
         kernels, parts = kernels_for(hidden), chunks(len(hidden), len(weight), hidden.element_size())
-        found = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
+        columns = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
         frozen = ctx.needs_input_grad[0] and not ctx.needs_input_grad[1] and not entropy
         units = torch.empty_like(hidden) if frozen else None
         logits = hidden.new_empty(0)
         for part in parts:
             del logits
             logits = hidden[part] @ weight.t()
-            found[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
+            columns[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
             if units is not None:
-                ones = torch.ones_like(found[0, part])
+                ones = torch.ones_like(columns[0, part])
                 kernels.token_logprobs_backward(
-                    logits, targets[part], found[1, part], found[2, part], ones, None, inverse, cap
+                    logits, targets[part], columns[1, part], columns[2, part], ones, None, inverse, cap
                 )
                 torch.mm(logits, weight, out=units[part])
         if units is not None:
             ctx.save_for_backward(units)
-            return found[0], found[2]
+            return columns[0], columns[2]
         kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
-        ctx.save_for_backward(hidden, weight, targets, found[1], found[2])
+        ctx.save_for_backward(hidden, weight, targets, columns[1], columns[2])
         ctx.kept, ctx.parts, ctx.options = kept, parts, (inverse, cap, entropy)
-        return found[0], found[2]
+        return columns[0], columns[2]
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor, entropy_grads: Tensor) -> Any:
@@ -126,8 +121,8 @@ def _by_module(
 
     parts = chunks(len(hidden), vocabulary(head), 4)
     pieces = [checkpoint(chunk_logprobs, hidden[part], targets[part], use_reentrant=False) for part in parts]
-    found, spreads = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return found, spreads if entropy else None
+    logprobs, entropies = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return logprobs, entropies if entropy else None
 
 
 def vocabulary(head: Any) -> int:

@@ -101,11 +101,9 @@ class Product:
     def holds(self, modules: Sequence[Any]) -> bool:
         """Whether the projections are still these, plain, and where they were."""
         now = [module._parameters.get(kind) for kind in ("weight", "bias") for module in modules]
-        own = [p for p in now if p is not None]
         return (
             bool(self.places)
-            and len(own) == len(self.parameters)
-            and all(a is b for a, b in zip(own, self.parameters, strict=True))
+            and [id(p) for p in now if p is not None] == [id(p) for p in self.parameters]
             and self.places == [p.data_ptr() for p in self.parameters]
             and self.needs == [p.requires_grad for p in self.parameters]
         )
@@ -178,8 +176,8 @@ class Product:
         if self.wants_ups:
             ups = float32_product(dy.t(), kept)
             grads[first + 1 :: 2] = [ups[rows, columns] * scale for rows, columns, scale in self.adapters]
-        found = zip(self.parameters, grads, self.needs, strict=True)
-        return [(p, g if g.dtype == p.dtype else g.to(p.dtype)) for p, g, need in found if need and g is not None]
+        of_each = zip(self.parameters, grads, self.needs, strict=True)
+        return [(p, g if g.dtype == p.dtype else g.to(p.dtype)) for p, g, need in of_each if need and g is not None]
 
 
 class CalledProjections:
@@ -196,8 +194,8 @@ class CalledProjections:
         """As `Product.outputs`; kept are x and y with their graph."""
         with torch.set_grad_enabled(keep):
             x = x.detach().requires_grad_(keep)
-            found = [module(x) for module in self.modules]
-            y = found[0] if len(found) == 1 else torch.cat(found, -1)
+            outputs = [module(x) for module in self.modules]
+            y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         return y.detach(), (x, y)
 
     def without_result(self, x: Tensor) -> tuple[Tensor, Any]:
