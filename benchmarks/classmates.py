@@ -109,7 +109,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     from upshot.rollout.speaker import Policy
     from upshot.tasks.base import Task
     from upshot.training.learner.learner import Learner
-    from upshot.training.loops.rl import learn
+    from upshot.training.loops.rl import learn, prepare
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = [
@@ -173,7 +173,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
         started = synchronise()
         groups = await play_step(context, rows, options.replies, number)
         played = synchronise()
-        learn(learner, groups, number)
+        learn(learner, groups, number, prepare)
         ended = synchronise()
         steps.append({"rollout": played - started, "learn": ended - played, "step": ended - started})
     out["first step"] = steps[0]

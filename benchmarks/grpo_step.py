@@ -51,7 +51,7 @@ from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation
 from upshot.tasks.users.scripted import ScriptedUser
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.rl import learn
+from upshot.training.loops.rl import learn, prepare
 
 SPECIALS = 7
 """Ids of the tokenizer that are no words."""
@@ -166,7 +166,7 @@ async def ours(
         began = now(device)
         groups = await play_step(context, rows, options.replies, number, line.reply if line else None)
         played = now(device)
-        logs = learn(learner, groups, number)
+        logs = learn(learner, groups, number, prepare)
         ended = now(device)
         memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
         steps.append({"sample": played - began, "learn": ended - played, "step": ended - began, "peak_gb": memory})

@@ -13,6 +13,7 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
+from upshot.training.loops.minibatches import Lesson, learn
 
 
 def learner(seed: int = 0, value_head: bool = False, **config: Any) -> Learner:
@@ -70,3 +71,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if "time" not in key} for line in lines]
+
+
+def update(own: Learner, lesson: Lesson, seed: int = 0) -> dict[str, float]:
+    """Learn a lesson that is prepared already."""
+    return learn(own, (), seed, lambda *_: lesson)

@@ -81,7 +81,7 @@ class TrainingRun:
         """Of the phase under way, once it has a learner."""
         self.saver = Saver(folder.checkpoints)
         self.services = RunServices(recipe, folder, ranks)
-        self.say, self.show_progress, self.count_services = reporter.say, reporter.show_progress, self.services.count
+        self.say, self.show_progress, self.pause_helpers = reporter.say, reporter.show_progress, self.services.pause
 
     async def train(self) -> None:
         """Train to the end, or to Ctrl-C or an empty budget; a checkpoint is saved either way."""

@@ -65,14 +65,19 @@ class RunServices:
             await policy.sampler.disconnect()
             self.folder.write_spent(services.budget.state())
 
-    def count(self) -> None:
-        """Called when the current step has asked its helpers everything: their counts until now go into its line."""
-        if self._open is None:
+    async def pause(self) -> None:
+        """Called when the current step has asked its helpers everything: their counts until now go into its line, and
+        engine and helpers give their memory to the learner where the plan says so."""
+        if self._open is None or self._policy is None:
             return
         if self.ranks.size > 1:
             self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", self._open.counters()))
             self._open.restore(self._summed)
         self._counted = self._open.stats(), self._open.counters()
+        policy = self._policy
+        if policy.pool is not None and policy.memory.setting.helpers == "leave":
+            policy.pool.rest()
+        await policy.sampler.rest(policy.memory.setting.park)
 
     def finish_step(self) -> Logs:
         """What a finished step's line says of the helpers; their counters are from now on those of the run."""

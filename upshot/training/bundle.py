@@ -88,12 +88,6 @@ class PolicyBundle:
         """The memory plan of the recipe's method."""
         return plan_loaded(self.recipe, self.module, self.recipe.train, self.ranks.size)
 
-    async def rest(self) -> None:
-        """The learner works: engine and helpers give their memory back where the plan says so."""
-        if self.pool is not None and self.memory.setting.helpers == "leave":
-            self.pool.rest()
-        await self.sampler.rest(self.memory.setting.park)
-
     @property
     def samples(self) -> bool:
         """Whether the sampler was made."""

@@ -41,7 +41,7 @@ from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
-from upshot.training.loops.minibatches import Lesson, update
+from upshot.training.loops.minibatches import Lesson, learn
 from upshot.training.loops.sft import Dialogues
 from upshot.training.objectives.mismatch import logged_drift
 from upshot.training.objectives.objectives import Sft
@@ -164,7 +164,7 @@ class Trainer:
 
         `seed`: for the order of the minibatches.
         """
-        return update(self.learner, self._prepare(groups), seed)
+        return learn(self.learner, groups, seed, lambda _, groups: self._prepare(groups))
 
     def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
         """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""

@@ -133,8 +133,8 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
     played = threading.Event()
     play, forward = rl.play, Learner.forward_backward
 
-    async def playing(recipe: Recipe, context: Any, rows: Any, step: int, *more: Any) -> Any:
-        groups = await play(recipe, context, rows, step, *more)
+    async def playing(recipe: Recipe, context: Any, rows: Any, step: int, **more: Any) -> Any:
+        groups = await play(recipe, context, rows, step, **more)
         if step == 1:
             played.set()
         return groups

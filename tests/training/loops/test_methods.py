@@ -253,7 +253,7 @@ def test_every_algorithm_learns_from_a_group(name: str) -> None:
     if own.config.kl.weight:
         own.keep_reference()
     before = [p.detach().clone() for p in own.parameters]
-    logs = rl.learn(own, [replies([0.0, 1.0, None, 1.0])], seed=0)
+    logs = rl.learn(own, [replies([0.0, 1.0, None, 1.0])], 0, rl.prepare)
     assert logs["train/sequences"] == 3 and logs["train/grad_norm"] > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, own.parameters, strict=True))
     if own.config.importance.rule != "none":

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.workshop import datum, learner
+from tests.training.workshop import datum, learner, update
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.minibatches import Lesson, minibatches, update
+from upshot.training.loops.minibatches import Lesson, minibatches
 from upshot.training.metrics.alarms import bad_step
 from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.workshop import datum, learner, metrics, recipe
+from tests.training.workshop import datum, learner, metrics, recipe, update
 from upshot.run.run import train
-from upshot.training.loops.minibatches import Lesson, update
+from upshot.training.loops.minibatches import Lesson
 from upshot.training.objectives.mismatch import MismatchMeter, weigh
 from upshot.training.objectives.objectives import PolicyGradient
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,8 +42,9 @@ class LoopRun(Protocol):
     """Show a line to the person who watches the run."""
     show_progress: Callable[[int, int], None]
     """Tell how many replies of how many the step under way has."""
-    count_services: Callable[[], None]
-    """Called when the current step has asked its helpers everything: their counts until now go into its line."""
+    pause_helpers: Callable[[], Awaitable[None]]
+    """Called when the current step has asked its helpers everything: their counts until now go into its line, and they
+    give memory to the learner."""
 
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""

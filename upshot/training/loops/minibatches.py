@@ -1,4 +1,4 @@
-"""A step's items, and the updates on what they teach: minibatches with an optimizer step on each, logged as one.
+"""The items of a step, and learning what they teach: minibatches with an optimizer step each, logged as one.
 
 What is logged are means over all minibatches, weighed by the number of data in each, the number of skipped updates, and
 the drift of the first minibatch (later ones have other weights than the sampler had).
@@ -38,8 +38,10 @@ class Lesson:
     """How many sequences, pairs and tokens it has."""
 
 
-def update(learner: Learner, lesson: Lesson, seed: int) -> Logs:
-    """Loss, gradient and an optimizer step for each minibatch of a lesson; what to log."""
+def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
+    """Learn what a step's replies or examples teach: loss, gradient and an optimizer step for each minibatch; what to
+    log. `seed`: for the order of minibatches."""
+    lesson = prepare(learner, items)
     learned: list[tuple[Logs, Objective]] = []
     drift = logged_drift(lesson.logs)
     for units in minibatches(lesson.units, learner.config.minibatches, seed):

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from upshot.config.method import TrainingMethod, method_of
@@ -22,24 +21,13 @@ from upshot.models.rendering import Renderer
 from upshot.rollout.reply import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.minibatches import Lesson, pick, update
+from upshot.training.loops.minibatches import Lesson, learn, pick
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
 from upshot.training.metrics.throughput import ThroughputMeter
 
 T = TypeVar("T")
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
-
-
-@dataclass
-class Step:
-    """The current step; what is to be logged goes into `logs`."""
-
-    number: int
-    """Steps before it."""
-    groups: Sequence[Sequence[Rollout]] = ()
-    """The replies that it learns from, where the method samples."""
-    logs: Logs = field(default_factory=dict)
 
 
 class TrainingPhase:
@@ -91,25 +79,25 @@ class TrainingPhase:
         return self.learner
 
     @contextmanager
-    def step(self, number: int) -> Iterator[Step]:
-        """Inside, a step is made; afterwards it is written down, or, where evaluation ends the training, why."""
-        with self.meter.step() as times:
-            step = Step(number)
-            yield step
-        if not self.stopped:
-            self.run.step_done(number + 1, step.logs | times, step.groups)
-            return
-        self.run.write_evaluation({key: value for key, value in step.logs.items() if is_evaluated(key)})
+    def learning(self, logs: Logs) -> Iterator[None]:
+        """Inside, the weights change, on all ranks together; how fast is noted in `logs`."""
+        before, started = self.learner.read, time.perf_counter()
+        with self.run.ranks.update():
+            yield
+        logs |= self.meter.learned(self.learner.read - before, time.perf_counter() - started)
+
+    def step_done(self, number: int, started: float, logs: Logs, groups: Sequence[Sequence[Rollout]] = ()) -> None:
+        """Write down what was logged of a step, and the replies that it learned from, where the method samples."""
+        times = {"time/step": time.perf_counter() - started, **self.meter.peak_memory()}
+        self.run.step_done(number + 1, logs | times, groups)
+
+    def write_stop(self, logs: Logs) -> None:
+        """Training has `stopped` before a step: write its evaluation, and say why."""
+        self.run.write_evaluation({key: value for key, value in logs.items() if is_evaluated(key)})
         self.run.say(
             f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
             f"{self.tracker.metric}; training ends after step {self.run.step}"
         )
-
-    @contextmanager
-    def learning(self, step: Step) -> Iterator[None]:
-        """Inside, the weights change: on all ranks together, and timed."""
-        with self.run.ranks.update(), self.meter.learning(self.learner, step.logs):
-            yield
 
     def evaluates(self, number: int) -> bool:
         """Whether the weights are evaluated before a step."""
@@ -169,14 +157,15 @@ async def learn_examples(
         return measure(learner)
 
     for number in phase.left:
-        with phase.step(number) as step:
-            if phase.evaluates(number):
-                step.logs |= await phase.evaluate(number, evaluate)
+        started, logs = time.perf_counter(), dict[str, float]()
+        if phase.evaluates(number):
+            logs |= await phase.evaluate(number, evaluate)
             if phase.stopped:
+                phase.write_stop(logs)
                 break
-            picked = pick(len(examples), config.prompts_per_step, number, seed)
-            with phase.learning(step):
-                lesson = prepare(learner, [examples[i] for i in picked])
-                step.logs |= update(learner, lesson, derive_seed(seed, "minibatches", number))
+        picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, number, seed)]
+        with phase.learning(logs):
+            logs |= learn(learner, picked, derive_seed(seed, "minibatches", number), prepare)
+        phase.step_done(number, started, logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     await phase.finish(evaluate)

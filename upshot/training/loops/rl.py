@@ -7,11 +7,11 @@ rows → rollouts → advantages → training data → loss → update → log. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import Named, Recipe, TrainConfig
@@ -30,7 +30,7 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
 from upshot.training.loops.evaluate import play_held_out
-from upshot.training.loops.minibatches import Lesson, pick, update
+from upshot.training.loops.minibatches import Lesson, learn, pick
 from upshot.training.loops.phase import TrainingPhase
 from upshot.training.loops.rollouts import RolloutSchedule, in_thread, staleness
 from upshot.training.metrics.pull import describe_pull
@@ -75,35 +75,34 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         run.say(CUT_SAMPLING)
     async with run.open_services() as (services, context):
         learner = phase.begin()
-        evaluate = partial(play_held_out, run, services, context)
-
-        def play_one(number: int) -> Coroutine[Any, Any, list[list[Rollout]]]:
-            return play(recipe, context, rows, number, run.show_progress, run.ranks)
-
-        async with RolloutSchedule(play_one, policy.sampler, config.async_steps, phase.left) as schedule:
+        evaluate, prepare = partial(play_held_out, run, services, context), method.prepare
+        played = partial(play, recipe, context, rows, progress=run.show_progress, ranks=run.ranks)
+        async with RolloutSchedule(played, policy.sampler, config.async_steps, phase.left) as schedule:
             for number in phase.left:
-                with phase.step(number) as step:
-                    step.groups, times = await schedule.get(number)
-                    step.logs |= times | policy.sampler.sync_times() | measure(step.groups, context, config)
-                    if config.async_steps:
-                        step.logs |= staleness(step.groups, number)
-                    if phase.evaluates(number):
-                        step.logs |= await phase.evaluate(number, evaluate)
+                started = time.perf_counter()
+                groups, logs = await schedule.get(number)
+                logs |= policy.sampler.sync_times() | measure(groups, context, config)
+                if config.async_steps:
+                    logs |= staleness(groups, number)
+                if phase.evaluates(number):
+                    logs |= await phase.evaluate(number, evaluate)
                     if phase.stopped:
+                        phase.write_stop(logs)
                         break
-                    stop_if_missing(step.groups, recipe.reward.max_missing)
-                    if number == 0 and (pull := describe_pull(step.groups)):
-                        run.say(pull)
-                    if recipe.reward.blamed == "worst":
-                        step.logs |= blame(step.groups, context.futures)
-                    run.count_services()
-                    schedule.start_next(number)
-                    await policy.rest()
-                    seed = derive_seed(recipe.seed, "minibatches", number)
-                    with phase.learning(step):
-                        work = partial(learn, learner, step.groups, seed, method.prepare)
-                        # In a thread when other steps are played meanwhile.
-                        step.logs |= await in_thread(work) if config.async_steps else work()
+                stop_if_missing(groups, recipe.reward.max_missing)
+                if number == 0 and (pull := describe_pull(groups)):
+                    run.say(pull)
+                if recipe.reward.blamed == "worst":
+                    logs |= blame(groups, context.futures)
+                schedule.start_next(number)
+                await run.pause_helpers()
+                seed = derive_seed(recipe.seed, "minibatches", number)
+                with phase.learning(logs):
+                    if config.async_steps:  # other steps are played meanwhile
+                        logs |= await in_thread(partial(learn, learner, groups, seed, prepare))
+                    else:
+                        logs |= learn(learner, groups, seed, prepare)
+                phase.step_done(number, started, logs, groups)
                 await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
         await phase.finish(evaluate)
 
@@ -175,11 +174,6 @@ def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
     return make_lesson(units, partial(PolicyGradient, config, passing), logs)
-
-
-def learn(learner: Learner, groups: Groups, seed: int, prepare: Callable[[Learner, Groups], Lesson] = prepare) -> Logs:
-    """Learn from a step's replies; what to log. `seed`: for the order of minibatches."""
-    return update(learner, prepare(learner, groups), seed)
 
 
 def lesson_of(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from upshot.rollout.reply import Rollout
-from upshot.training.learner.learner import Learner
 
 PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
 """TFLOP/s of dense bfloat16, by a part of the device's name."""
@@ -33,26 +30,16 @@ class ThroughputMeter:
         tera = next((tera for part, tera in PEAK.items() if part in name), 0)
         self.peak = devices * tera * 1e12 if module.dtype in (torch.bfloat16, torch.float16) else 0.0
 
-    @contextmanager
-    def step(self) -> Iterator[dict[str, float]]:
-        """Inside, a step is made; afterwards its times are known."""
-        times, started = dict[str, float](), time.perf_counter()
-        yield times
-        times |= {"time/step": time.perf_counter() - started, **self.memory()}
-
-    @contextmanager
-    def learning(self, learner: Learner, times: dict[str, float]) -> Iterator[None]:
-        """Inside, the learner learns: tokens a second, and model FLOPs as a share of the peak where that is known."""
-        before, started = learner.read, time.perf_counter()
-        yield
-        tokens, took = learner.read - before, time.perf_counter() - started
-        times["time/learn"] = took
-        if tokens and took > 0:
-            times["time/learned_per_s"] = tokens / took
+    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
+        """How fast tokens were learned, and with which share of the device's peak where that is known."""
+        times = {"time/learn": seconds}
+        if tokens and seconds > 0:
+            times["time/learned_per_s"] = tokens / seconds
             if self.peak:
-                times["time/mfu"] = tokens * self.flops / took / self.peak
+                times["time/mfu"] = tokens * self.flops / seconds / self.peak
+        return times
 
-    def memory(self) -> dict[str, float]:
+    def peak_memory(self) -> dict[str, float]:
         """The peak of the device's memory since the last call, in GiB; on the CPU that of the process so far."""
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
