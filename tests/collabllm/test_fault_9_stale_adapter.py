@@ -20,8 +20,8 @@ from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
 from upshot.training.adapters import add_lora
 from upshot.training.learner.batch import Datum
+from upshot.training.learner.forward.logprobs import token_logprobs
 from upshot.training.learner.learner import Learner
-from upshot.training.objectives.losses import token_logprobs
 from upshot.training.objectives.objectives import Sft
 
 

@@ -33,7 +33,7 @@ from upshot.rollout.speaker import Policy
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
 from upshot.training.loops.rl import set_advantages, teach
-from upshot.training.metrics.task import measure
+from upshot.training.metrics.step import measure
 
 Said = list[dict[str, Any]]
 CENTRED = Named(name="dr-grpo")

@@ -34,8 +34,7 @@ from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
-from upshot.training.objectives import losses
-from upshot.training.objectives.objectives import Sft
+from upshot.training.objectives.objectives import Sft, normalise
 from upshot.training.setup import sampling_of
 from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink
@@ -226,7 +225,7 @@ def local_gradients(recipe: Recipe, data: Sequence[Datum]) -> list[float]:
     batch, objective = pack(data, "cpu"), Sft()
     objective.begin(data, recipe.episode.max_tokens, recipe.train.length_norm)
     weight = torch.zeros(len(batch.owner), requires_grad=True)
-    losses.normalise(weight * batch.columns["advantages"], batch, objective.by).backward()  # type: ignore[no-untyped-call]
+    normalise(weight * batch.columns["advantages"], batch, objective.by).backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     return list(weight.grad.tolist())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.score import Score, mean_score
@@ -33,15 +34,15 @@ def children(futures: Iterable[Future], depth: int = 0) -> list[list[Future]]:
 
 def mean_by_way(futures: Sequence[Future], depth: int = 0) -> list[Mapping[str, Score]]:
     """The scores of every way at a fork: a future's own, or where it forked again the means of what came of it."""
-    return [
-        way[0].scores if len(way[0].path) <= depth + 1 else _means(mean_by_way(way, depth + 1))
-        for way in children(futures, depth)
-    ]
-
-
-def _means(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    names = dict.fromkeys(name for named in scores for name in named)
-    return {name: mean_score(named[name] for named in scores if name in named) for name in names}
+    means: list[Mapping[str, Score]] = []
+    for way in children(futures, depth):
+        if len(way[0].path) <= depth + 1:
+            means.append(way[0].scores)
+            continue
+        below = mean_by_way(way, depth + 1)
+        names = dict.fromkeys(chain.from_iterable(below))
+        means.append({name: mean_score(scores[name] for scores in below if name in scores) for name in names})
+    return means
 
 
 def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens: str = "all") -> list[list[Branch]]:
@@ -114,10 +115,9 @@ def compared(replies: Iterable[Rollout], every: bool = False) -> list[list[list[
     every: those of all forks in which the policy spoke.
     """
     levels: dict[int, list[list[Branch]]] = {}
-    for reply in replies:
-        for branches in reply.siblings:
-            if is_trained(branches, every):
-                levels.setdefault(len(branches[0].path), []).append(branches)
+    for branches in (branches for reply in replies for branches in reply.siblings):
+        if is_trained(branches, every):
+            levels.setdefault(len(branches[0].path), []).append(branches)
     return [levels[depth] for depth in sorted(levels)]
 
 

@@ -20,8 +20,7 @@ from upshot.run.samples import Pieces
 from upshot.run.trackers import Tracker
 from upshot.tasks.base import Task, groups_of
 from upshot.training.metrics.alarms import Alarms
-from upshot.training.metrics.step import by_group
-from upshot.training.metrics.task import task_metrics
+from upshot.training.metrics.step import by_group, task_metrics
 
 Logs = dict[str, float]
 STEPS = 20

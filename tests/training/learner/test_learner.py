@@ -15,9 +15,9 @@ from tests.training.workshop import datum, learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.adapters import add_lora
+from upshot.training.learner.forward.logprobs import token_logprobs
 from upshot.training.learner.learner import Learner, learning_rate
 from upshot.training.learner.optim.adamw import MasterAdamW
-from upshot.training.objectives.losses import token_logprobs
 from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
 
 LENGTHS = (5, 9, 6, 14, 8, 7)

@@ -12,8 +12,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.reward import Reward
 from upshot.rollout.reply import Future, Rollout
-from upshot.training.metrics.step import summarise
-from upshot.training.metrics.task import majority, pass_at_k, task_metrics
+from upshot.training.metrics.step import majority, pass_at_k, summarise, task_metrics
 
 
 def reply(

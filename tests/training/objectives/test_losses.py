@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.training.learner.batch import Datum, pack
-from upshot.training.objectives.losses import (
+from upshot.training.learner.forward.logprobs import token_logprobs
+from upshot.training.objectives.objectives import (
     Denominator,
     clipped_value,
     kl_divergence,
     kl_penalty,
     normalise,
     preference,
-    token_logprobs,
 )
 
 finite = st.floats(-4, 4)

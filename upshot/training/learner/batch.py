@@ -101,36 +101,34 @@ COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "we
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:
     """Lay sequences end to end; `share`: what several of them begin with is there once."""
-    ids = _ids(data)
-    lengths = tuple(map(len, ids))
-    layout = tree(ids) if share else end_to_end(lengths)
-    flat, positions = np.empty((2, layout.tokens), dtype=np.int64)
-    rows, trained = [], []
-    for sequence, path, datum in zip(ids, layout.paths, data, strict=True):
+    sequences = _ids(data)
+    lengths = tuple(map(len, sequences))
+    layout = tree(sequences) if share else end_to_end(lengths)
+    ids, positions = np.empty((2, layout.tokens), dtype=np.int64)
+    trained = [np.array(datum.places, dtype=np.int64) for datum in data]
+    rows, targets = [], []
+    for sequence, path, places in zip(sequences, layout.paths, trained, strict=True):
         at = layout.places(path)
-        flat[at], positions[at] = sequence, np.arange(len(sequence))
-        trained.append(np.array(datum.places, dtype=np.int64))
-        rows.append(at[trained[-1] - 1])
-
-    def whole(parts: Sequence[np.ndarray]) -> Tensor:
-        return on_device(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64), device)
-
-    def column(name: str) -> Tensor:
-        parts = [np.array(getattr(d, name), dtype=np.float32)[at] for d, at in zip(data, trained, strict=True)]
-        return on_device(np.concatenate(parts), device)
-
-    shares = [datum.share for datum in data]
-    present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
+        ids[at], positions[at] = sequence, np.arange(len(sequence))
+        rows.append(at[places - 1])
+        targets.append(sequence[places])
+    columns = {}
+    for name in COLUMNS:
+        values = [getattr(datum, name) for datum in data]
+        if [*map(len, values)] == [*lengths]:
+            picked = [np.array(own, dtype=np.float32)[places] for own, places in zip(values, trained, strict=True)]
+            columns[name] = on_device(np.concatenate(picked), device)
+    shares = np.array([datum.share for datum in data], dtype=np.float32)
     return TrainBatch(
-        ids=on_device(flat, device),
+        ids=on_device(ids, device),
         positions=on_device(positions, device),
         lengths=lengths,
-        rows=whole(rows),
-        targets=whole([sequence[places] for sequence, places in zip(ids, trained, strict=True)]),
+        rows=on_device(np.concatenate(rows), device),
+        targets=on_device(np.concatenate(targets).astype(np.int64), device),
         owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
         layout=layout,
-        columns={name: column(name) for name in present},
-        share=on_device(np.array(shares, dtype=np.float32), device) if any(share != 1.0 for share in shares) else None,
+        columns=columns,
+        share=on_device(shares, device) if (shares != 1.0).any() else None,
     )
 
 

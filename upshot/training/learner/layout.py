@@ -46,7 +46,7 @@ class Layout:
     @property
     def tokens(self) -> int:
         """How many flat tokens there are."""
-        return sum(segment.length for segment in self.segments)
+        return self.segments[-1].start + self.segments[-1].length if self.segments else 0
 
     @property
     def shares(self) -> bool:

@@ -22,9 +22,8 @@ from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import HELD_OUT
-from upshot.training.metrics.step import by_group, summarise
-from upshot.training.metrics.task import task_metrics
-from upshot.training.objectives import losses
+from upshot.training.metrics.step import by_group, summarise, task_metrics
+from upshot.training.objectives.objectives import preference
 
 
 async def play_held_out(run: LoopRun, services: Services, context: RolloutContext) -> Logs:
@@ -83,7 +82,7 @@ def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
         gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
     margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
     return {
-        "loss/dpo": float(losses.preference(margin, config.dpo.beta, config.dpo.loss).mean()),
+        "loss/dpo": float(preference(margin, config.dpo.beta, config.dpo.loss).mean()),
         "dpo/margin": float(config.dpo.beta * margin.mean()),
         "dpo/accuracy": float((margin > 0).float().mean()),
     }

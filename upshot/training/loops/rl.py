@@ -164,25 +164,22 @@ def stop_if_missing(groups: Groups, limit: float) -> None:
 
 
 def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
-    """Advantages, training data and loss of a step's replies; `estimate`: see `lesson_of`."""
+    """Advantages, training data and loss of a step's replies; without `estimate` they keep the advantages they have."""
     config = learner.config
-    # With a single update the tokens are weighed by the log-probabilities that its own forward computes anyway.
-    passing = config.importance if config.importance.rule != "none" and config.minibatches == 1 else None
-    units, logs = lesson_of(learner, groups, estimate, weighed=passing is None)
+    # A single update weighs the tokens itself, by the log-probabilities that its own forward computes anyway.
+    weighed_later = config.importance if config.importance.rule != "none" and config.minibatches == 1 else None
+    units, logs = lesson_of(learner, groups, estimate, weighed=weighed_later is None)
     data = list(chain.from_iterable(units))
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return make_lesson(units, partial(PolicyGradient, config, passing), logs)
+    return make_lesson(units, partial(PolicyGradient, config, weighed_later), logs)
 
 
 def lesson_of(
     learner: LogprobSource, groups: Groups, estimate: bool = True, weighed: bool = True
 ) -> tuple[Units, Logs]:
-    """Training data of a step's replies, with advantages and importance set, and what to log.
-
-    Without `estimate` the replies keep the advantages they have; without `weighed` the update itself weighs the tokens.
-    """
+    """Training data of a step's replies, with advantages and importance set, and what to log; options: see `prepare`."""
     config = learner.config
     charged = bool(config.kl.weight) and config.kl.where == "reward"
     if charged and not estimate:
@@ -219,23 +216,16 @@ def teach(reply: Rollout, length_norm: str = "token") -> list[Datum]:
     An episode with several contexts counts as if its tokens were one sequence, under every `train.length_norm`.
     """
     first = data_of(reply)
-    others = [datum for path in reply.other_paths for datum in data_of(path)]
-    episode = first + others
-    if others:
+    episode = [*first, *chain.from_iterable(map(data_of, reply.other_paths))]
+    if len(episode) > len(first):
         tokens = sum(len(datum.places) for datum in episode)
-        shares = [len(datum.places) / tokens if length_norm == "sequence" else 1.0 for datum in episode]
-        counted = [length_norm == "token" or not first or place < len(first) for place in range(len(episode))]
-        of_each = zip(episode, shares, counted, strict=True)
-        episode = [replace(datum, share=share, counted=counts) for datum, share, counts in of_each]
+        for place, datum in enumerate(episode):
+            share = len(datum.places) / tokens if length_norm == "sequence" else 1.0
+            counted = length_norm == "token" or not first or place < len(first)
+            episode[place] = replace(datum, share=share, counted=counted)
     # Branches without a trained reply are counted themselves: a step with nothing else would divide by zero.
-    below = [
-        datum
-        for fork in reply.siblings
-        for branch in fork
-        if branch.advantages
-        for datum in data_of(branch, branch.share, counted=not episode)
-    ]
-    return episode + below
+    branches = [branch for branch in chain.from_iterable(reply.siblings) if branch.advantages]
+    return episode + [datum for branch in branches for datum in data_of(branch, branch.share, counted=not episode)]
 
 
 def as_units(data: Sequence[Datum]) -> Units:

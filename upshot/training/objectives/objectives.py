@@ -1,21 +1,93 @@
-"""What the learner minimises: one small class per training method, on top of the pure losses."""
+"""What the learner minimises: losses as pure functions of log-probabilities, and one small class per training method.
+
+Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`, whose modes
+are named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
+exactly the gradient of the whole.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from upshot.config.recipe import ImportanceConfig, TrainConfig
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
-from upshot.training.objectives import losses
 from upshot.training.objectives.mismatch import MismatchMeter
 from upshot.training.objectives.surrogates.base import check_shape, surrogate
 
 Logs = dict[str, Tensor]
 """Scalars where they were computed: to read one at once would wait for the GPU in every micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denominator:
+    """What a step's token losses are divided by; counted over the whole step, not the micro-batch."""
+
+    mode: str
+    sequences: int
+    """Of those that are counted."""
+    tokens: int
+    """Of those that are counted."""
+    max_tokens: int
+
+
+def normalise(loss_M: Tensor, batch: TrainBatch, by: Denominator) -> Tensor:
+    """Token losses → a scalar: 'sequence', 'token' or 'constant' (see the recipe's train.length_norm)."""
+    if batch.share is not None:
+        loss_M = loss_M * batch.share[batch.owner]
+    if by.mode == "sequence":
+        return (batch.sums(loss_M) / batch.counts().clamp(min=1)).sum() / max(by.sequences, 1)
+    if by.mode == "token":
+        return loss_M.sum() / max(by.tokens, 1)
+    if by.mode == "constant":
+        return loss_M.sum() / max(by.sequences * by.max_tokens, 1)
+    raise ValueError(f"unknown length normalisation '{by.mode}'")
+
+
+def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """Per-token estimate of KL(policy ‖ reference) from samples of the policy."""
+    ratio = reference - logprobs
+    if estimator == "k2":
+        return 0.5 * ratio.square()
+    if estimator in ("k3", "k3-corrected"):
+        return (ratio.expm1() - ratio).clamp(min=0)  # never below zero by rounding
+    raise ValueError(f"unknown KL estimator '{estimator}'")
+
+
+def kl_penalty(logprobs: Tensor, old: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """The divergence as a loss per token.
+
+    In the mean over samples of the policy, k2 and k3-corrected have the divergence's own gradient. k3, GRPO's usual
+    one, has that of the reversed divergence: it leaves out that a likelier token is also seen more often, which the
+    ratio to the sampling policy in k3-corrected puts back.
+    """
+    divergence = kl_divergence(logprobs, reference, estimator)
+    return (logprobs - old).exp() * divergence if estimator == "k3-corrected" else divergence
+
+
+def preference(margin_P: Tensor, beta: float, kind: str) -> Tensor:
+    """Loss per pair from how much more the chosen reply gained on the reference than the rejected one.
+
+    sigmoid (DPO): margins of summed log-probabilities. ipo: margins of their means over a reply's tokens, drawn towards
+    1 / (2 beta) instead of without end.
+    """
+    if kind == "sigmoid":
+        return -F.logsigmoid(beta * margin_P)
+    if kind == "ipo":
+        return (margin_P - 1 / (2 * beta)).square()
+    raise ValueError(f"unknown preference loss '{kind}'")
+
+
+def clipped_value(values_M: Tensor, old_M: Tensor, targets_M: Tensor, clip: float) -> Tensor:
+    """PPO's value loss per token: half the squared error, the larger of the plain and the clipped one."""
+    near = old_M + (values_M - old_M).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values_M - targets_M).square(), (near - targets_M).square())
 
 
 class Objective(ABC):
@@ -36,7 +108,7 @@ class Objective(ABC):
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
         counted = [len(datum.places) for datum in data if datum.counted]
-        self.by = losses.Denominator(mode, len(counted), sum(counted), max_tokens)
+        self.by = Denominator(mode, len(counted), sum(counted), max_tokens)
         self.tokens = sum(len(datum.places) for datum in data)
 
     @abstractmethod
@@ -65,7 +137,7 @@ class Sft(Objective):
 
     def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean negative log-likelihood."""
-        loss = losses.normalise(-output.logprobs, batch, self.by)
+        loss = normalise(-output.logprobs, batch, self.by)
         return loss, {"loss/nll": loss.detach()}
 
 
@@ -96,18 +168,16 @@ class PolicyGradient(Objective):
         logs = {
             "policy/ratio": self.share(ratio),
             "policy/clipped": self.share(pg.clipped_M),
-            "policy/kl_to_sampler": self.share(
-                losses.kl_divergence(columns.get("sampled", columns["old"]), logprobs, "k3")
-            ),
+            "policy/kl_to_sampler": self.share(kl_divergence(columns.get("sampled", columns["old"]), logprobs, "k3")),
             "policy/entropy": self.share(entropy),
         }
         if config.kl.weight and config.kl.where == "loss" and "reference" in columns:
-            penalty = losses.kl_penalty(logprobs, columns["old"], columns["reference"], config.kl.estimator)
+            penalty = kl_penalty(logprobs, columns["old"], columns["reference"], config.kl.estimator)
             per_token = per_token + config.kl.weight * penalty
             logs["policy/kl_to_reference"] = self.share(penalty)
         if config.entropy:
             per_token = per_token - config.entropy * entropy
-        loss = losses.normalise(per_token, batch, self.by)
+        loss = normalise(per_token, batch, self.by)
         logs["loss/policy"] = loss.detach()
         return loss, logs
 
@@ -123,8 +193,8 @@ class Ppo(PolicyGradient):
         if output.values is None:
             raise ValueError("ppo needs the value head's output")
         columns = batch.columns
-        errors = losses.clipped_value(output.values, columns["values"], columns["returns"], self.config.clip.high)
-        value_loss = losses.normalise(errors, batch, self.by)
+        errors = clipped_value(output.values, columns["values"], columns["returns"], self.config.clip.high)
+        value_loss = normalise(errors, batch, self.by)
         logs["loss/value"] = value_loss.detach()
         return loss + self.config.ppo.value_weight * value_loss, logs
 
@@ -147,7 +217,7 @@ class Dpo(Objective):
             gained = gained / batch.counts().clamp(min=1)
         margin = gained[::2] - gained[1::2]
         pairs = max(self.by.sequences // 2, 1)
-        loss = losses.preference(margin, self.config.dpo.beta, self.config.dpo.loss).sum() / pairs
+        loss = preference(margin, self.config.dpo.beta, self.config.dpo.loss).sum() / pairs
         return loss, {
             "loss/dpo": loss.detach(),
             "dpo/accuracy": (margin.detach() > 0).float().sum() / pairs,

@@ -1,10 +1,11 @@
-"""Hidden states → log-probabilities of given tokens, without the logits of all of them ever being there at once.
+"""Log-probabilities of given tokens: from logits, and from hidden states without all logits ever being there at once.
 
-Rows are taken in chunks: product with the head, log-sum-exp and pick (and entropy) in one pass over the logits; on the
-way back the logits are computed again and become their own gradients in place. The head comes last on the way there
-and first on the way back, so the last chunk's logits are kept: that costs no memory at the peak, and where one chunk
-holds all rows nothing is computed twice. A head that is frozen needs no second time at all: the gradient of a row's
-hidden state is that of its log-probability, computed on the way there, times a number that is known on the way back.
+From hidden states, rows are taken in chunks: product with the head, log-sum-exp and pick (and entropy) in one pass over
+the logits; on the way back the logits are computed again and become their own gradients in place. The head comes last
+on the way there and first on the way back, so the last chunk's logits are kept: that costs no memory at the peak, and
+where one chunk holds all rows nothing is computed twice. A head that is frozen needs no second time at all: the
+gradient of a row's hidden state is that of its log-probability, computed on the way there, times a number that is known
+on the way back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from upshot.engine.kernels import kernels_for
@@ -20,6 +22,24 @@ from upshot.engine.kernels.plain import cap_logits
 
 CHUNK_BYTES = 1 << 30
 """The most memory that a chunk's logits take: one chunk is there at a time."""
+
+
+def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of every token given those before it; position 0, which nothing precedes, gets 0."""
+    logits = logits_B_T_V[:, :-1].float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    picked = -F.cross_entropy(logits.flatten(0, 1), ids_B_T[:, 1:].flatten(), reduction="none")
+    return F.pad(picked.view(ids_B_T.shape[0], -1), (1, 0))
+
+
+def entropies(logits_M_V: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy of softmax(logits / temperature), one a row."""
+    logits = logits_M_V.float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def linear_logprobs(

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from upshot.engine.exact.forward import ExactForward
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
-from upshot.training.objectives import losses
+from upshot.training.learner.forward.logprobs import entropies, token_logprobs
 
 
 class Forward(ABC):
@@ -49,12 +49,12 @@ class PaddedForward(Forward):
             out = self.module(input_ids=ids, attention_mask=attention, output_hidden_states=hidden, use_cache=False)
         places = self._padded_rows(batch, ids.shape[1])
         if self.exact is None:
-            logprobs = losses.token_logprobs(out.logits, ids, temperature)
+            logprobs = token_logprobs(out.logits, ids, temperature)
         else:
             logprobs = self.exact.token_logprobs(out.logits, ids, temperature)
         return ForwardOutput(
             logprobs.flatten()[places + 1],
-            losses.entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
+            entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
             None if value_head is None else values_of(out.hidden_states[-1].flatten(0, 1)[places], value_head),
         )
 
