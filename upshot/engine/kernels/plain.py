@@ -179,8 +179,8 @@ def rotate_heads_backward(
 
 def _whole(rotation: Rotation) -> Rotation:
     """cos and sin [tokens, 1, dim] from those of half the dimensions."""
-    cos, sin = (torch.cat([x, x], -1)[:, None] for x in rotation)
-    return cos, sin
+    cos, sin = rotation
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

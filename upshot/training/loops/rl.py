@@ -179,7 +179,7 @@ def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
 def lesson_of(
     learner: LogprobSource, groups: Groups, estimate: bool = True, weighed: bool = True
 ) -> tuple[Units, Logs]:
-    """Training data of a step's replies, with advantages and importance set, and what to log; options: see `prepare`."""
+    """A step's replies as training data with advantages and importance, and what to log; options: see `prepare`."""
     config = learner.config
     charged = bool(config.kl.weight) and config.kl.where == "reward"
     if charged and not estimate:

@@ -47,9 +47,10 @@ class PackedAttention:
     """The attention of one batch: made once, called by every layer."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout, self.device = layout, device
+        self.layout, self.device, self.tokens = layout, device, layout.tokens
         self.lines = [layout.places(line) for line in layout.lines()]
         """The keys of each segment, its own the last of them."""
+        self.starts = np.array([segment.start for segment in layout.segments])
         self.lengths = np.array([segment.length for segment in layout.segments])
         self.widths = np.array([len(line) for line in self.lines])
         """How many queries and how many keys each segment has."""
@@ -62,7 +63,7 @@ class PackedAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]."""
-        long = self.layout.tokens >= SHORTEST * len(self.lines)  # on average: then a call each is worth it
+        long = self.tokens >= SHORTEST * len(self.lines)  # on average: then a call each is worth it
         if long and options.is_plain(self.max_keys) and cudnn_takes(q):
             return LongSegments.apply(q, k, v, self, options.scale)  # type: ignore[no-any-return]
         if q.is_cuda and q.dtype in FLASH_TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and not options.softcap:
@@ -89,7 +90,7 @@ class PackedAttention:
     def readers(self) -> tuple[Tensor, Tensor]:
         """Where among `keys` each flat token is: places, and where each token's places end."""
         keys = np.concatenate(self.lines)
-        ends = np.cumsum([0, *np.bincount(keys, minlength=self.layout.tokens)])
+        ends = np.cumsum([0, *np.bincount(keys, minlength=self.tokens)])
         order = np.argsort(keys, kind="stable")
         return on_device(order.astype(np.int32), self.device), on_device(ends.astype(np.int32), self.device)
 
@@ -102,16 +103,15 @@ class PackedAttention:
         for place, segment in enumerate(order):
             if self.widths[segment] < LIKE * self.widths[order[cuts[-1]]]:
                 cuts.append(place)
-        starts = np.array([segment.start for segment in self.layout.segments])
         flat_keys, key_starts = np.concatenate(self.lines), np.cumsum(self.widths) - self.widths
-        places = np.empty(self.layout.tokens, dtype=np.int64)
+        places = np.empty(self.tokens, dtype=np.int64)
         groups: list[PaddedSegments] = []
         all_queries, all_keys, before = [], [], 0
         for first, stop in pairwise([*cuts, len(order)]):
             own = order[first:stop]
             lengths, widths = self.lengths[own, None], self.widths[own, None]
             at, key_at = np.arange(lengths.max()), np.arange(widths.max())
-            queries = starts[own, None] + np.minimum(at, lengths - 1)
+            queries = self.starts[own, None] + np.minimum(at, lengths - 1)
             keys = flat_keys[key_starts[own, None] + np.minimum(key_at, widths - 1)]
             seen = None
             if (lengths != widths).any():
@@ -122,9 +122,9 @@ class PackedAttention:
             before += queries.size
             all_queries.append(queries.flatten())
             all_keys.append(keys.flatten())
-        columns = np.concatenate(all_queries), np.concatenate(all_keys), places
-        query_places, key_places, of_tokens = [torch.from_numpy(column).to(self.device) for column in columns]
-        return groups, query_places, key_places, of_tokens
+        query_places = torch.from_numpy(np.concatenate(all_queries)).to(self.device)
+        key_places = torch.from_numpy(np.concatenate(all_keys)).to(self.device)
+        return groups, query_places, key_places, torch.from_numpy(places).to(self.device)
 
 
 class Flash(torch.autograd.Function):
