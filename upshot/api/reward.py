@@ -121,16 +121,16 @@ def read_messages(messages: Messages) -> tuple[Message, ...]:
     return tuple(m if isinstance(m, Message) else messages_from([m])[0] for m in messages)
 
 
-def check_options(given: Mapping[str, Any]) -> RewardOptions:
-    """All options, those that were given and the defaults of the others; a wrong name or value is a `UserError`."""
+def check_options(options: Mapping[str, Any]) -> RewardOptions:
+    """All options: these, and the defaults of the others; a wrong name or value is a `UserError`."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
-    for name in given:
+    for name in options:
         if name not in kinds:
             raise UserError(f"unknown setting '{name}' of upshot.reward; {did_you_mean(name, kinds)}")
     chosen: Any = {}
     for name, hint in kinds.items():
         kind, setting = get_args(hint)
-        chosen[name] = _check(name, given[name], kind, setting) if name in given else setting.default
+        chosen[name] = _check(name, options[name], kind, setting) if name in options else setting.default
     chosen["metrics"] = named_metrics(chosen["metrics"])
     rule = chosen["overlong"] if isinstance(chosen["overlong"], str) else chosen["overlong"].rule
     if rule not in OVERLONG_RULES:
@@ -175,8 +175,8 @@ class Scorer:
         turn = conversation.turns[-1]
         if not self.max_tokens or turn.message.role != "assistant":
             return
-        said = f"{turn.note.get('thought', '')}{turn.message.content}"
-        if len(self.tokenizer.encode(said, add_special_tokens=False)) > self.max_tokens:
+        text = f"{turn.note.get('thought', '')}{turn.message.content}"
+        if len(self.tokenizer.encode(text, add_special_tokens=False)) > self.max_tokens:
             conversation.turns = (*conversation.turns[:-1], replace(turn, note={**turn.note, "finish": "length"}))
 
 
@@ -184,21 +184,21 @@ class Scorer:
 async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
     """Connect the models, build the metrics, and close again what was opened here; options: see `RewardOptions`."""
     chosen = check_options(options)
-    rounds, metrics, task, given = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
-    if rounds and (chosen["policy"] is None or given is None):
+    rounds, metrics, task, speaker = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
+    if rounds and (chosen["policy"] is None or speaker is None):
         raise UserError(
             f"rounds={rounds} needs policy= and user= to continue the conversation; rounds=0 scores the reply itself"
         )
     if task is None and _wants(metrics, "verifier"):
         raise UserError("the metric 'verifier' needs a task: give task=NAME")
-    roles = {"policy": chosen["policy"], "user": given, "judge": chosen["judge"]}
-    user = given if isinstance(given, Participant) else None
+    roles = {"policy": chosen["policy"], "user": speaker, "judge": chosen["judge"]}
+    user = speaker if isinstance(speaker, Participant) else None
     counter = TokenCounter(chosen["tokenizer"])
     services = assemble(
         tasks.create(task) if isinstance(task, str) else task,
         {role: model for role, model in roles.items() if model is not None and not isinstance(model, Participant)},
         metric_configs(named_metrics(metrics)),
-        user=user or (Named.model_validate({"name": "llm", **chosen["user_options"]}) if given is not None else None),
+        user=user or (Named.model_validate({"name": "llm", **chosen["user_options"]}) if speaker is not None else None),
         sandbox=chosen["sandbox"],
         budget=chosen["budget"],
         tokenizer=counter,
@@ -222,18 +222,18 @@ def _wants(metrics: Any, name: str) -> bool:
 class TokenCounter:
     """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
+    def __init__(self, chosen: Any) -> None:
+        self.chosen = chosen
         self.policy: Model | None = None
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer; None where there is none."""
-        if isinstance(self.given, str):
+        if isinstance(self.chosen, str):
             from upshot.models.local import load_tokenizer
 
-            return load_tokenizer(self.given)
-        return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
+            return load_tokenizer(self.chosen)
+        return self.chosen if self.chosen is not None or self.policy is None else self.policy.tokenizer
 
     def __bool__(self) -> bool:
         return self.tokenizer is not None

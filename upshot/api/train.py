@@ -98,8 +98,8 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Unpack[Re
 
 
 def _load(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    given = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
-    return load_recipe(given, overrides).recipe
+    source = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+    return load_recipe(source, overrides).recipe
 
 
 def train(

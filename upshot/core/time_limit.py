@@ -118,7 +118,7 @@ class _Clock:
         self._run()
 
     def hold(self) -> None:
-        self._holds += 1
+        self._holds += 1  # calls that have a limit of their own may be nested, or run side by side
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +141,7 @@ class _Clock:
 
     def _up(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._due > LATE_S:
+        if now - self._due > LATE_S:  # the loop stood still: a suspended machine, or a person at a breakpoint
             self._left = self.seconds
             self._run()
         elif self._timeout is not None:
@@ -150,7 +150,11 @@ class _Clock:
 
 @types.coroutine
 def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """Drive a coroutine; the code between two awaits runs under the alarm."""
+    """Drive a coroutine; the code between two awaits runs under the alarm.
+
+    asyncio's own timeout ends what awaits, but it needs the event loop, which stands still while code computes. The
+    alarm needs no loop. It may not ring while the coroutine waits: other code runs then, in the same thread.
+    """
     send: Callable[[Any], Any] = work.send
     value: Any = None
     while True:

@@ -44,7 +44,7 @@ class Dependencies:
         return {name: getattr(self, name) for name in NAMES}
 
 
-NAMES = tuple(own.name for own in fields(Dependencies))
+NAMES = tuple(one.name for one in fields(Dependencies))
 """What metrics, users and managers may name."""
 
 
@@ -71,5 +71,5 @@ class FutureDependencies(Dependencies):
         return {name: getattr(self, name) for name in FUTURE_NAMES if name != "dependencies"} | {"dependencies": self}
 
 
-FUTURE_NAMES = (*(own.name for own in fields(FutureDependencies)), "dependencies")
+FUTURE_NAMES = (*(one.name for one in fields(FutureDependencies)), "dependencies")
 """What futures may name."""

@@ -35,8 +35,8 @@ class LoggedOutcome(Metric):
         shown = ask_outcome(conversation.row.goal, conversation.messages)
         seed = derive_seed(conversation.seed, "outcome", len(conversation.turns))
         request = Request(shown, self.sampling, self.samples, role="judge").with_seed(seed)
-        said = [completion.text.strip().lower() for completion in await self.model.generate(request)]
-        votes = [text.startswith(GOOD) for text in said if text.startswith((GOOD, BAD))]
+        answers = [completion.text.strip().lower() for completion in await self.model.generate(request)]
+        votes = [text.startswith(GOOD) for text in answers if text.startswith((GOOD, BAD))]
         if not votes:
-            return Score.missing(Reason.BAD_ANSWER, f"outcome: neither good nor bad, but {said[0][:40]!r}")
+            return Score.missing(Reason.BAD_ANSWER, f"outcome: neither good nor bad, but {answers[0][:40]!r}")
         return Score(sum(votes) / len(votes), detail={"answers": len(votes)})

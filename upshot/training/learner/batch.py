@@ -116,7 +116,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
     for name in COLUMNS:
         values = [getattr(datum, name) for datum in data]
         if [*map(len, values)] == [*lengths]:
-            picked = [np.array(own, dtype=np.float32)[places] for own, places in zip(values, trained, strict=True)]
+            picked = [np.array(row, dtype=np.float32)[places] for row, places in zip(values, trained, strict=True)]
             columns[name] = on_device(np.concatenate(picked), device)
     shares = np.array([datum.share for datum in data], dtype=np.float32)
     return TrainBatch(

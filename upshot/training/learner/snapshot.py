@@ -36,10 +36,10 @@ def _weights(module: Any) -> dict[str, Tensor]:
     frozen = {p.data_ptr() for p in module.parameters() if not p.requires_grad}
     copies: dict[tuple[int, torch.Size], Tensor] = {}
 
-    def own(tensor: Tensor) -> Tensor:
+    def copied(tensor: Tensor) -> Tensor:
         place = tensor.data_ptr(), tensor.shape
         if place not in copies:
             copies[place] = tensor if tensor.data_ptr() in frozen else on_host(tensor)
         return copies[place]
 
-    return {key: own(tensor) for key, tensor in module.state_dict().items()}
+    return {key: copied(tensor) for key, tensor in module.state_dict().items()}

@@ -193,26 +193,30 @@ class ProcessGroup(Ranks):
 
     def stop(self, reason: str, whole: bool) -> bool:
         """See `Ranks`."""
-        if self._ended:
+        if self._ended:  # by the run itself; whoever started it calls this once more
             return False
         self._ended = True
         if not self._updating:
             self._propose(self._wish or {"rank": self.rank, "reason": reason[:2000]})
         decision = None if self._updating else self._read_decision()
-        if decision is None:  # in an update, or another rank is in one that this one did not come to
+        # No decision: this rank failed within an update, or others are in one that it did not come to. Its weights are
+        # half new or behind theirs, and nobody can wait for the others, who may hang in a collective.
+        if decision is None:
             self.lost = self._find_lost()
             self.reason = str(self.lost or "")
             return False
+        # From here on `look` no longer raises the decision, which this rank knows: it only watches for lost ranks.
         self.agreed = True
         self.reason = str(RankStopped(decision)) if decision["rank"] != self.rank or "signal" in decision else reason
         try:
+            # All or none save: a checkpoint needs a collective, in which every rank must take part.
             arrived = self.all_gather_object("stop", whole, ARRIVE_SECONDS)
-            self.look()
+            self.look()  # another rank may have given up waiting while this one arrived
             return all(arrived)
         except (RankLost, RuntimeError) as error:  # a RuntimeError: the store itself is gone
             self.agreed = False
             with suppress(RuntimeError):
-                self.store.set(APART, "yes")
+                self.store.set(APART, "yes")  # so that ranks that arrive later save nothing by themselves
             line = next(iter(str(error).splitlines()), type(error).__name__)
             self.lost = error if isinstance(error, RankLost) else RankLost(f"the ranks lost each other: {line}")
             self.reason = str(self.lost)

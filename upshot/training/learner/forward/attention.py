@@ -108,16 +108,16 @@ class PackedAttention:
         groups: list[PaddedSegments] = []
         all_queries, all_keys, before = [], [], 0
         for first, stop in pairwise([*cuts, len(order)]):
-            own = order[first:stop]
-            lengths, widths = self.lengths[own, None], self.widths[own, None]
+            group = order[first:stop]
+            lengths, widths = self.lengths[group, None], self.widths[group, None]
             at, key_at = np.arange(lengths.max()), np.arange(widths.max())
-            queries = self.starts[own, None] + np.minimum(at, lengths - 1)
-            keys = flat_keys[key_starts[own, None] + np.minimum(key_at, widths - 1)]
+            queries = self.starts[group, None] + np.minimum(at, lengths - 1)
+            keys = flat_keys[key_starts[group, None] + np.minimum(key_at, widths - 1)]
             seen = None
             if (lengths != widths).any():
                 last_key = widths - lengths + np.minimum(at, lengths - 1)
                 seen = torch.from_numpy(last_key[:, :, None] - key_at).to(self.device)
-            groups.append(PaddedSegments(len(own), len(at), len(key_at), seen))
+            groups.append(PaddedSegments(len(group), len(at), len(key_at), seen))
             places[queries[at < lengths]] = before + np.flatnonzero(at < lengths)
             before += queries.size
             all_queries.append(queries.flatten())

@@ -43,7 +43,9 @@ class PaddedForward(Forward):
     ) -> ForwardOutput:
         """See `Forward`."""
         ids = pad_sequence(batch.ids.split(batch.lengths), batch_first=True)
-        attention = pad_sequence([torch.ones_like(own) for own in batch.ids.split(batch.lengths)], batch_first=True)
+        attention = pad_sequence(
+            [torch.ones_like(sequence) for sequence in batch.ids.split(batch.lengths)], batch_first=True
+        )
         hidden = value_head is not None
         with nullcontext() if self.exact is None else self.exact.operations():
             out = self.module(input_ids=ids, attention_mask=attention, output_hidden_states=hidden, use_cache=False)

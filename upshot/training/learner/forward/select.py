@@ -165,11 +165,11 @@ def disagreement(
     for share in (True, False) if forward.shares else (False,):
         with without_dropout(module), forward.open():
             batch = pack(data, module.device, share)
-            found = _measure(module, lambda batch=batch: forward.read(batch, 1.0).logprobs)  # type: ignore[misc]
-        gap = float((found.logprobs - expected.logprobs).norm() / (expected.logprobs.norm() + 1e-6))
+            measured = _measure(module, lambda batch=batch: forward.read(batch, 1.0).logprobs)  # type: ignore[misc]
+        gap = float((measured.logprobs - expected.logprobs).norm() / (expected.logprobs.norm() + 1e-6))
         if not gap <= limit:
             return f"logits differ from the model's own forward: log-probabilities by {gap:.2g} of their size"
-        if reason := gradient_gap(found.gradients, expected.gradients, limit, single):
+        if reason := gradient_gap(measured.gradients, expected.gradients, limit, single):
             core = getattr(causal_lm(module), "model", None)
             return _gap_of_blocks(module, make, data) if half and whole and hasattr(core, "layers") else reason
     return None
@@ -186,7 +186,7 @@ def _gap_of_blocks(module: Any, make: Callable[[], Forward], data: list[Datum]) 
     return None
 
 
-def gradient_gap(found: dict[str, Tensor], expected: dict[str, Tensor], limit: float, single: float) -> str | None:
+def gradient_gap(measured: dict[str, Tensor], expected: dict[str, Tensor], limit: float, single: float) -> str | None:
     """None if no kind of weight's gradients are off by more than `limit` of their size, no one by `single`; else which.
 
     A kind is a weight in all layers. Rounding in bfloat16 is 4 % of a gradient in 32 layers of random weights in the
@@ -194,12 +194,12 @@ def gradient_gap(found: dict[str, Tensor], expected: dict[str, Tensor], limit: f
     single gradient may differ in bfloat16 (a wrong layer's differs by more), and a fifth of a kind's (state that leaks
     from one short sequence into the next: a third).
     """
-    if found.keys() != expected.keys():
-        return f"no gradient of {', '.join(sorted(expected.keys() ^ found.keys())[:3])}"
-    norms = {name: float(own.norm()) for name, own in expected.items()}
+    if measured.keys() != expected.keys():
+        return f"no gradient of {', '.join(sorted(expected.keys() ^ measured.keys())[:3])}"
+    norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
     # Some gradients are zero but for rounding (a key's bias): what is small beside the others may differ.
     small = 0.01 * max(norms.values(), default=0.0) + 1e-9
-    apart = {name: float((found[name] - own).norm()) for name, own in expected.items()}
+    apart = {name: float((measured[name] - gradient).norm()) for name, gradient in expected.items()}
     kinds: dict[str, list[str]] = {}
     for name in norms:
         kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(name)
