@@ -34,13 +34,13 @@ FLASH_TYPES = (torch.bfloat16, torch.float16)
 class PaddedSegments(NamedTuple):
     """Segments of like length side by side."""
 
-    count: int
+    segments: int
     queries: int
     """Those of the longest; a shorter segment repeats its last one."""
     keys: int
     seen: Tensor | None
-    """[count, queries, keys] How many tokens a key lies before a query, negative where it is not to be seen. None: the
-    same numbers begin both, so that the plain causal mask holds."""
+    """[segments, queries, keys] How many tokens a key lies before a query, negative where it is not to be seen. None:
+    the same numbers begin both, so that the plain causal mask holds."""
 
 
 class PackedAttention:
@@ -70,12 +70,12 @@ class PackedAttention:
             return Flash.apply(q, k, v, self, options)  # type: ignore[no-any-return]
         groups, query_places, key_places, places = self._padded
         # All groups are picked at once, so that backward adds their gradients up once.
-        queries = q.index_select(0, query_places).split([group.count * group.queries for group in groups])
-        sizes = [group.count * group.keys for group in groups]
+        queries = q.index_select(0, query_places).split([group.segments * group.queries for group in groups])
+        sizes = [group.segments * group.keys for group in groups]
         keys, values = k.index_select(0, key_places).split(sizes), v.index_select(0, key_places).split(sizes)
         outputs = []
         for group, *of_group in zip(groups, queries, keys, values, strict=True):
-            q, k, v = [x.view(group.count, -1, *x.shape[1:]).transpose(1, 2) for x in of_group]
+            q, k, v = [x.view(group.segments, -1, *x.shape[1:]).transpose(1, 2) for x in of_group]
             window = options.window if options.window < group.keys else 0
             out = plain.attention(q, k, v, group.seen, options._replace(window=window))
             outputs.append(out.transpose(1, 2).flatten(0, 1))

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from upshot.engine.kernels import kernels_for
+from upshot.engine.kernels.plain import Rotation
 from upshot.engine.llama.agreement import SkippedBlock
 from upshot.engine.llama.block import Layer, no_rotation, options_of, rotation_at
 from upshot.engine.llama.driver import causal_lm, shape_of
@@ -72,10 +73,12 @@ class LeanForward:
                     last = Block(index, layer, products, self.options)
                 blocks.append(last)
             self._blocks = list(blocks)
-            kinds = dict.fromkeys(layer.rotation for layer in self.layers)
-            by_kind = {kind: rotation_at(self.core, h, positions, kind) for kind in kinds}
-            still = None if all(layer.rotates for layer in self.layers) else no_rotation(next(iter(by_kind.values())))
-            rotations = [by_kind[layer.rotation] if layer.rotates else still for layer in self.layers]
+            by_kind: dict[tuple[str, bool], Rotation] = {}
+            for layer in self.layers:
+                if (layer.rotation, layer.rotates) not in by_kind:
+                    rotation = rotation_at(self.core, h, positions, layer.rotation)
+                    by_kind[layer.rotation, layer.rotates] = rotation if layer.rotates else no_rotation(rotation)
+            rotations = [by_kind[layer.rotation, layer.rotates] for layer in self.layers]
         batch = BlockInputs(rotations, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
         trained = [p for block in blocks for p in block.trained]
         if self.core.norm.weight.requires_grad:
