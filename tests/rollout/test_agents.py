@@ -33,7 +33,7 @@ from upshot.rollout.speaker import Policy
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
 from upshot.training.loops.rl import set_advantages, teach
-from upshot.training.metrics.step import measure
+from upshot.training.metrics.step import measure_task
 
 Said = list[dict[str, Any]]
 CENTRED = Named(name="dr-grpo")
@@ -159,7 +159,7 @@ def test_an_edited_context_is_a_path_of_its_own_and_what_was_not_sampled_there_i
     assert starts == [0, 2], "the compacted one begins anew, the one that went another way begins after the first reply"
     line = reply.to_dict(1)
     assert [path["start"] for path in line["other_paths"]] == [path.start for path in reply.other_paths]
-    assert measure([[reply]])["turns"] == 4, "calls in every context count"
+    assert measure_task([[reply]])["turns"] == 4, "calls in every context count"
     kept = unpack(pack([reply]))
     assert kept[reply.conversation.key] == as_kept(reply.conversation)
     for path, told in zip(reply.other_paths, line["other_paths"], strict=True):

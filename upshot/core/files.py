@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,7 @@ JsonObject = dict[str, Any]
 DEPTH = 50
 """What is nested deeper is written as text."""
 _HOME = re.compile(r"^((?:--)?[\w.-]+=|)(?:~|\$HOME\b|\$\{HOME\})(?=/|$)")
+TAIL_BYTES = 1 << 16
 LARGE_BITS = 10_000
 """Python writes no longer integers as decimals."""
 
@@ -112,14 +114,17 @@ def repair_jsonl(path: Path) -> None:
     if not path.is_file():
         return
     with path.open("r+b") as file:
-        start, tail = _tail(file)
-        if not tail:
-            return
-        if parse_json_line(tail) is not None:
+        place, tail = file.seek(0, os.SEEK_END), b""
+        while place and b"\n" not in tail:  # from the end, piece by piece: files of a long run are large
+            size = min(TAIL_BYTES, place)
+            place = file.seek(place - size)
+            tail = file.read(size) + tail
+        line = tail[tail.rfind(b"\n") + 1 :]
+        if line and parse_json_line(line) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
-        else:
-            file.truncate(start)
+        elif line:
+            file.truncate(place + len(tail) - len(line))
 
 
 def dump_json_line(row: Mapping[str, Any]) -> bytes:
@@ -140,18 +145,6 @@ def _whole(file: IO[bytes], path: Path) -> Iterator[JsonLine]:
             log.warning("%s: line %d is damaged and left out", path, line.number)
 
 
-def _tail(file: IO[bytes], step: int = 1 << 16) -> tuple[int, bytes]:
-    """What follows the last line feed of a file, and where it begins."""
-    place = file.seek(0, os.SEEK_END)
-    tail = b""
-    while place and b"\n" not in tail:
-        size = min(step, place)
-        place = file.seek(place - size)
-        tail = file.read(size) + tail
-    cut = tail.rfind(b"\n") + 1
-    return place + cut, tail[cut:]
-
-
 def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
     """What JSON can hold of a value that lies inside those `above`."""
     if value is None or isinstance(value, bool | str):
@@ -162,19 +155,14 @@ def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
         return float(value) if math.isfinite(value) else None
     if id(value) in above or len(above) > DEPTH:
         return _text(value)
-    try:
-        return _inside(value, (*above, id(value)))
-    except Exception:  # a user's own class
-        return _text(value)
-
-
-def _inside(value: Any, above: tuple[int, ...]) -> Any:
-    if isinstance(value, Mapping):
-        return {_text(key): to_json_value(item, above) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(item, above) for item in value]
-    if callable(getattr(type(value), "tolist", None)):  # numbers and arrays of numpy and torch
-        return to_json_value(value.tolist(), above)
+    above = (*above, id(value))
+    with suppress(Exception):  # of a user's own class: its text will do
+        if isinstance(value, Mapping):
+            return {_text(key): to_json_value(item, above) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [to_json_value(item, above) for item in value]
+        if callable(getattr(type(value), "tolist", None)):  # numbers and arrays of numpy and torch
+            return to_json_value(value.tolist(), above)
     return _text(value)
 
 

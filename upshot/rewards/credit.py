@@ -52,11 +52,11 @@ class Credit:
         return any(span.parts and not self.total(span.parts).is_missing for span in self.spans)
 
 
-def sampled_spans(mask: Sequence[int], parts: tuple[str, ...] = (MAIN,)) -> tuple[Span, ...]:
+def sampled_spans(mask: Sequence[int]) -> tuple[Span, ...]:
     """One span per run of sampled tokens."""
     runs = [(sampled, len(list(run))) for sampled, run in groupby(mask, bool)]
     ends = list(accumulate(length for _, length in runs))
-    return tuple(Span(end - n, end, parts) for (sampled, n), end in zip(runs, ends, strict=True) if sampled)
+    return tuple(Span(end - n, end) for (sampled, n), end in zip(runs, ends, strict=True) if sampled)
 
 
 def relabel(spans: Sequence[Span], start: int, stop: int, more: tuple[str, ...] | None) -> tuple[Span, ...]:

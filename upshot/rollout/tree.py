@@ -109,7 +109,7 @@ def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:
     return tuple(Span(at, at + len(sample.ids)) for at, sample in places if sample.ids)
 
 
-def compared(replies: Iterable[Rollout], every: bool = False) -> list[list[list[Branch]]]:
+def compared(replies: Iterable[Rollout], every: bool) -> list[list[list[Branch]]]:
     """The branches that have something to learn from their siblings, by how deep their fork is; fork by fork.
 
     every: those of all forks in which the policy spoke.

@@ -32,8 +32,9 @@ estimators: Registry[Advantages] = Registry("estimator", "upshot.rewards.advanta
 """Estimators that a recipe can name in `train.advantage`."""
 
 
-def estimator(name: str, options: Mapping[str, Any] | None = None, where: str = "train.advantage") -> Estimator:
+def estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
     """The estimator behind a name or path, with its options."""
+    where = "train.advantage"
     function = estimators.get(name, where)
     first = next(iter(inspect.signature(function).parameters), None)
     if first is None:

@@ -99,10 +99,6 @@ class TrainingPhase:
             f"{self.tracker.metric}; training ends after step {self.run.step}"
         )
 
-    def evaluates(self, number: int) -> bool:
-        """Whether the weights are evaluated before a step."""
-        return bool(self.eval.every) and number % self.eval.every == 0
-
     async def finish(self, evaluate: Evaluate) -> None:
         """Save the finished model and evaluate it, as a line of its own; when interrupted, when the run goes on."""
         self.run.checkpoint()
@@ -111,6 +107,11 @@ class TrainingPhase:
             if lost := self.tracker.describe_loss():
                 kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
                 self.run.say(f"{lost}: {kept}")
+
+    async def evaluate_if_due(self, step: int, evaluate: Evaluate) -> Logs:
+        """What the recipe's evaluation of the model after `step` steps logs; nothing where none is due."""
+        due = bool(self.eval.every) and step % self.eval.every == 0
+        return await self.evaluate(step, evaluate) if due else {}
 
     async def evaluate(self, step: int, evaluate: Evaluate) -> Logs:
         """Metrics under `eval/` of the model after `step` steps; the best one so far is saved."""
@@ -158,11 +159,10 @@ async def learn_examples(
 
     for number in phase.left:
         started, logs = time.perf_counter(), dict[str, float]()
-        if phase.evaluates(number):
-            logs |= await phase.evaluate(number, evaluate)
-            if phase.stopped:
-                phase.write_stop(logs)
-                break
+        logs |= await phase.evaluate_if_due(number, evaluate)
+        if phase.stopped:
+            phase.write_stop(logs)
+            break
         picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, number, seed)]
         with phase.learning(logs):
             logs |= learn(learner, picked, derive_seed(seed, "minibatches", number), prepare)

@@ -105,9 +105,7 @@ def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Se
     return logs
 
 
-def gae(
-    rewards: Sequence[float], values: Sequence[float], gamma: float = 1.0, lam: float = 0.95
-) -> tuple[list[float], list[float]]:
+def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> tuple[list[float], list[float]]:
     """Advantages and value targets over the sampled tokens of one episode."""
     advantages = [0.0] * len(rewards)
     running = 0.0

@@ -84,11 +84,10 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                 logs |= policy.sampler.sync_times() | measure(groups, context, config)
                 if config.async_steps:
                     logs |= staleness(groups, number)
-                if phase.evaluates(number):
-                    logs |= await phase.evaluate(number, evaluate)
-                    if phase.stopped:
-                        phase.write_stop(logs)
-                        break
+                logs |= await phase.evaluate_if_due(number, evaluate)
+                if phase.stopped:
+                    phase.write_stop(logs)
+                    break
                 stop_if_missing(groups, recipe.reward.max_missing)
                 if number == 0 and (pull := describe_pull(groups)):
                     run.say(pull)

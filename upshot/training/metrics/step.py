@@ -124,18 +124,18 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
 
 def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, float]:
     """All the numbers, under 'task/'; and under 'by/KEY=VALUE/' for each of the rows' groups."""
-    out = {f"task/{name}": value for name, value in measure(groups).items()}
+    out = {f"task/{name}": value for name, value in measure_task(groups).items()}
     labels: dict[str, list[Sequence[Rollout]]] = defaultdict(list)
     for group in filter(None, groups):
         for name, value in groups_of(group[0].conversation.row).items():
             labels[f"{name}={value}"].append(group)
     for label in sorted(labels):
-        numbers = measure(labels[label])
+        numbers = measure_task(labels[label])
         out |= {f"by/{label}/{name}": numbers[name] for name in numbers if name in BY_LABEL}
     return out
 
 
-def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
+def measure_task(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = list(chain.from_iterable(groups))
     out: dict[str, float] = {}

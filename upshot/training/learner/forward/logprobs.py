@@ -33,7 +33,7 @@ def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1
     return F.pad(picked.view(ids_B_T.shape[0], -1), (1, 0))
 
 
-def entropies(logits_M_V: Tensor, temperature: float = 1.0) -> Tensor:
+def entropies(logits_M_V: Tensor, temperature: float) -> Tensor:
     """Entropy of softmax(logits / temperature), one a row."""
     logits = logits_M_V.float()
     if temperature not in (0.0, 1.0):

@@ -61,7 +61,7 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
     return forward
 
 
-def forwards_of(module: Any, exact: bool = False) -> list[Callable[[], Forward]]:
+def forwards_of(module: Any, exact: bool) -> list[Callable[[], Forward]]:
     """What may read batches with a model, the leanest first; the last takes what the others refuse."""
 
     def padded() -> Forward:
