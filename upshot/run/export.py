@@ -135,7 +135,7 @@ def merge_adapter(checkpoint: Path, to: Path) -> None:
     tokenizer.save_pretrained(to)
 
 
-def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merged: bool = False) -> str:
+def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merged: bool) -> str:
     """The card in Markdown."""
     from jinja2 import Environment
 

@@ -12,7 +12,7 @@ from upshot.rollout.futures.classmates.thought_cut import last_sample, thought_s
 from upshot.rollout.reply import Rollout
 
 
-def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_reply: bool = False) -> dict[str, float]:
+def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_reply: bool) -> dict[str, float]:
     """Classmates' scores, lengths of thoughts and answers, answers that were cut, agreement."""
     out: dict[str, float] = {}
 

@@ -79,7 +79,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def cut_thought(
-    conversation: Conversation, keep: ThoughtCut, stretches: int, decode: Decode, whole_reply: bool = False
+    conversation: Conversation, keep: ThoughtCut, stretches: int, decode: Decode, whole_reply: bool
 ) -> list[CutPoint]:
     """What is handed on of the last turn's thought, at the end of each stretch; nothing where there is no thought.
 
