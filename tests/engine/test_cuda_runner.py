@@ -197,7 +197,7 @@ def test_layers_without_rotation_run_through_the_block(make_llama: Make) -> None
 OPTIONS = {
     "Gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
     "Olmo2": {},
-    "Phi3": {"head_dim": 12, "partial_rotary_factor": 0.5, "sliding_window": 4},
+    "Phi3": {"head_dim": 24, "partial_rotary_factor": 0.5, "sliding_window": 4},
     "GptOss": {
         "head_dim": 16,
         "num_hidden_layers": 2,
@@ -371,7 +371,7 @@ def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:
 
 
 def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> None:
-    model = small(make_llama, head_dim=12)
+    model = small(make_llama, head_dim=24)
     engine = Engine(
         model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
     )

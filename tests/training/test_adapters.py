@@ -142,7 +142,7 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
         begin(self, learner, config)
 
     monkeypatch.setattr(TrainingRun, "begin", look)
-    tiny = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": SHAPE}
+    tiny = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}, "lora": SHAPE}
     warm = {"steps": 5, "batch": 8, "lr": 0.03, "warmup_steps": 0}
     train(recipe(tmp_path / "run", steps=1, kl=0.1, more={"model": tiny, "warm_start": warm}))
     assert torch.equal(found["reference"], found["start"])

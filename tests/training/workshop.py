@@ -48,7 +48,7 @@ def recipe(folder: Path, **train: Any) -> Recipe:
     base: dict[str, Any] = {
         "name": "thimble",
         "run_dir": str(folder),
-        "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}},
+        "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}},
         "task": {"name": "slots", "rows_per_split": 64},
         "episode": {"max_tokens": 6},
         "futures": {"samples": 2, "rounds": 1},

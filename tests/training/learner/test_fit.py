@@ -21,7 +21,7 @@ from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.fit import configure_helpers, configure_learner, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
 
-TINY = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
+TINY = {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}
 LOTTERY = {"metrics": [{"name": "tests.training.helpers:Lottery"}]}
 
 

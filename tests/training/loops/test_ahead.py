@@ -25,7 +25,7 @@ from upshot.training.loops import rl
 from upshot.training.loops.rollouts import in_thread
 from upshot.training.snapshots import states_at_once
 
-TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
+TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}}
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},
     "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},

@@ -26,7 +26,7 @@ from upshot.run.run import TrainingRun, train
 from upshot.serving.openai.server import OpenAIServer
 from upshot.tasks.ciphers import Ciphers
 
-SHAPE = TinyConfig(hidden=16, layers=1, heads=2, mlp=32)
+SHAPE = TinyConfig(hidden=16, layers=1, heads=1, mlp=32)
 
 
 def peer(folder: Path, order: int) -> Path:

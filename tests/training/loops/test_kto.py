@@ -101,7 +101,7 @@ def test_what_kto_cannot_learn_with_is_refused_before_any_work(tmp_path: Path) -
 
 def test_the_dry_run_of_the_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, GOOD, BAD)
-    tiny = "model: {tiny: {hidden: 16, layers: 1, heads: 2, mlp: 32}}\ntask: {name: slots}\n"
+    tiny = "model: {tiny: {hidden: 16, layers: 1, heads: 1, mlp: 32}}\ntask: {name: slots}\n"
     (tmp_path / "tiny.yaml").write_text(f"{tiny}train: {{method: kto, data: {file}, epochs: 1}}\n")
     assert main(["train", str(tmp_path / "tiny.yaml"), "--dry-run"]) == 0
     assert "marked.jsonl: 2 examples" in capsys.readouterr().out

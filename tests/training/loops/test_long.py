@@ -13,7 +13,7 @@ from upshot.run.folder import RunFolder
 
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "archive.yaml")
 SMALL = ["task.episodes=2", "train.prompts_per_step=1", "train.group_size=2", "train.save.every=1", "eval.every=0"]
-SMALL += ["model.tiny.layers=1", "model.tiny.hidden=8", "model.tiny.heads=1", "model.tiny.mlp=16"]
+SMALL += ["model.tiny.layers=1", "model.tiny.hidden=16", "model.tiny.heads=1", "model.tiny.mlp=16"]
 
 
 def run(folder: Path, steps: int) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ class TrainBatch:
 
     def sums(self, per_token: Tensor) -> Tensor:
         """[M] → [sequences]: sums over the trained tokens of each sequence."""
-        return per_token.new_zeros(len(self.lengths)).index_add(0, self.owner, per_token)
+        return sum_rows(len(self.lengths), self.owner, per_token)
 
     def counts(self) -> Tensor:
         """[sequences] How many trained tokens each sequence has."""
@@ -94,6 +94,15 @@ class ForwardOutput:
     """Of the distribution that each token was drawn from."""
     values: Tensor | None = None
     """The value head's estimate before each token."""
+
+
+def sum_rows(count: int, places: Tensor, values: Tensor) -> Tensor:
+    """[count, …] Sums of the values by place, added in the same order every time.
+
+    On a GPU index_add adds by atomics, in whatever order they come: a resumed run would differ in the last bits.
+    """
+    sums = values.new_zeros(count, *values.shape[1:])
+    return sums.index_put_((places,), values, True) if values.is_cuda else sums.index_add_(0, places, values)
 
 
 COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "weights")

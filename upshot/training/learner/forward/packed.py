@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from upshot.engine.llama.attention import attend_by, over_tokens
 from upshot.engine.llama.driver import causal_lm, configs_of
-from upshot.training.learner.batch import ForwardOutput, TrainBatch
+from upshot.training.learner.batch import ForwardOutput, TrainBatch, sum_rows
 from upshot.training.learner.forward.attention import Attend, PackedAttention
 from upshot.training.learner.forward.logprobs import linear_logprobs
 from upshot.training.learner.forward.padded import Forward, values_of
@@ -72,8 +72,7 @@ class IndexedRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         """[M, hidden] → [N, hidden]."""
         (rows,) = ctx.saved_tensors
-        wide = torch.zeros(ctx.count, grad.shape[1], dtype=torch.float32, device=grad.device)
-        return wide.index_add_(0, rows, grad.float()).to(grad.dtype), None
+        return sum_rows(ctx.count, rows, grad.float()).to(grad.dtype), None
 
 
 class ModuleHidden:
