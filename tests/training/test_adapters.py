@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.run.test_interrupted import Broken, fails_at
 from tests.tiny import tiny_parts
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import TINY, metrics, recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
 from upshot.core.files import write_json
@@ -142,9 +142,8 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
         begin(self, learner, config)
 
     monkeypatch.setattr(TrainingRun, "begin", look)
-    tiny = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}, "lora": SHAPE}
     warm = {"steps": 5, "batch": 8, "lr": 0.03, "warmup_steps": 0}
-    train(recipe(tmp_path / "run", steps=1, kl=0.1, more={"model": tiny, "warm_start": warm}))
+    train(recipe(tmp_path / "run", steps=1, kl=0.1, more={"model": {**TINY, "lora": SHAPE}, "warm_start": warm}))
     assert torch.equal(found["reference"], found["start"])
     assert not torch.allclose(found["reference"], found["base"], atol=0.01)
 

@@ -10,6 +10,7 @@ import torch
 
 from upshot.config.load import load_recipe
 from upshot.run.run import train
+from upshot.training.learner.batch import sum_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,3 +40,12 @@ def test_steps_are_played_ahead_on_the_same_gpu(tmp_path: Path) -> None:
         line["train/skipped"] == 0 for line in rl if "train/skipped" in line
     )
     assert rl[-1]["time/memory_gib"] > 0
+
+
+def test_sums_of_many_rows_in_few_places_have_the_same_bits_every_time() -> None:
+    values = torch.randn(50_000, 3, device="cuda") * 10 ** torch.randn(50_000, 1, device="cuda")
+    places = torch.randint(0, 7, (50_000,), device="cuda")
+    first = sum_rows(8, places, values)
+    assert all(torch.equal(sum_rows(8, places, values), first) for _ in range(20))
+    expected = torch.zeros(8, 3, dtype=torch.float64).index_add(0, places.cpu(), values.cpu().double())
+    torch.testing.assert_close(first.cpu().double(), expected, rtol=1e-3, atol=1.0)

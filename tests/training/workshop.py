@@ -7,6 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from tests.tiny import tiny_parts
 from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TrainConfig
@@ -14,6 +17,9 @@ from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.minibatches import Lesson, learn
+
+TINY: dict[str, Any] = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}, "dtype": "float32"}
+"""A model that a GPU's kernels take (heads of 16 or more), and float32 there too: bounds are the same everywhere."""
 
 
 def learner(seed: int = 0, value_head: bool = False, **config: Any) -> Learner:
@@ -48,7 +54,7 @@ def recipe(folder: Path, **train: Any) -> Recipe:
     base: dict[str, Any] = {
         "name": "thimble",
         "run_dir": str(folder),
-        "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}},
+        "model": TINY,
         "task": {"name": "slots", "rows_per_split": 64},
         "episode": {"max_tokens": 6},
         "futures": {"samples": 2, "rounds": 1},
@@ -76,3 +82,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def update(own: Learner, lesson: Lesson, seed: int = 0) -> dict[str, float]:
     """Learn a lesson that is prepared already."""
     return learn(own, (), seed, lambda *_: lesson)
+
+
+def assert_same_steps(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    """The same lines: bit for bit on the CPU; on a GPU batches form by time and long gradients add up in any order."""
+    if not torch.cuda.is_available():
+        assert found == wanted
+        return
+    for line, other in zip(found, wanted, strict=True):
+        assert line == pytest.approx(other, rel=1e-4, abs=1e-6)

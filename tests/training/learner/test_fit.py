@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import TINY, metrics, recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
@@ -21,12 +21,11 @@ from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.fit import configure_helpers, configure_learner, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
 
-TINY = {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}
 LOTTERY = {"metrics": [{"name": "tests.training.helpers:Lottery"}]}
 
 
 def settings(folder: Path, **model: Any) -> Recipe:
-    more = {"model": {"tiny": TINY, **model}, "reward": LOTTERY}
+    more = {"model": {**TINY, **model}, "reward": LOTTERY}
     return recipe(folder, steps=3, warm=False, lr=1e-2, kl=0.1, more=more)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.patience import patience
 from tests.training.helpers import CopyState
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import TINY, metrics, recipe
 from upshot.config.recipe import Recipe
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
@@ -25,7 +25,6 @@ from upshot.training.loops import rl
 from upshot.training.loops.rollouts import in_thread
 from upshot.training.snapshots import states_at_once
 
-TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}}
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},
     "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},

@@ -14,7 +14,7 @@ import pytest
 from tests.rollout.test_classmates import ROWS, Recites, context, thinks
 from tests.run.test_run import Interrupted, Stops, _until, resume
 from tests.serving.openai.test_server import free_port, serving
-from tests.training.workshop import metrics
+from tests.training.workshop import assert_same_steps, metrics
 from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.engine.engine import Engine
@@ -57,7 +57,7 @@ def recipe(folder: Path, peers: dict[str, Any], **futures: Any) -> Recipe:
         {
             "name": "classmates",
             "run_dir": str(folder),
-            "model": {"tiny": {"hidden": 32, "layers": 1, "heads": 2, "mlp": 64}},
+            "model": {"tiny": {"hidden": 32, "layers": 1, "heads": 2, "mlp": 64}, "dtype": "float32"},
             "models": {name: peers[name] for name in "abc"},
             "task": {"name": "ciphers", "limit": 64, "coded": 0.0},
             "episode": {"max_tokens": 24},
@@ -109,7 +109,7 @@ def test_three_classmates_train_a_policy_and_killed_and_resumed_the_run_is_the_s
         with pytest.raises(Interrupted):
             train(recipe(tmp_path / "resumed", peers), reporter=Stops("rl", 2))
     resume(tmp_path / "resumed")
-    assert _without_tokens(metrics(tmp_path / "resumed")) == _without_tokens(lines)
+    assert_same_steps(_without_tokens(metrics(tmp_path / "resumed")), _without_tokens(lines))
     assert rollouts(tmp_path / "resumed") == rollouts(tmp_path / "straight")
 
 

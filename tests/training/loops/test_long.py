@@ -7,13 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.training.workshop import metrics
+from tests.training.workshop import assert_same_steps, metrics
 from upshot.cli import main
 from upshot.run.folder import RunFolder
 
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "archive.yaml")
 SMALL = ["task.episodes=2", "train.prompts_per_step=1", "train.group_size=2", "train.save.every=1", "eval.every=0"]
 SMALL += ["model.tiny.layers=1", "model.tiny.hidden=16", "model.tiny.heads=1", "model.tiny.mlp=16"]
+SMALL += ["model.dtype=float32"]  # on a GPU, too: the drift is held to the same bound
 
 
 def run(folder: Path, steps: int) -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ def test_a_run_over_episodes_of_16000_tokens_agrees_with_its_learner_and_resumes
     assert (first.step, second.step) == (1, 2)
     shutil.rmtree(second.path)  # as if the run had been killed in its second step
     assert main(["train", "--quiet", "--resume", str(resumed)]) == 0
-    assert metrics(resumed) == straight
+    assert_same_steps(metrics(resumed), straight)
     assert rollouts(resumed) == rollouts(tmp_path / "straight")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.workshop import datum, learner, metrics, recipe, update
+from tests.training.workshop import TINY, datum, learner, metrics, recipe, update
 from upshot.run.run import train
 from upshot.training.loops.minibatches import Lesson
 from upshot.training.objectives.mismatch import MismatchMeter, weigh
@@ -33,16 +33,14 @@ def test_drift_is_the_mean_and_the_largest_difference_over_all_micro_batches() -
 @pytest.mark.parametrize("lora", [None, {"r": 4, "kind": "rslora"}, {"r": 4, "kind": "dora"}])
 def test_a_run_logs_a_drift_of_rounding_only(tmp_path: Path, lora: dict[str, Any] | None) -> None:
     pytest.importorskip("peft")
-    tiny = {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}
-    more = {"model": {"tiny": tiny, "lora": lora}, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
+    more = {"model": {**TINY, "lora": lora}, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
     train(recipe(tmp_path / "run", steps=2, warm=False, lr=1e-2, minibatches=2, more=more))
     for line in metrics(tmp_path / "run"):
         assert 0 <= line["policy/drift"] <= line["policy/drift_max"] < 1e-4
 
 
 def test_importance_weights_do_not_hide_the_drift(tmp_path: Path) -> None:
-    tiny = {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}
-    more = {"model": {"tiny": tiny}, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
+    more = {"model": TINY, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
     train(recipe(tmp_path / "run", steps=1, warm=False, importance={"rule": "truncate"}, more=more))
     (line,) = metrics(tmp_path / "run")
     assert 0 < line["policy/drift"] <= line["policy/drift_max"] < 1e-4

@@ -21,7 +21,7 @@ from torch import Tensor
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes, lay_out, long_attention_backward, run_forward
 from upshot.engine.kernels.plain import AttentionOptions
-from upshot.training.learner.batch import on_device
+from upshot.training.learner.batch import on_device, sum_rows
 from upshot.training.learner.layout import Layout
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
@@ -72,7 +72,7 @@ class PackedAttention:
         # All groups are picked at once, so that backward adds their gradients up once.
         queries = q.index_select(0, query_places).split([group.segments * group.queries for group in groups])
         sizes = [group.segments * group.keys for group in groups]
-        keys, values = k.index_select(0, key_places).split(sizes), v.index_select(0, key_places).split(sizes)
+        keys, values = (IndexedRows.apply(x, key_places).split(sizes) for x in (k, v))
         outputs = []
         for group, *of_group in zip(groups, queries, keys, values, strict=True):
             q, k, v = [x.view(group.segments, -1, *x.shape[1:]).transpose(1, 2) for x in of_group]
@@ -125,6 +125,24 @@ class PackedAttention:
         query_places = torch.from_numpy(np.concatenate(all_queries)).to(self.device)
         key_places = torch.from_numpy(np.concatenate(all_keys)).to(self.device)
         return groups, query_places, key_places, torch.from_numpy(places).to(self.device)
+
+
+class IndexedRows(torch.autograd.Function):
+    """Rows by index, of which some are taken more than once: their gradients add up in float32, in one order."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
+        """[N, …] → [M, …]."""
+        ctx.save_for_backward(rows)
+        ctx.count = len(states)
+        return states.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """[M, …] → [N, …]."""
+        (rows,) = ctx.saved_tensors
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        return sum_rows(ctx.count, rows, wide).to(grad.dtype), None
 
 
 class Flash(torch.autograd.Function):

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from upshot.engine.llama.attention import attend_by, over_tokens
 from upshot.engine.llama.driver import causal_lm, configs_of
-from upshot.training.learner.batch import ForwardOutput, TrainBatch, sum_rows
-from upshot.training.learner.forward.attention import Attend, PackedAttention
+from upshot.training.learner.batch import ForwardOutput, TrainBatch
+from upshot.training.learner.forward.attention import Attend, IndexedRows, PackedAttention
 from upshot.training.learner.forward.logprobs import linear_logprobs
 from upshot.training.learner.forward.padded import Forward, values_of
 
@@ -56,23 +55,6 @@ class PackedForward(Forward):
     def open(self) -> AbstractContextManager[None]:
         """See `Forward`."""
         return self.states.open() if isinstance(self.states, ModuleHidden) else nullcontext()
-
-
-class IndexedRows(torch.autograd.Function):
-    """Rows by index, of which some are taken more than once: their gradients add up in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
-        """[N, hidden] → [M, hidden]."""
-        ctx.save_for_backward(rows)
-        ctx.count = len(states)
-        return states.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """[M, hidden] → [N, hidden]."""
-        (rows,) = ctx.saved_tensors
-        return sum_rows(ctx.count, rows, grad.float()).to(grad.dtype), None
 
 
 class ModuleHidden:
