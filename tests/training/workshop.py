@@ -73,6 +73,12 @@ def recipe(folder: Path, **train: Any) -> Recipe:
     return validate_recipe({**base, **more})
 
 
+def recipe_on_cpu(folder: Path, **train: Any) -> Recipe:
+    """The same on the CPU wherever it runs: beside ranks, which have no GPU each."""
+    more = train.pop("more", {})
+    return recipe(folder, **train, more={**more, "model": {**TINY, **more.get("model", {}), "device": "cpu"}})
+
+
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

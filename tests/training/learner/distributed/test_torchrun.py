@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.patience import patience, wait_until
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import metrics
+from tests.training.workshop import recipe_on_cpu as recipe
 from upshot.cli import main
 from upshot.config.load import dump_recipe
 from upshot.run.folder import RunFolder

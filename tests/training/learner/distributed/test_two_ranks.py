@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from tests.training.learner.distributed.rank_runs import Job, two_ranks
-from tests.training.workshop import metrics, recipe
+from tests.training.workshop import metrics
+from tests.training.workshop import recipe_on_cpu as recipe
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
 
-LORA = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}
+LORA = {"lora": {"r": 2}}
 ASKED = {"models": {"user": "scripted:tests.training.helpers:customer"}, "futures": {"samples": 2, "rounds": 1}}
 ASKED["futures"] |= {"user": "llm"}
 REWARD = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
