@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 from collections import Counter
@@ -79,6 +80,7 @@ BAD = {
     ),
     "no messages (expected a list under messages, conversation, conversations …)": '{"text": "hello"}',
     "a message is str, not an object": '{"messages": ["hello"]}',
+    "a message says no role (role, from or speaker)": '{"messages": [{"content": "hello"}]}',
 }
 
 
@@ -132,15 +134,20 @@ def test_a_list_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
     assert len(talks) == 1 and reader.unread["broken JSON: the rest of the file"] == 1
 
 
-@pytest.mark.parametrize("damaged", ["logs.parquet", "logs.jsonl"])
+DAMAGED = {"logs.parquet": b"PAR1 no", "logs.jsonl": b"", "logs.json": gzip.compress(b"[]")}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_or_empty_file_is_one_line_and_the_next_file_is_read(damaged: str, tmp_path: Path) -> None:
-    (tmp_path / damaged).write_bytes(b"PAR1 no" if damaged.endswith("parquet") else b"")
+    (tmp_path / damaged).write_bytes(DAMAGED[damaged])
     (tmp_path / "whole.jsonl").write_text(json.dumps(TALK))
     reader = LogReader([str(tmp_path)])
     assert len(list(reader)) == 1 and reader.unread.total() == 1
 
 
-@pytest.mark.parametrize(("encoding", "notes"), [("utf-8-sig", 0), ("utf-16", 0), ("cp1252", 1)])
+@pytest.mark.parametrize(
+    ("encoding", "notes"), [("utf-8-sig", 0), ("utf-16", 0), ("utf-16-le", 0), ("utf-32", 0), ("cp1252", 1)]
+)
 def test_other_encodings_are_read(encoding: str, notes: int, tmp_path: Path) -> None:
     talk = {"messages": [{"role": "user", "content": "Größe für café?"}, TOLD]}
     (found,), reader = reading(tmp_path / "logs.jsonl", json.dumps(talk, ensure_ascii=False).encode(encoding))
@@ -154,6 +161,25 @@ def test_tools_answer_the_assistant_as_a_user_does_and_calls_stay_visible(tmp_pa
     (talk,), _ = reading(tmp_path / "logs.jsonl", json.dumps({"messages": [ASKED, call, answer, TOLD]}))
     assert [message.name for message in talk.messages] == [None, None, "tool", None]
     assert "look" in talk.messages[1].content and talk.messages[2].content == "[look] lost"
+
+
+def test_calls_of_older_and_other_services_are_seen_and_so_is_what_is_no_text(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    old = [
+        {"role": "assistant", "function_call": {"name": "look"}},
+        {"role": "function", "name": "look", "content": "lost"},
+    ]
+    parts: list[dict[str, Any]] = [
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "lost"}]}]},
+    ]
+    asked = {"role": "user", "content": [{"type": "text", "text": "see"}, image]}
+    lines = [json.dumps({"messages": [asked, *said, TOLD]}) for said in (old, parts)]
+    talks, _ = reading(tmp_path / "logs.jsonl", "\n".join(lines))
+    for talk in talks:
+        assert talk.messages[0].content == "see\n[image_url]"
+        assert "<tool_call>" in talk.messages[1].content and '"look"' in talk.messages[1].content
+        assert talk.messages[2].name == "tool" and talk.messages[2].content.endswith("] lost")
 
 
 def test_two_turns_of_one_speaker_are_one_and_a_greeting_is_noted(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.logs.rows import fit_dialogues, prefixes
 from upshot.offline.logs.store import TalkStore
 from upshot.offline.logs.validity import calibrate, choose_replies, concordance, measure, simulate
+from upshot.tasks.base import tasks
 
 pairs_of = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=12)
 
@@ -222,8 +225,12 @@ def test_a_model_that_plays_everybody_learns_three_sides() -> None:
     assert len(fit_dialogues(talk("hi", "ho"), "say hi", 0.5)) == 2, "a missing outcome is not bad"
 
 
-def test_prefixes_are_of_all_depths_and_each_is_there_once() -> None:
+def test_prefixes_are_of_all_depths_and_as_often_as_they_were_logged(tmp_path: Path) -> None:
     own = talk("a", "b", "c", "d", outcome=1.0, place="x")
     rows = list(prefixes([(own, "goal"), (own, "goal"), (own, "other")], "train"))
-    assert [len(row["prompt"]) for row in rows] == [1, 3, 1, 3]
+    assert [len(row["prompt"]) for row in rows] == [1, 3] * 3
     assert rows[0]["extra_info"]["interaction_kwargs"]["single_turn_prompt"] == "goal"
+    file = tmp_path / "rl.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    played = tasks.create("logs", {"train_file": str(file)}, "task").rows("train")
+    assert len({row.id for row in played}) == len(rows), "common calls are trained on more often"

@@ -7,6 +7,8 @@ from collections import Counter
 
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
 _DIGITS = re.compile(r"(?<![\w.,])(?!\d{4}-\d\d-\d\d)\+?\(?\d(?:[ ().-]{0,2}\d){6,18}(?![\w])")
+_DIGIT = re.compile(r"\d")
+"""Most texts have none, which is known faster than where a number would begin."""
 CARD_DIGITS = range(13, 20)
 PHONE_DIGITS = range(9, 16)
 
@@ -25,10 +27,11 @@ def mask(text: str, counts: Counter[str]) -> str:
         counts[name] += 1
         return f"[{name}]"
 
-    text, emails = _EMAIL.subn("[email]", text)
-    if emails:
-        counts["email"] += emails
-    return _DIGITS.sub(number, text)
+    if "@" in text:
+        text, emails = _EMAIL.subn("[email]", text)
+        if emails:
+            counts["email"] += emails
+    return _DIGITS.sub(number, text) if _DIGIT.search(text) else text
 
 
 def is_card(digits: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -60,8 +61,14 @@ def run(args: argparse.Namespace) -> int:
     """Go through the stages that are not done yet, and print what came of all."""
     if args.base == TINY and not args.fit_user:
         raise UserError("--base tiny is a new model that knows nothing; add --fit-user, or name another --base")
-    with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
-        return Preparation(args, log).run()
+    try:
+        with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
+            return Preparation(args, log).run()
+    except (sqlite3.Error, OSError) as error:
+        if getattr(error, "filename", None):  # of a file that cannot be opened, which says enough
+            raise
+        way_out = "what is finished is kept: fix the cause and run the same command again"
+        raise UserError(f"cannot go on in '{args.out}': {error}; {way_out}") from error
 
 
 @dataclass(frozen=True)

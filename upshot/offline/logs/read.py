@@ -29,13 +29,15 @@ ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
 }
 USUAL = {
-    "outcome": "outcome rating score reward thumbs feedback solved resolved success",
-    "customer": "customer customer_id user_id account",
-    "time": "time timestamp created_at date",
-    "kind": "kind category topic intent vertical domain service",
+    "outcome": ["outcome", "rating", "score", "reward", "thumbs", "feedback", "solved", "resolved", "success"],
+    "customer": ["customer", "customer_id", "user_id", "account"],
+    "time": ["time", "timestamp", "created_at", "date"],
+    "kind": ["kind", "category", "topic", "intent", "vertical", "domain", "service"],
 }
 """Where a record says what, if nobody names the field."""
 NESTED = ("metadata", "meta", "info")
+RESULT = "tool_result"
+"""The type of a part of a message that holds a tool's answer."""
 YES = {"good", "up", "thumbs_up", "thumbs up", "yes", "true", "solved", "resolved", "positive", "success", "👍"}
 NO = {"bad", "down", "thumbs_down", "thumbs down", "no", "false", "unsolved", "unresolved", "negative", "failure", "👎"}
 SUFFIXES = (".jsonl", ".json", ".parquet", ".ndjson")
@@ -136,8 +138,9 @@ class LogReader:
                 start = probe.read(4)
             if not start:
                 self.count(self.unread, "empty file", self.labels[path])
-            wide = start[:2] in (b"\xff\xfe", b"\xfe\xff")
-            encoding = "utf-16" if wide else "utf-8-sig"
+            if start.startswith((b"\x1f\x8b", b"PK\3\4", b"(\xb5/\xfd")):
+                raise ValueError("it is compressed; unpack it first")
+            encoding = json.detect_encoding(start.strip(b"\0") and start)  # zeros alone are a block nobody wrote
             with path.open(encoding=encoding, errors="surrogateescape", newline="\n") as file:
                 lines = path.suffix != ".json" and not start.lstrip().startswith(b"[")
                 yield from self._lines(file, path) if lines else self._values(file, path)
@@ -218,7 +221,9 @@ class LogReader:
             self.count(self.unread, str(reason), place)
             return None
         data = record if isinstance(record, dict) else {}
-        fields = {name: _find(data, self.fields.get(name) or usual) for name, usual in USUAL.items()}
+        places = [data, *(data[name] for name in NESTED if isinstance(data.get(name), dict))]
+        named = {name: [field] for name, field in self.fields.items() if field}
+        fields = {name: _find(places, names) for name, names in (USUAL | named).items()}
         self.absent -= {name for name, value in fields.items() if value is not None}
         outcome = self._outcome(fields.pop("outcome"), place)
         texts = {name: "" if value is None else _written(str(value)) for name, value in fields.items()}
@@ -230,7 +235,7 @@ class LogReader:
             items = next((record[name] for name in MESSAGES if isinstance(record.get(name), list)), None)
         if items is None:
             raise BadRecord(f"no messages (expected a list under {', '.join(MESSAGES[:3])} …)")
-        system, spoken = "", list[Message]()
+        system, spoken, greeted = "", list[Message](), False
         for item in items:
             message = self._message(item)
             if message.role == "system" and not spoken:
@@ -242,28 +247,32 @@ class LogReader:
                 elif spoken or message.role == "user":
                     spoken.append(message)
                 else:
-                    self.count(self.notes, "greeting of the assistant before the first message left out", place)
+                    greeted = True
+        if greeted and spoken:
+            self.count(self.notes, "greeting of the assistant before the first message left out", place)
         if not spoken:
-            raise BadRecord("empty conversation" if not items else "nobody but the assistant speaks")
+            raise BadRecord("nobody but the assistant speaks" if greeted else "empty conversation")
         if len(spoken) == 1:
             raise BadRecord("the assistant says nothing")
         return system, tuple(spoken)
 
     def _message(self, item: Any) -> Message:
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             raise BadRecord(f"a message is {type(item).__name__}, not an object")
         name = _role(item)
+        if not name:
+            raise BadRecord("a message says no role (role, from or speaker)")
         role = self.roles.get(name.lower())
         if "speaker" in item and name.lower() == "system":  # in task-oriented sets the system is the assistant
             role = "assistant"
         if role is None:
-            raise BadRecord(f"unknown role '{name[:40]}' (map it: --roles {name[:40] or 'NAME'}=user)")
-        text = _text(next((item[key] for key in ("content", "value", "text", "utterance") if key in item), ""))
-        calls = item.get("tool_calls") or ()
-        for call in calls if role == "assistant" and isinstance(calls, list) else ():
-            function = call.get("function", call) if isinstance(call, Mapping) else call
-            text = f"{text}\n<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
-        text = _written(text)
+            raise BadRecord(f"unknown role '{name[:40]}' (map it: --roles {name[:40]}=user)")
+        content = next((item[key] for key in ("content", "value", "text", "utterance") if key in item), "")
+        if isinstance(content, list) and any(isinstance(one, dict) and one.get("type") == RESULT for one in content):
+            role = "tool"  # some services send a tool's answer as the user's
+        calls = item.get("tool_calls") or [item[name] for name in ("function_call",) if item.get(name)]
+        asked = calls if role == "assistant" and isinstance(calls, list) else ()
+        text = _written("\n".join([_text(content), *map(_call, asked)]))
         if not self.keep_personal:
             text = mask(text, self.masked)
         if role == "tool":
@@ -291,13 +300,12 @@ class LogReader:
         return number
 
 
-def _find(record: Mapping[str, Any], names: str) -> Any:
-    """The value of the first field that is there, by name or dotted path, looked for in nested metadata, too."""
-    for name in names.split():
-        for where in ((), *((nested,) for nested in NESTED)):
-            value: Any = record
-            for part in (*where, *name.split(".")):
-                value = value.get(part) if isinstance(value, Mapping) else None
+def _find(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    """The value of the first field that is there, by name or dotted path."""
+    for name in names:
+        for value in places:
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
             if value is not None:
                 return value
     return None
@@ -313,16 +321,29 @@ def _written(text: str) -> str:
 
 
 def _text(content: Any) -> str:
-    """The words of a message; of content in parts, those that are text."""
+    """The words of a message; of content in parts, each that is text, a call or its result, and what the others are."""
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        return "\n".join(text for text in texts if isinstance(text, str))
+        return "\n".join(_part(part) if isinstance(part, dict) else str(part or "") for part in content)
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    kind = part.get("type")
+    if kind == "tool_use":
+        return _call({"name": part.get("name"), "arguments": part.get("input")})
+    shown = part.get("content") if kind == RESULT else part.get("text")
+    return f"[{kind}]" if shown is None and kind else _text(shown)
+
+
+def _call(call: Any) -> str:
+    """A tool call in the words of a message."""
+    function = call.get("function", call) if isinstance(call, dict) else call
+    return f"<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
 
 
 def _nested_list(value: Mapping[str, Any]) -> list[Any] | None:
     """The conversations of a file that has them under one key."""
-    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], Mapping)]
+    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], dict)]
     return next((items for items in lists if any(isinstance(items[0].get(name), list) for name in MESSAGES)), None)
 
 

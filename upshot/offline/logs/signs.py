@@ -11,13 +11,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from statistics import NormalDist
 from typing import Any
 
 from upshot.offline.logs.read import LoggedConversation
 from upshot.offline.statistics import LEVEL, Estimate, wilson
-from upshot.tasks.users.quality import words
+from upshot.tasks.users import quality
 
+words = lru_cache(64)(quality.words)
+"""The words of a text; those of a message are asked for up to three times."""
 TELLING = 10
 """How many of the worst and of the best conversations are kept."""
 _CORRECTION = re.compile(
@@ -34,6 +38,11 @@ _LANGUAGES = {
     "Portuguese": "o que não de para uma com",
     "Dutch": "de het een en ik niet van",
 }
+_COMMON = {
+    word: [name for name, common in _LANGUAGES.items() if word in common.split()]
+    for word in " ".join(_LANGUAGES.values()).split()
+}
+"""The languages of which a word is a common one."""
 
 
 def asks(talk: LoggedConversation) -> bool:
@@ -73,17 +82,18 @@ SIGNS: dict[str, Callable[[LoggedConversation], bool]] = {
 
 def language(talk: LoggedConversation) -> str:
     """The language of the user's words, by script and by common words; 'Other' where neither tells."""
-    text = " ".join(message.content for message in talk.messages if message.role == "user" and not message.name)
+    texts = [message.content for message in talk.messages if message.role == "user" and not message.name]
     scripts: Counter[str] = Counter()
-    for char, count in Counter(text).items():  # of a few dozen characters, instead of every one in the text
+    for char, count in Counter("".join(texts)).items():  # of a few dozen characters, instead of every one in the text
         if char.isalpha():
-            scripts[unicodedata.name(char, "other").split()[0]] += count
+            scripts["LATIN" if char.isascii() else unicodedata.name(char, "other").split()[0]] += count
     script = scripts.most_common(1)[0][0] if scripts else "other"
     if script != "LATIN":
         return script.capitalize()
-    frequency = Counter(words(text.lower()))
-    hits = {name: sum(frequency[word] for word in common.split()) for name, common in _LANGUAGES.items()}
-    best = max(hits, key=lambda name: hits[name])
+    hits: Counter[str] = Counter()
+    for name in chain.from_iterable(_COMMON.get(word, ()) for text in texts for word in words(text)):
+        hits[name] += 1
+    best = max(_LANGUAGES, key=hits.__getitem__)
     return best if hits[best] else "Other"
 
 

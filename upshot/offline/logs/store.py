@@ -28,8 +28,9 @@ class TalkStore:
         with self._db:
             self._db.executemany("INSERT INTO talks VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)", map(_row, talks))
             even = "SELECT rowid FROM talks ORDER BY rowid * 2654435761 % 4294967296 LIMIT ?"
-            self._db.execute(f"DELETE FROM talks WHERE rowid NOT IN ({even})", (most,))
-        self._db.execute("VACUUM")
+            deleted = self._db.execute(f"DELETE FROM talks WHERE rowid NOT IN ({even})", (most,)).rowcount
+        if deleted:
+            self._db.execute("VACUUM")
 
     def hold_out(self, share: float, seed: int) -> str:
         """Hold conversations out of training, and say how they were chosen.
