@@ -73,8 +73,8 @@ def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
         ("credit to the reply", "reinforcement, as published: the reply alone is trained", {"credit.by": "reply"}),
         ("along the tree", "reinforcement, what the policy says in the futures is trained too", {"credit.by": "tree"}),
     ]
-    hint = "\nnext    docs/results.md: a real model, four estimators    (upshot train withheld, on a GPU)"
-    title = f"Credit to the reply beside credit along the tree, {recipe.train.advantage}"
+    hint = "\nnext    docs/results.md: a real model, five estimators    (upshot train withheld, on a GPU)"
+    title = f"Credit to the reply beside credit along the tree, {recipe.train.advantage.name}"
     return compare_stages(recipe, demo, stages, title, hint)
 
 
