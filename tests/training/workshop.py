@@ -91,9 +91,12 @@ def update(own: Learner, lesson: Lesson, seed: int = 0) -> dict[str, float]:
 
 
 def assert_same_steps(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    """The same lines: bit for bit on the CPU; on a GPU batches form by time and long gradients add up in any order."""
+    """The same lines: bit for bit on the CPU.
+
+    On a GPU batches form by time, and products of more or fewer rows round differently.
+    """
     if not torch.cuda.is_available():
         assert found == wanted
         return
     for line, other in zip(found, wanted, strict=True):
-        assert line == pytest.approx(other, rel=1e-4, abs=1e-6)
+        assert line == pytest.approx(other, rel=1e-3, abs=1e-5)
