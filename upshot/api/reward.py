@@ -97,7 +97,7 @@ async def _reward(messages: Messages, replies: str | Replies, options: RewardOpt
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """What the user must mend is raised as that alone, without the exceptions and groups it came out of."""
+    """If the fix is on the user's side, raise that error alone, without the exceptions and groups around it."""
     try:
         yield
     except (Exception, BaseExceptionGroup) as error:

@@ -1,4 +1,4 @@
-"""Going on with a run under other settings: what may change, and what makes it another run. No torch."""
+"""Resuming a run with other settings: which may change, and which would make it a different run. No torch."""
 
 from __future__ import annotations
 

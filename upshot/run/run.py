@@ -76,7 +76,7 @@ class TrainingRun:
         self.recipe, self.ranks, self.folder, self.reporter = recipe, ranks, folder, reporter
         self.phase, self.step = phases_of(recipe)[0], 0
         self.resumed: Checkpoint | None = None
-        """What the run goes on from."""
+        """The checkpoint that the run is resumed from."""
         self.state: PhaseState | None = None
         """Of the phase under way, once it has a learner."""
         self.saver = Saver(folder.checkpoints)
@@ -128,7 +128,7 @@ class TrainingRun:
         self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.policy.renderer.pieces, trackers)
 
     def _save_what_was_reached(self, error: BaseException) -> None:
-        """… unless an update is half done: then the last checkpoint is what to go on from."""
+        """Save the last finished step; not if an update is half done, when a resume takes the last checkpoint."""
         reason = reason_of(error)
         together = self.ranks.stop(reason, whole=self.state is not None and self.state.whole)
         try:
@@ -147,7 +147,7 @@ class TrainingRun:
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint that this phase goes on from; None where it begins."""
+        """The checkpoint that this phase is resumed from; None if it begins here."""
         return self.resumed.path if self.resumed is not None and self.resumed.phase == self.phase else None
 
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The helpers of a run: started for a phase that plays, counted step by step, and counted on after a resume."""
+"""The helpers of a run: started for a phase that samples, counted step by step, and counted further after a resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunServices:
     def __init__(self, recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
         self.recipe, self.folder, self.ranks = recipe, folder, ranks
         self.counters: dict[str, Any] = {}
-        """The helpers' counters after the last finished step: those of a step half done are played again."""
+        """The helpers' counters after the last finished step; an unfinished step is played again, and counted then."""
         self._open: Services | None = None
         self._policy: PolicyBundle | None = None
         self._summed: dict[str, Any] = {}
@@ -66,8 +66,8 @@ class RunServices:
             self.folder.write_spent(services.budget.state())
 
     async def pause(self) -> None:
-        """Called when the current step has asked its helpers everything: their counts until now go into its line, and
-        engine and helpers give their memory to the learner where the plan says so."""
+        """Called when the current step is played: what its helpers have counted goes into its line, and engine and
+        helpers free memory for the learner where the memory plan says so."""
         if self._open is None or self._policy is None:
             return
         if self.ranks.size > 1:

@@ -1,4 +1,4 @@
-"""What the learner is given: sequences with a loss mask, laid end to end in micro-batches by token budget."""
+"""The learner's input: sequences with a loss mask, packed end to end into micro-batches by token budget."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Datum:
 
     ids: list[int]
     mask: list[int]
-    """1 on the tokens that are trained: those the policy sampled, or a demonstration's assistant turns. The first token
-    of a sequence, which nothing predicts, never is."""
+    """1 on the trained tokens: those the policy sampled, or a demonstration's assistant turns. The first token of a
+    sequence is never trained, since nothing predicts it."""
     old: list[float] = field(default_factory=list)
-    """Log-probabilities under the policy before the step's first update, to which the policy gradient's ratio is."""
+    """Log-probabilities under the policy before the step's first update: what the policy gradient's ratio divides by."""
     advantages: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
     """Log-probabilities under the frozen initial model."""
@@ -42,10 +42,10 @@ class Datum:
     share: float = 1.0
     """What its loss counts for."""
     counted: bool = True
-    """Whether the means over a step count it. What is said in the futures of a reply is not counted: its loss is added
-    to the reply's, so that the reply's own is the same with and without it."""
+    """Whether it counts in the denominators of a step's means. What the policy says in a reply's futures does not: its
+    loss is added to the reply's, which stays the same with and without it."""
     source: Rollout | Branch | None = field(default=None, repr=False, compare=False)
-    """Whose words it is, where it is a reply's or a branch's."""
+    """The reply or branch it was made of, if any."""
 
     @property
     def places(self) -> list[int]:
@@ -58,9 +58,9 @@ class TrainBatch:
     """Sequences as flat tokens, N of them, and the M tokens among those that are trained."""
 
     ids: Tensor
-    """[N] One sequence after the other, or what several begin with once."""
+    """[N] One sequence after another; a beginning that several share is there once."""
     positions: Tensor
-    """[N] Of each token in its sequence."""
+    """[N] The position of each token in its sequence."""
     lengths: tuple[int, ...]
     """Of the sequences, in order."""
     rows: Tensor
@@ -68,13 +68,13 @@ class TrainBatch:
     targets: Tensor
     """[M] The trained tokens' ids."""
     owner: Tensor
-    """[M] Which sequence a trained token is of."""
+    """[M] The sequence that a trained token belongs to."""
     layout: Layout
     """Where in N the sequences are."""
     columns: dict[str, Tensor]
     """[M] each: old, sampled, advantages, reference, values, returns, those the data have."""
     share: Tensor | None = None
-    """[sequences] What the loss of each counts for; None: all count alike."""
+    """[sequences] The weight of each one's loss; None: all count alike."""
 
     def sums(self, per_token: Tensor) -> Tensor:
         """[M] → [sequences]: sums over the trained tokens of each sequence."""
@@ -87,7 +87,7 @@ class TrainBatch:
 
 @dataclass
 class ForwardOutput:
-    """What a forward says of the trained tokens, [M] each."""
+    """What a forward computes for the trained tokens, [M] each."""
 
     logprobs: Tensor
     entropy: Tensor | None = None
@@ -109,7 +109,7 @@ COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "we
 
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:
-    """Lay sequences end to end; `share`: what several of them begin with is there once."""
+    """Lay sequences end to end; with `share`, a beginning that several have in common is laid once."""
     sequences = _ids(data)
     lengths = tuple(map(len, sequences))
     layout = tree(sequences) if share else end_to_end(lengths)
@@ -142,7 +142,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
 
 
 def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """An array as a tensor; to a GPU it goes without waiting for what that is doing."""
+    """An array as a tensor. The copy to a GPU does not wait for the GPU's current work."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     cuda = torch.device(device).type == "cuda"
     return tensor.pin_memory().to(device, non_blocking=True) if cuda else tensor.to(device)
@@ -167,8 +167,8 @@ def unpack(data: Sequence[Datum], values: Tensor) -> list[list[float]]:
 def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bool = False) -> list[list[Datum]]:
     """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` flat tokens.
 
-    Long ones first; with `share` those that begin alike together, and what they begin with counts once. A unit larger
-    than the budget gets a bin of its own.
+    Longest units first. With `share`, units that begin alike are neighbours, and their common beginning counts once. A
+    unit larger than the budget gets its own bin.
     """
     token_budget = token_budget or WITHOUT_PLAN
     ids = [_ids(unit) for unit in units]
@@ -195,7 +195,7 @@ def _added_tokens(added: Sequence[Ids], last: Sequence[Ids]) -> int:
 
 
 def shareable(units: Sequence[Sequence[Datum]]) -> bool:
-    """Whether it pays that what the data begin with in common is computed once."""
+    """Whether computing shared beginnings once saves more than it costs."""
     return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 

@@ -1,8 +1,8 @@
-"""How sequences lie as flat tokens: end to end, or as a tree in which what several begin with is there once.
+"""How sequences are laid out as flat tokens: end to end, or as a tree in which shared beginnings occur once.
 
-A token's hidden state depends on the tokens before it alone. So sequences that begin alike (the replies to one prompt,
-the turns of one conversation) may share the segment they begin with, trained or not: each reads its rows from it, and
-their gradients add up there. Sharing is by whole blocks of tokens, so that no segment is a crumb.
+A token's hidden state depends only on the tokens before it. So sequences that begin alike (the replies to one prompt,
+the turns of one conversation) can share the segment they begin with, whether it is trained or not: each reads its rows
+from it, and their gradients add up there. Whole blocks of tokens are shared, so that no segment is tiny.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 
 BLOCK = 16
-"""Tokens that are shared together."""
+"""Beginnings are shared in multiples of this many tokens."""
 COPY = 1 / 16
-"""What a key costs to be laid beside others for a reply, in costs of a token: some ten thousand bytes against millions
-of multiplications per layer."""
+"""The cost of copying a key next to others for a reply, in units of the cost of a token: some ten thousand bytes
+against millions of multiplications per layer."""
 
 Ids = np.ndarray
 """Token ids of a sequence, int32."""
@@ -74,7 +74,7 @@ def end_to_end(lengths: Sequence[int]) -> Layout:
 
 
 def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
-    """What sequences begin with in common is one segment."""
+    """A layout in which a beginning that sequences have in common is one segment."""
     order = sorted(range(len(sequences)), key=lambda i: prefix_key(sequences[i]))
     common = [0, *(common_prefix(sequences[a], sequences[b], block) for a, b in pairwise(order))]
     segments: list[Segment] = []
@@ -106,7 +106,7 @@ def common_prefix(a: Ids, b: Ids, block: int = BLOCK) -> int:
 
 
 def shared_tokens(sequences: Sequence[Ids]) -> int:
-    """How many tokens sequences have where what they begin with in common counts once."""
+    """How many tokens sequences have if a common beginning counts once."""
     ordered = sorted(sequences, key=prefix_key)  # no other sequence shares more with one than its neighbour does
     return sum(map(len, ordered)) - sum(common_prefix(a, b) for a, b in pairwise(ordered))
 
@@ -117,7 +117,7 @@ def prefix_key(ids: Ids) -> bytes:
 
 
 def worth_sharing(sequences: Sequence[Ids]) -> bool:
-    """Whether a tree saves more tokens than it costs in keys that must be laid side by side for attention."""
+    """Whether a tree saves more tokens than it costs in keys that must be copied side by side for attention."""
     layout = tree(sequences)
     saved = sum(map(len, sequences)) - layout.tokens
     keys = sum(sum(layout.segments[i].length for i in line) for line in layout.lines())

@@ -1,6 +1,6 @@
-"""What a loop needs of the run that it is part of: where it stands, its models, and where a finished step goes.
+"""What a loop needs from its run: how far it is, its models, and where a finished step is written.
 
-`run/run.py` is the one that implements it; a loop knows nothing of folders, checkpoints or signals.
+`run/run.py` implements it. A loop knows nothing of folders, checkpoints or signals.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class LoopRun(Protocol):
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint that this phase goes on from; None where it begins."""
+        """The checkpoint that this phase is resumed from; None if it begins here."""
 
     say: Callable[[str], None]
     """Show a line to the person who watches the run."""
     show_progress: Callable[[int, int], None]
-    """Tell how many replies of how many the step under way has."""
+    """Report progress within a step: replies played, and replies in all."""
     pause_helpers: Callable[[], Awaitable[None]]
-    """Called when the current step has asked its helpers everything: their counts until now go into its line, and they
-    give memory to the learner."""
+    """Called when the current step is played: what its helpers have counted goes into its line, and they free memory
+    for the learner."""
 
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""

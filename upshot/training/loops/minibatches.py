@@ -29,13 +29,13 @@ class Lesson:
     """What is learned in a step."""
 
     units: Sequence[Sequence[Datum]]
-    """Training data; those of a unit stay together in a minibatch."""
+    """Training data; the sequences of a unit stay in one minibatch."""
     objective: Callable[[], Objective]
     """The loss, made anew for each minibatch."""
     logs: Logs = field(default_factory=dict)
-    """What there is to log before anything is learned."""
+    """What to log, measured before the update."""
     counts: Logs = field(default_factory=dict)
-    """How many sequences, pairs and tokens it has."""
+    """What to log: how many sequences, pairs and tokens it has."""
 
 
 def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
@@ -61,7 +61,7 @@ def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
 
 
 def pick(size: int, count: int, step: int, seed: int) -> list[int]:
-    """The items of a step: passes over the data in a new order each, position a function of the step alone."""
+    """The items of a step. Each pass over the data has a new order; the step number alone gives the position."""
     chosen = []
     for place in range(step * count, (step + 1) * count):
         epoch, position = divmod(place, size)

@@ -1,7 +1,7 @@
-"""What the loops of all methods have in common: steps that are timed and written down, evaluation, the end.
+"""What the loops of all methods share: making the learner, timing and writing steps, evaluating, ending.
 
-A step's line has the evaluation of the weights before the step's update, so evaluation comes before learning: nothing
-is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
+Evaluation comes before learning: a step's line holds the evaluation of the weights before its update. So nothing is
+awaited between an optimizer step and its line in the run folder, and Ctrl-C always finds a consistent run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Evaluate = Callable[[], Awaitable[Logs]]
 
 
 class TrainingPhase:
-    """A phase of a run: one method, one learner, a number of steps; evaluated on the way, which may end it early."""
+    """A phase of a run: one method, one learner, a number of steps. Evaluations may end it early."""
 
     learner: Learner
     meter: ThroughputMeter
@@ -39,7 +39,7 @@ class TrainingPhase:
     def __init__(self, run: LoopRun, config: TrainConfig, examples: int) -> None:
         self.run = run
         self.config = config.resolve_steps(examples)
-        """With its epochs counted in steps."""
+        """With epochs converted to steps."""
         self.eval = run.recipe.eval if run.phase != WARM_START else EvalConfig()
         self.tracker = BestTracker.from_lines(run.recipe, run.lines())
         if config.epochs is not None:
@@ -47,17 +47,17 @@ class TrainingPhase:
 
     @property
     def stopped(self) -> bool:
-        """Whether too many evaluations have passed without a new best."""
+        """Whether `eval.stop_after` evaluations have passed without a new best."""
         return bool(self.eval.stop_after) and self.tracker.since_best() >= self.eval.stop_after
 
     @property
     def last_is_due(self) -> bool:
-        """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
+        """Whether the recipe evaluates, and the evaluation after the last step has not been written yet."""
         return bool(self.eval.every) and not any(map(is_evaluation, self.run.lines(self.run.step)))
 
     @property
     def over(self) -> bool:
-        """Whether a finished run was resumed, with nothing left to do."""
+        """Whether nothing is left to do: a finished run was resumed."""
         at_end = self.run.step > 0 and self.run.step >= self.config.steps
         return self.stopped or (at_end and not self.last_is_due)
 
@@ -67,7 +67,7 @@ class TrainingPhase:
         return range(self.run.step, self.config.steps)
 
     def begin(self) -> Learner:
-        """Make the learner, or restore it where the phase is resumed; with the reference that the phase began with."""
+        """Make the learner, or restore it when the phase is resumed, with the reference that the phase began with."""
         run, method = self.run, method_of(self.config.method)
         self.learner = run.policy.learner(self.config, method.value_head)
         if run.resumed_from is not None:
@@ -80,19 +80,19 @@ class TrainingPhase:
 
     @contextmanager
     def learning(self, logs: Logs) -> Iterator[None]:
-        """Inside, the weights change, on all ranks together; how fast is noted in `logs`."""
+        """Inside, all ranks change the weights together; afterwards `logs` says how fast."""
         before, started = self.learner.read, time.perf_counter()
         with self.run.ranks.update():
             yield
         logs |= self.meter.learned(self.learner.read - before, time.perf_counter() - started)
 
     def step_done(self, number: int, started: float, logs: Logs, groups: Sequence[Sequence[Rollout]] = ()) -> None:
-        """Write down what was logged of a step, and the replies that it learned from, where the method samples."""
+        """Write what was logged of a step that began at `started`, and the replies that it learned from, if any."""
         times = {"time/step": time.perf_counter() - started, **self.meter.peak_memory()}
         self.run.step_done(number + 1, logs | times, groups)
 
     def write_stop(self, logs: Logs) -> None:
-        """Training has `stopped` before a step: write its evaluation, and say why."""
+        """Write the evaluation that `stopped` the training, and say why it ends."""
         self.run.write_evaluation({key: value for key, value in logs.items() if is_evaluated(key)})
         self.run.say(
             f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
@@ -100,7 +100,7 @@ class TrainingPhase:
         )
 
     async def finish(self, evaluate: Evaluate) -> None:
-        """Save the finished model and evaluate it, as a line of its own; when interrupted, when the run goes on."""
+        """Save the finished model and evaluate it, in a separate line; a resumed run makes up for it if interrupted."""
         self.run.checkpoint()
         if self.run.ranks.broadcast_object("last look", self.last_is_due):
             self.run.write_evaluation(await self.evaluate(self.run.step, evaluate))
@@ -114,7 +114,7 @@ class TrainingPhase:
         return await self.evaluate(step, evaluate) if due else {}
 
     async def evaluate(self, step: int, evaluate: Evaluate) -> Logs:
-        """Metrics under `eval/` of the model after `step` steps; the best one so far is saved."""
+        """Evaluate the model after `step` steps and return metrics under `eval/`; save it if it is the best so far."""
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
         self.tracker.check_known(logs)
@@ -127,7 +127,7 @@ class TrainingPhase:
 def load_examples(
     run: LoopRun, config: TrainConfig, method: TrainingMethod, render: Callable[[Sequence[Any], Renderer, int], list[T]]
 ) -> list[T]:
-    """The method's examples as training data, without those that are longer than the context."""
+    """The method's examples as training data; those longer than the context are left out."""
     examples = method.examples(config, run.task)
     fitting = render(examples, run.policy.renderer, run.policy.max_context)
     if len(fitting) < len(examples):
@@ -144,9 +144,9 @@ async def learn_examples(
     prepare: Callable[[Learner, Sequence[T]], Lesson],
     measure: Callable[[Learner], Logs],
 ) -> None:
-    """The loop of the methods that learn from examples that are there: a step picks some of them, and an update.
+    """The loop of the methods that learn from a fixed set of examples: each step picks some of them and learns.
 
-    prepare: what to learn from some examples. measure: evaluates the model on held-out ones.
+    prepare: makes a lesson of the picked examples. measure: evaluates the model on held-out ones.
     """
     phase = TrainingPhase(run, config, len(examples))
     if phase.stopped:

@@ -1,9 +1,9 @@
-"""The replies of each step, in order: played when they are asked for, or some steps ahead while others are learned.
+"""The replies of each step, in order: played when they are needed, or some steps ahead while earlier ones are learned.
 
-Ahead by n, step k is played wholly by the weights that step k − n began with (the first n steps by those of the start):
-n copies of what is trained take turns, and a copy is renewed only between two steps that it plays. Copies of the policy
-that helpers are follow the same schedule (snapshots.py). So what is sampled depends on the seed, not on timing, and a
-checkpoint that keeps the copies is all that an exact resume needs: steps under way are played again.
+Playing n steps ahead, step k is sampled entirely by the weights that step k − n began with; the first n steps use the
+initial weights. n copies of the trained weights take turns, and a copy is renewed only between two steps that it plays.
+Helpers that are copies of the policy follow the same schedule (snapshots.py). So what is sampled depends on the seed,
+not on timing. A checkpoint that holds the copies is enough for an exact resume: unfinished steps are played again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RolloutSchedule:
     play: Callable[[int], Coroutine[Any, Any, Groups]]
     sampler: PolicySampler
     ahead: int
-    """How many steps before it is learned a step is played; 0: when it is asked for."""
+    """How many steps ahead of the learner replies are played; 0: each step is played when it is needed."""
     steps: range
     _under_way: dict[int, asyncio.Task[TimedGroups]] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class RolloutSchedule:
         return await self._play(step)
 
     def start_next(self, step: int) -> None:
-        """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
+        """Before step `step` is learned: start playing a later step with the weights as they are now."""
         if self.ahead:
             self.sampler.renew(step)
             # This copy has just played `step` and plays next what comes `ahead` steps later: it is free until then, so
@@ -69,7 +69,7 @@ class RolloutSchedule:
             self._begin(step + self.ahead)
 
     async def _play(self, step: int) -> TimedGroups:
-        """Play a step, and note where the time went."""
+        """Play a step, and measure where the time went."""
         started = time.perf_counter()
         with Stopwatch().running() as watch:
             groups = await self.play(step)
@@ -87,7 +87,7 @@ class RolloutSchedule:
 
 
 def staleness(groups: Sequence[Sequence[Rollout]], step: int) -> dict[str, float]:
-    """How many steps behind the learner the weights were that sampled a step's tokens: mean and most."""
+    """How many steps old the weights were that sampled a step's tokens: mean and maximum."""
     samples = [sample for group in groups for reply in group for sample in reply.samples() if sample.ids]
     tokens = sum(len(sample.ids) for sample in samples)
     if not tokens:
@@ -98,9 +98,9 @@ def staleness(groups: Sequence[Sequence[Rollout]], step: int) -> dict[str, float
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of work done in a thread. A cancellation waits for it, and arrives where its caller next waits.
+    """Run work in a thread and return its result. A cancellation is delivered only after the work has ended.
 
-    A thread cannot be stopped: whoever was told that it was would save weights while they change.
+    A thread cannot be stopped. If the cancellation arrived at once, the run would save weights while they change.
     """
     task = asyncio.current_task()
     assert task is not None

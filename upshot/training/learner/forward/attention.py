@@ -1,10 +1,10 @@
 """Attention over flat tokens: each segment of a layout attends to itself and to what it continues, causally.
 
-Where segments are shared, the keys and values of a reply's beginning are laid before its own for the time of the call;
-the causal mask is then that of a query block at the end of its keys, which flash attention has, windows included. On
-a GPU that is cuDNN's, one call a segment, where segments are long (engine/kernels/long.py), else PyTorch's flash
-attention for ragged lengths, without padding. Elsewhere (CPU, float32, head sizes that
-flash refuses, soft caps) segments of like length are padded for the attention alone.
+Where segments are shared, the keys and values of a reply's beginning are copied in front of its own for the time of the
+call. The causal mask is then that of a query block at the end of its keys, which flash attention supports, windows
+included. On a GPU, long segments take one call each of cuDNN's attention (engine/kernels/long.py); the others take
+PyTorch's flash attention for ragged lengths, without padding. Everywhere else (CPU, float32, head sizes that flash
+refuses, soft caps) segments of similar length are padded, for the attention alone.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, options: AttentionOptions) -> Tensor:
-        """[N, heads, dim]. What is laid side by side is not kept: it is laid again for the backward pass."""
+        """[N, heads, dim]. Keys and values laid side by side are not kept: the backward pass copies them again."""
         ctx.spans, ctx.dropout = spans, options.dropout
         ctx.options = {"scale": options.scale}
         if 0 < options.window < spans.max_keys:
@@ -176,11 +176,11 @@ class Flash(torch.autograd.Function):
 
 
 class LongSegments(torch.autograd.Function):
-    """The library's attention, one call a segment, for long ones; grouped heads are not repeated."""
+    """cuDNN's attention, one call a segment, for long segments; grouped heads are not repeated."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, scale: float) -> Tensor:
-        """[N, heads, dim]. Keys that are laid before a segment's own are not kept, as in `Flash`."""
+        """[N, heads, dim]. Keys and values laid side by side are not kept, as in `Flash`."""
         outs, parts = [], []
         for segment, keys, values in _segments(k, v, spans):
             run = lay_out(q[segment], keys, values)
@@ -222,7 +222,7 @@ def _segments(k: Tensor, v: Tensor, spans: PackedAttention) -> Iterator[tuple[sl
 
 
 def _add_up(dk: Tensor, dv: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values, those of all that read the same ones together."""
+    """Gradients of keys and values, summed over all segments that read them."""
     if spans.keys is None:
         return dk, dv
     from upshot.engine.kernels.segment_sum import segment_sums
