@@ -27,7 +27,7 @@ class Datum:
     """1 on the trained tokens: those the policy sampled, or a demonstration's assistant turns. The first token of a
     sequence is never trained, since nothing predicts it."""
     old: list[float] = field(default_factory=list)
-    """Log-probabilities under the policy before the step's first update: what the policy gradient's ratio divides by."""
+    """Log-probabilities before the step's first update; the policy gradient's ratio divides by them."""
     advantages: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
     """Log-probabilities under the frozen initial model."""
