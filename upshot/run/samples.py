@@ -38,11 +38,14 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     talks = list(_own_samples(replies))
     samples = list({id(sample): sample for _, _, spoken in talks for sample in spoken}.values())
     places = {id(sample): place for place, sample in enumerate(samples)}
-    spelled = [pieces(sample.ids) for sample in samples] if pieces is not None else []
+    spelled: list[list[str]] = []
+    if pieces is not None:
+        for sample in samples:
+            spelled.append([piece.encode("utf-8", "replace").decode() for piece in pieces(sample.ids)])
     index = {
         "talks": [(key, before, [places[id(sample)] for sample in spoken]) for key, before, spoken in talks],
         "samples": [(len(s.context), len(s.ids), s.thought, s.answer, s.version, s.finish) for s in samples],
-        "pieces": [[piece.encode("utf-8", "replace").decode() for piece in of_sample] for of_sample in spelled],
+        "pieces": spelled,
     }
     out = io.BytesIO()
     np.savez_compressed(

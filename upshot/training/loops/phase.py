@@ -18,7 +18,6 @@ from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.rollout.reply import Rollout
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.minibatches import Lesson, learn, pick
@@ -85,11 +84,6 @@ class TrainingPhase:
         with self.run.ranks.update():
             yield
         logs |= self.meter.learned(self.learner.read - before, time.perf_counter() - started)
-
-    def step_done(self, number: int, started: float, logs: Logs, groups: Sequence[Sequence[Rollout]] = ()) -> None:
-        """Write what was logged of a step that began at `started`, and the replies that it learned from, if any."""
-        times = {"time/step": time.perf_counter() - started, **self.meter.peak_memory()}
-        self.run.step_done(number + 1, logs | times, groups)
 
     def write_stop(self, logs: Logs) -> None:
         """Write the evaluation that `stopped` the training, and say why it ends."""
@@ -166,6 +160,6 @@ async def learn_examples(
         picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, number, seed)]
         with phase.learning(logs):
             logs |= learn(learner, picked, derive_seed(seed, "minibatches", number), prepare)
-        phase.step_done(number, started, logs)
+        run.step_done(number + 1, logs | phase.meter.step_times(started))
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     await phase.finish(evaluate)

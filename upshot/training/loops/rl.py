@@ -101,7 +101,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                         logs |= await in_thread(partial(learn, learner, groups, seed, prepare))
                     else:
                         logs |= learn(learner, groups, seed, prepare)
-                phase.step_done(number, started, logs, groups)
+                run.step_done(number + 1, logs | phase.meter.step_times(started), groups)
                 await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
         await phase.finish(evaluate)
 

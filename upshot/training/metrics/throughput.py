@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,15 +40,16 @@ class ThroughputMeter:
                 times["time/mfu"] = tokens * self.flops / seconds / self.peak
         return times
 
-    def peak_memory(self) -> dict[str, float]:
-        """The peak of the device's memory since the last call, in GiB; on the CPU that of the process so far."""
+    def step_times(self, started: float) -> dict[str, float]:
+        """Seconds since a step `started`, and the peak of the device's memory since the last call, in GiB; on the CPU
+        that of the process so far."""
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             unit = 1 if sys.platform == "darwin" else 1024
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return {"time/memory_gib": peak / 2**30}
+        return {"time/step": time.perf_counter() - started, "time/memory_gib": peak / 2**30}
 
 
 def all_finite(weights: Sequence[torch.Tensor]) -> bool:

@@ -72,7 +72,8 @@ class PackedAttention:
         # All groups are picked at once, so that backward adds their gradients up once.
         queries = q.index_select(0, query_places).split([group.segments * group.queries for group in groups])
         sizes = [group.segments * group.keys for group in groups]
-        keys, values = (IndexedRows.apply(x, key_places).split(sizes) for x in (k, v))
+        keys = IndexedRows.apply(k, key_places).split(sizes)
+        values = IndexedRows.apply(v, key_places).split(sizes)
         outputs = []
         for group, *of_group in zip(groups, queries, keys, values, strict=True):
             q, k, v = [x.view(group.segments, -1, *x.shape[1:]).transpose(1, 2) for x in of_group]
