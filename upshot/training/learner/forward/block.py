@@ -1,7 +1,7 @@
 """One block in one forward: its values, and its derivative written by hand.
 
-Between the products lie a norm, the rotation of queries and keys, and a gate. What is cheap is computed again in the
-backward, not kept; the kernels write it over the gradient they are given (engine/kernels).
+Between the matrix products stand a norm, the rotation of queries and keys, and a gate. What is cheap to compute is
+computed again in the backward pass instead of kept; the kernels write it over the gradient they get (engine/kernels).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SavedActivations:
     first: Tensor
     """The residual before attention."""
     raw: Tensor | None
-    """The product of queries, keys and values, where heads have norms."""
+    """Queries, keys and values before the norms of heads; None if heads have none."""
     q: Tensor
     k: Tensor
     v: Tensor
@@ -37,11 +37,11 @@ class SavedActivations:
     second: Tensor
     """The residual before the MLP."""
     gate_up: Tensor | None
-    """The MLP's way up, its largest activation; None: it is computed again from `second`."""
+    """The MLP's up projection, its largest activation; None: it is computed again from `second`."""
     products: tuple[Any, Any, Any, Any]
-    """What each product keeps."""
+    """What each product keeps for its derivative."""
     ends: tuple[Tensor | None, Tensor | None]
-    """What the halves are before their own norms, where they have some."""
+    """The results of attention and MLP before their own norms, in families that have such norms."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BlockInputs:
 
 
 class Block:
-    """A layer with its products as they are now."""
+    """A layer of the model, with its projections as they are now."""
 
     def __init__(
         self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...], options: BlockOptions
@@ -74,31 +74,31 @@ class Block:
         self.norms = layer.head_norms
         ends = [weight for weight in (self.after1, self.after2) if weight is not None]
         self.weights = [self.norm1, self.norm2, *ends, *(self.norms or ())[:2]]
-        """Those of all norms."""
+        """The weights of all norms."""
         self.needs = [weight.requires_grad for weight in self.weights]
         self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
 
     def holds(self, products: tuple[Product | CalledProjections, ...]) -> bool:
-        """Whether nothing changed since."""
+        """Whether projections and trained norms are still those that the block was made of."""
         return products == self.products and self.needs == [weight.requires_grad for weight in self.weights]
 
     @property
     def random(self) -> bool:
-        """Whether modules are called that may draw numbers."""
+        """Whether it calls modules that may draw random numbers (dropout)."""
         return self.qkv.random or self.o.random or self.gate_up.random or self.down.random
 
     def forward(
         self, batch: BlockInputs, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False, thin: bool = False
     ) -> tuple[Tensor, Tensor, SavedActivations | None]:
-        """The residual, what is to be added to it, and what the derivative needs if `keep`.
+        """The residual, what is to be added to it, and with `keep` what the derivative needs.
 
-        `hollow`: only that is asked for, so the last product is left out. `thin`: the way up is not kept, unless it
-        draws random numbers.
+        `hollow`: only the last of these is wanted, so the last product is not computed. `thin`: the up projection is
+        not kept, unless it draws random numbers.
         """
         kernels = batch.kernels
         x, first = kernels.add_norm(h, delta, self.norm1, self.eps, self.form)
         qkv, of_qkv = self.qkv.outputs(x, keep)
-        # Without head norms this rotates in place: `qkv` is not what it was, and its derivative does not ask.
+        # Without head norms this rotates in place, over `qkv`; the derivative does not need the old values.
         q, k, v = kernels.rotate_heads(qkv, batch.rotations[self.index], batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
@@ -109,7 +109,7 @@ class Block:
         x, second = kernels.add_norm(first, delta, self.norm2, self.eps, self.form)
         gate_up, of_gate_up = self.gate_up.outputs(x, keep)
         x = kernels.gate(gate_up, self.options.act)
-        # The derivative of a norm behind the last product asks for that product.
+        # A norm behind the last product needs that product for its derivative.
         hollow = hollow and self.after2 is None
         delta, of_down = self.down.without_result(x) if hollow else self.down.outputs(x, keep)
         delta, end2 = self._end(batch, delta, None if hollow else self.after2)
@@ -121,7 +121,7 @@ class Block:
         return second, delta, SavedActivations(first, raw, q, k, v, out, second, way_up, kept, (end1, end2))
 
     def _end(self, batch: BlockInputs, y: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What a half adds to the residual (its own norm and factor applied), and what it was before its norm."""
+        """What attention or MLP adds to the residual, after its own norm and factor; and the same before the norm."""
         before = None
         if after is not None:
             before, y = y, batch.kernels.add_norm(y, None, after, self.eps, self.form)[0]
@@ -144,15 +144,15 @@ class Block:
     def backward(
         self, batch: BlockInputs, kept: SavedActivations, d: Tensor, further: bool
     ) -> tuple[Tensor | None, Gradients]:
-        """The gradient of the sum the block begins with (None where nobody asks `further`), from that of the one it
-        ends with; and those of what is trained."""
+        """From the gradient of the residual after the block: that of the residual before it (None unless it is needed
+        `further` down), and those of the trained parameters."""
         kernels = batch.kernels
         of_qkv, of_o, of_gate_up, of_down = kept.products
         grads: Gradients = []
         end = self._end_backward(batch, d, self.after2, kept.ends[1], grads)
         x, more = self.down.input_gradient(end, of_down)
-        # The gradient of the way up is written over it. Where the weight's gradient will read it, the gated product is
-        # written over its gradient: hence this order.
+        # The gradient of the up projection is written over the projection itself. If the gradient of `down` needs the
+        # gated values, the kernel writes them over their own gradient `x`: hence this order.
         dx = kernels.gate_backward(self._way_up(batch, kept), x, self.down.reads, self.options.act)
         grads += self.down.gradients(end, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
@@ -169,15 +169,15 @@ class Block:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
         if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
             return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
-        # Nothing before this block is trained: the large product for the gradient of its input is spared.
+        # Nothing before this block is trained: the large product for the gradient of its input is not computed.
         x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps, self.form)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads
 
     def _way_up(self, batch: BlockInputs, kept: SavedActivations) -> Tensor:
-        """The MLP's way up, kept or computed again, to be written over."""
+        """The MLP's up projection, kept or computed again; the caller overwrites it."""
         if kept.gate_up is not None:
-            # Autograd's graph of projections that are called holds it, too.
+            # The autograd graph of called projections holds this tensor, too.
             return kept.gate_up.clone() if self.gate_up.random else kept.gate_up
         x, _ = batch.kernels.add_norm(kept.second, None, self.norm2, self.eps, self.form)
         return self.gate_up.outputs(x, False)[0]
@@ -193,7 +193,7 @@ class Block:
         kept: Any,
         grads: Gradients,
     ) -> Tensor:
-        """The gradient of the sum, with what comes to it past norm and product; theirs are added to `grads`."""
+        """The gradient of the sum before norm and product, plus that of the residual; parameters' go to `grads`."""
         x, more = product.input_gradient(dy, kept)
         d, of_weight = batch.kernels.norm_backward(
             x, summed, weight, self.eps, residual, weight.requires_grad, product.reads, self.form
@@ -210,7 +210,7 @@ def attention_gradients(kept: SavedActivations, d: Tensor) -> tuple[Tensor, Tens
     if isinstance(node, BackwardCFunction):
         inputs = [getattr(function, "variable", None) for function, _ in node.next_functions[:3]]
         if len(inputs) == 3 and all(map(operator.is_, inputs, arguments)):
-            # One function of these three: asking it is much less work than autograd's engine.
+            # `out` comes from one function of q, k and v: calling that is much less work than autograd's engine.
             dq, dk, dv = node.apply(d)[:3]
             return dq, dk, dv
     dq, dk, dv = torch.autograd.grad(kept.out, arguments, d)

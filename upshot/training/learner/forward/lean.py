@@ -89,7 +89,7 @@ class LeanForward:
 
 @dataclass(slots=True)
 class RecomputedBlock:
-    """A block that is computed again: the sum it begins with, and the random states if it draws numbers."""
+    """A block to compute again: the residual before it, and the random states if it draws numbers."""
 
     h: Tensor
     states: tuple[Tensor, list[Tensor]] | None
@@ -133,7 +133,7 @@ class AllBlocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the embedded tokens and of what is trained. What was kept is given up on the way."""
+        """Gradients of the embedded tokens and of the trained parameters. Activations are freed on the way."""
         if ctx.summed is None:
             raise RuntimeError("the backward of a lean forward was run twice; what it needs is gone after the first")
         norm, options, batch = ctx.lean.core.norm.weight, ctx.lean.options, ctx.batch
@@ -160,13 +160,13 @@ class AllBlocks(torch.autograd.Function):
 
 
 def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The states of the random streams a block may draw from."""
+    """The states of the random streams that a block may draw from."""
     return torch.get_rng_state(), [torch.cuda.get_rng_state(h.device)] if h.is_cuda else []
 
 
 @contextmanager
 def same_draws(kept: RecomputedBlock) -> Iterator[None]:
-    """Inside, the numbers are drawn that were drawn when the block was first computed."""
+    """Inside, a block draws the same random numbers as when it was first computed."""
     if kept.states is None:
         yield
         return
