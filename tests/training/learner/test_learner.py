@@ -264,3 +264,9 @@ def test_a_warm_up_below_one_is_a_share_of_all_updates() -> None:
     steps = TrainConfig(steps=20, lr=1.0, schedule={"name": "cosine", "warmup_steps": 2})
     assert [learning_rate(share, n) for n in range(20)] == [learning_rate(steps, n) for n in range(20)]
     assert learning_rate(share, 0) == 0.5
+
+
+def test_gradients_never_come_from_the_attention_that_pytorch_prefers_on_hopper() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    learner()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -109,6 +109,7 @@ class ExactForward:
         self.kernels = kernels
         """Use the GPU's kernels (always on a GPU; on the CPU by Triton's interpreter, for tests)."""
         self._mode = ExactMode(kernels)
+        plain.choose_attention_without_cudnn()
 
     def attention(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Inside: the model attends as the engine does. Keep it on for the backward pass, which may compute again."""

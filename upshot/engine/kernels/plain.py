@@ -239,6 +239,15 @@ def token_logprobs_backward(
     logits.copy_(out.mul_(inverse))
 
 
+def choose_attention_without_cudnn() -> None:
+    """From now on PyTorch's own choice of an attention leaves cuDNN out.
+
+    PyTorch 2.11 prefers it on Hopper GPUs. Its gradients with a mask can be NaN there (pytorch issue 196678), and a
+    tiny model's backward pass ended in an illegal memory access. long.py calls it by name, for shapes that were checked.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, back: Tensor | None, options: AttentionOptions) -> Tensor:
     """Attention of [rows, heads, queries, dim] to keys [rows, kv_heads, keys, dim], differentiable.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
+from upshot.engine.kernels.plain import choose_attention_without_cudnn
 from upshot.engine.llama.driver import out_of_training
 from upshot.models.local import DAMAGED, describe_damage
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
@@ -54,6 +55,7 @@ class Learner:
         """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
         self.changed = changed
         """Called after every optimizer step: the weights are new."""
+        choose_attention_without_cudnn()
         self.forward: Forward = forward_of(module, exact)
         """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
