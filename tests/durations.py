@@ -6,8 +6,10 @@
 A test that took a second or more is marked `long` when it is collected, and `make test` leaves it out; a test that is
 not recorded runs there. A test's time is its own and that of the fixtures it shares with others: without the others it
 would pay for them alone. Counted are CPU seconds of the process and of the processes it started, and the seconds it
-slept, fewer of them where other programs made it wait: so a busy machine records nearly what a quiet one does. What
-many tests import is imported before the first of them, which would seem to be long.
+slept. CPU seconds are divided by how much slower than a reference machine a small fixed work runs between the tests:
+so a slow or busy machine, and one whose host gives its time to others, record nearly the same. What many tests import
+is imported before the first of them, which would seem to be long. A file whose long tests are skipped here (no
+browser) keeps its record.
 
 The tests of a file run after one another, files with much to do first: see `balance`.
 """
@@ -19,7 +21,7 @@ import os
 import re
 import resource
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.patience import crowded
@@ -121,28 +124,66 @@ def balance(names: Sequence[str], recording: Recording, long_too: bool) -> list[
     return [*halves[0], *halves[1]]
 
 
-class Clock:
-    """Seconds that something took here, whatever else the machine does."""
+class Pace:
+    """How many times slower than the reference machine this one runs."""
+
+    REFERENCE_S = 0.0042
+    """CPU seconds of `work` on a quiet Xeon of 2.5 GHz."""
 
     def __init__(self) -> None:
-        self.cpu, self.wall, self.queued = _cpu(), monotonic(), _queued()
+        self.recent: deque[float] = deque([self.REFERENCE_S], maxlen=20)
+        self.numbers, self.last = np.arange(20_000, dtype=np.float64), 0.0
+
+    def work(self) -> None:
+        """Half of it Python, half of it NumPy."""
+        sum(i * i % 7 for i in range(30_000))
+        for _ in range(40):
+            (self.numbers * 1.5 + self.numbers).sum()
+
+    def measure(self) -> None:
+        """Time the work again, some times a second."""
+        if monotonic() - self.last > 0.2:
+            began = time.thread_time()
+            self.work()
+            self.recent.append(time.thread_time() - began)
+            self.last = monotonic()
+
+    @property
+    def slower(self) -> float:
+        """By the mean of the last seconds: time that the host takes away comes in pieces."""
+        return sum(self.recent) / len(self.recent) / self.REFERENCE_S
+
+
+PACE = Pace()
+
+
+class Clock:
+    """Seconds that something would take on a quiet reference machine."""
+
+    def __init__(self) -> None:
+        self.cpu, self.children, self.wall, self.queued = *_cpu(), monotonic(), _queued()
 
     def seconds(self) -> float:
         """Since the clock was made."""
-        cpu = _cpu() - self.cpu
-        slept = monotonic() - self.wall - (_queued() - self.queued) - cpu
-        return cpu + max(0.0, slept) / max(1.0, crowded())
+        cpu, children = (now - before for now, before in zip(_cpu(), (self.cpu, self.children), strict=True))
+        # Waiting for a process that waits for a core is not sleeping.
+        busy = cpu + _queued() - self.queued + children * max(1.0, crowded())
+        return (cpu + children) / PACE.slower + max(0.0, monotonic() - self.wall - busy)
 
 
-def _cpu() -> float:
-    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in uses) + forked.cpu_s
+def _cpu() -> tuple[float, float]:
+    """CPU seconds of this process, and of those it started that have ended."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime + forked.cpu_s
 
 
 def _queued() -> float:
     """How long this process was ready to run and had no core; of its threads, that of the one that waited longest."""
-    waited = [file.read_text().split()[1] for file in Path("/proc/self/task").glob("*/schedstat")]
-    return max(map(int, waited), default=0) / 1e9
+    waited = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has just ended
+            waited = max(waited, int(file.read_text().split()[1]))
+    return waited / 1e9
 
 
 @dataclass(eq=False)  # pluggy keeps plugins in sets
@@ -158,6 +199,8 @@ class Recorder:
     made: dict[str, float] = field(default_factory=dict)
     """Shared fixtures made since the last report of this process."""
     clock: Clock = field(default_factory=Clock)
+    skipped: set[str] = field(default_factory=set)
+    """Tests that did not run here."""
     heavy: Sequence[str] = HEAVY
     """Modules to import before the first test."""
 
@@ -179,6 +222,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Iterator[Any]:
         """Begin a test."""
+        PACE.measure()
         self.clock = Clock()
         return (yield)
 
@@ -195,16 +239,20 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Take a report in; the first process gets those of all."""
+        if report.skipped:
+            self.skipped.add(report.nodeid)
         for _, (seconds, made, uses) in report.user_properties:
             self.own[report.nodeid] += seconds
             self.shared |= made
             self.uses[report.nodeid] = uses
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the recording, in the first process."""
-        if "PYTEST_XDIST_WORKER" not in os.environ:
-            newer = split(self.own, self.uses, self.shared)
-            write_recording((read_recording() if RECORD.exists() else newer).with_files_of(newer))
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write the recording, in the first process, if the tests ran to the end."""
+        if "PYTEST_XDIST_WORKER" not in os.environ and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            old = read_recording() if RECORD.exists() else Recording({}, {})
+            kept = {name.partition("::")[0] for name in self.skipped & old.long.keys()}
+            own = {name: spent for name, spent in self.own.items() if name.partition("::")[0] not in kept}
+            write_recording(old.with_files_of(split(own, self.uses, self.shared)))
 
 
 def split(own: Mapping[str, float], uses: Mapping[str, Sequence[str]], shared: Mapping[str, float]) -> Recording:
