@@ -103,14 +103,18 @@ def write_recording(recording: Recording) -> None:
 def balance(names: Sequence[str], recording: Recording, long_too: bool) -> list[int]:
     """An order for two processes, each of which begins with a half and takes tests of the other's end when it is done.
 
-    Files with much to do come first in each half, so what is left to share at the end are short tests. The tests of a
-    file stay together, since they share fixtures.
+    Files with much to do come first in each half, so what is left to share at the end are short tests; a file that is
+    not recorded counts with the mean of a test. The tests of a file stay together, since they share fixtures.
     """
     groups = [list(group) for _, group in groupby(range(len(names)), lambda at: names[at].partition("::")[0])]
 
+    each = (recording.all_s if long_too else recording.short_s) / max(1, sum(f.tests for f in recording.files.values()))
+
     def seconds(group: Sequence[int]) -> float:
         file = recording.files.get(names[group[0]].partition("::")[0])
-        return 0.0 if file is None else file.all_s if long_too else file.short_s
+        if file is None:  # a new file: as if its tests took what others do
+            return each * len(group)
+        return file.all_s if long_too else file.short_s
 
     halves: tuple[list[int], list[int]] = ([], [])
     room = (len(names) // 2, len(names) - len(names) // 2)

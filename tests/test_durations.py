@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.durations import LONG_S, FileRecord, Recorder, Recording, balance, read_recording, split, write_recording
+from tests.durations import (
+    LONG_S,
+    Clock,
+    FileRecord,
+    Pace,
+    Recorder,
+    Recording,
+    balance,
+    read_recording,
+    split,
+    write_recording,
+)
 
 ROOT = Path(__file__).parent.parent
 CORES, STYLE_AND_TYPES_S, COLLECTION_S = 2, 60, 20
@@ -59,6 +70,41 @@ def test_both_processes_begin_with_the_files_that_take_longest() -> None:
     recording = Recording({}, {name: FileRecord(0.0, spent, 1) for name, spent in seconds.items()})
     order = balance([f"{name}::test" for name in seconds], recording, long_too=True)
     assert ["abcdef"[at] for at in order] == ["b", "a", "e", "c", "d", "f"]
+
+
+def test_a_new_file_is_not_left_for_the_end() -> None:
+    recording = Recording({}, {"a": FileRecord(0.0, 12.0, 3), "b": FileRecord(0.0, 1.0, 9)})
+    order = balance(["a::1", "b::1", "new::1", "new::2"], recording, long_too=True)
+    assert [["a::1", "b::1", "new::1", "new::2"][at] for at in order] == ["a::1", "b::1", "new::1", "new::2"]
+
+
+def test_skipped_tests_keep_their_record_and_a_run_cut_short_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.durations.ROOT", tmp_path)
+    monkeypatch.setattr("tests.durations.RECORD", tmp_path / "durations.json")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    (tmp_path / "page").touch()
+    old = Recording({"page::a": 9.0}, {"page": FileRecord(1.0, 10.0, 2)})
+    write_recording(old)
+    recorder = Recorder(heavy=(), own={"page::a": 0.0, "page::b": 0.0, "x::c": 2.0}, skipped={"page::a", "page::b"})
+    recorder.pytest_sessionfinish(pytest.ExitCode.INTERRUPTED)
+    assert read_recording() == old
+    recorder.pytest_sessionfinish(pytest.ExitCode.TESTS_FAILED)
+    assert read_recording() == Recording(
+        {"page::a": 9.0, "x::c": 2.0}, {"page": FileRecord(1.0, 10.0, 2), "x": FileRecord(0.0, 2.0, 1)}
+    )
+
+
+def test_seconds_are_those_of_the_reference_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace()
+    assert pace.slower == 1.0
+    pace.recent.extend([3 * Pace.REFERENCE_S] * 99)
+    monkeypatch.setattr("tests.durations.PACE", pace)
+    clock = Clock()
+    assert pace.slower == pytest.approx(3)
+    monkeypatch.setattr("tests.durations._cpu", lambda: (clock.cpu + 6.0, clock.children + 3.0))
+    assert clock.seconds() == pytest.approx(3.0), "a third of what was counted here; nothing was slept"
 
 
 def test_the_recorder_runs_beside_fixtures_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,8 @@
-"""The GPU's runner from end to end: in Triton's interpreter, or on the GPU where there is one."""
+"""The GPU's runner from end to end: in Triton's interpreter, or on the GPU where there is one.
+
+`check=False` where a test is about steps and compares what they sample with the model itself: the engine's own check
+of the driver would do the same before, and takes longer than the test.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,9 @@ def plain_logprobs(model: LlamaForCausalLM, ids: list[int], start: int) -> torch
 
 def test_futures_of_replies_read_prompt_and_reply_once_and_are_the_models(make_llama: Make) -> None:
     model = small(make_llama)
-    settings = EngineSettings(page_size=4, kernels=True, max_running=9, kv_bytes=1 << 20)  # no step has nine rows
+    settings = EngineSettings(
+        page_size=4, kernels=True, check=False, max_running=9, kv_bytes=1 << 20
+    )  # no step has nine rows
     engine = Engine(model, eos_ids=set(), settings=settings)
     prompt = [3 + (7 * i) % 60 for i in range(19)]
     replies = [[*prompt, *(3 + (5 * i + reply) % 60 for i in range(17))] for reply in range(3)]
@@ -99,7 +105,7 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
     results = []
     for first_chunk in (1 << 20, 12):
         monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", first_chunk)
-        settings = EngineSettings(page_size=4, kernels=True, max_running=16, kv_bytes=1 << 20)
+        settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=16, kv_bytes=1 << 20)
         engine = Engine(model, eos_ids=set(), settings=settings)
         engine.on_gpu = True
         seqs = [engine.submit(ids, Rules(max_tokens=2, temperature=0))[0] for ids in prompts]
@@ -126,7 +132,7 @@ def test_a_step_that_fails_while_requests_are_submitted_fails_all_that_wait(
 ) -> None:
     monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
     model = small(make_llama)
-    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20)
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.on_gpu = True
     ended: list[Sequence] = []
@@ -145,7 +151,7 @@ def test_a_step_that_fails_while_requests_are_submitted_fails_all_that_wait(
 def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
     model = small(make_llama)
-    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, chunk_tokens=16)
+    settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20, chunk_tokens=16)
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.on_gpu = True
     prompt = [3 + (7 * i) % 60 for i in range(52)]
@@ -157,7 +163,9 @@ def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkey
 def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(
-        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+        model,
+        eos_ids=set(),
+        settings=EngineSettings(page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20),
     )
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=8, temperature=0))
     for _ in range(4):
@@ -301,7 +309,9 @@ def test_long_chunks_go_through_the_librarys_attention(
     make_llama: Make, kv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = smallest(make_llama)
-    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, kv=kv, chunk_tokens=16)
+    settings = EngineSettings(
+        page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20, kv=kv, chunk_tokens=16
+    )
     prompts = [[3 + (7 * i + n) % 60 for i in range(length)] for n, length in enumerate((34, 5, 9))]
     steps: list[int] = []
 
@@ -355,7 +365,7 @@ def test_a_frozen_model_in_8_bits_samples_from_its_only_weights(make_llama: Make
 
 def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:
     model = small(make_llama)
-    settings = EngineSettings(page_size=4, kernels=True, max_running=5, kv_bytes=1 << 20)
+    settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=5, kv_bytes=1 << 20)
     engine = Engine(model, eos_ids=set(), settings=settings)
     runner = engine.runner
     runner.logits = runner._logits_of(5)  # as where steps are captured
@@ -414,7 +424,7 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
 def test_given_ids_are_scored_beside_sampled_ones_as_by_a_plain_forward(make_llama: Make, exact: bool) -> None:
     model = small(make_llama)
     sizes = {"page_size": 4, "max_running": 8, "kv_bytes": 1 << 20, "chunk_tokens": 16}
-    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kernels=True, exact=exact, **sizes))
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kernels=True, check=exact, exact=exact, **sizes))
     prompt = [3 + (7 * i) % 60 for i in range(13)]
     [sampled] = engine.submit(prompt, Rules(max_tokens=3, temperature=0))
     scored = [engine.score(prompt, [5 + i] * (9 + 8 * i), top=2 * i) for i in range(3)]
@@ -442,7 +452,9 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
     for name, model in models.items():
         slot = pool.slots[name]
         slot.furnish(model)
-        sizes = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=slot.kv_bytes, own_stream=True)
+        sizes = EngineSettings(
+            page_size=4, kernels=True, check=False, max_running=4, kv_bytes=slot.kv_bytes, own_stream=True
+        )
         slot.engine = engines[name] = Engine(model, eos_ids=set(), settings=sizes, swap_slot=slot)
         assert type(slot.engine.runner.driver).__name__ == "FusedDriver"
     captured: dict[str, list[object]] = {}

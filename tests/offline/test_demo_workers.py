@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from upshot.core.files import write_jsonl
 from upshot.core.threads import thread_count
-from upshot.offline.demo import quickstart
+from upshot.offline.demo import quickstart, workers
 from upshot.offline.demo.workers import Progress, Workers, how_far, start_workers
 
 
@@ -22,13 +23,21 @@ def ended(value: object) -> Future[object]:
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshot.offline.demo.workers.cores", lambda: cores)
+    monkeypatch.setattr(workers, "cores", lambda: cores)
+    monkeypatch.setattr(workers, "_import_training", thread_count)  # the next test is about it
     before = thread_count()
-    with start_workers(Progress(quiet=True)) as workers:
-        assert workers.here == (cores == 1)
-        assert workers.run("warm start", 0.3, [thread_count]) == [2], "alone"
-        assert workers.run("training", 0.6, [thread_count, thread_count]) == [1, 1], "side by side"
+    with start_workers(Progress(quiet=True)) as pair:
+        assert pair.here == (cores == 1)
+        assert pair.run("warm start", 0.3, [thread_count]) == [2], "alone"
+        assert pair.run("training", 0.6, [thread_count, thread_count]) == [1, 1], "side by side"
     assert thread_count() == before
+
+
+def test_a_worker_ends_with_the_demonstration_and_imports_what_a_job_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths: list[None] = []
+    monkeypatch.setattr(workers, "die_with_parent", lambda: deaths.append(None))
+    workers._import_training()
+    assert deaths and "upshot.run.run" in sys.modules
 
 
 def test_every_row_of_the_table_is_of_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +47,7 @@ def test_every_row_of_the_table_is_of_its_own_model(tmp_path: Path, monkeypatch:
     def stop(outcomes: dict[str, str], title: str) -> None:
         raise Evaluated(outcomes)
 
-    monkeypatch.setattr("upshot.offline.demo.workers.cores", lambda: 1)
+    monkeypatch.setattr(workers, "cores", lambda: 1)
     monkeypatch.setattr(quickstart, "train_stage", lambda run, quiet: Path(run.run_dir))
     monkeypatch.setattr(quickstart, "_evaluate", lambda recipe, checkpoint: checkpoint.name)
     monkeypatch.setattr(quickstart, "make_table", stop)

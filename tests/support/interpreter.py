@@ -3,14 +3,16 @@
 The interpreter is chosen when Triton is first imported, so `choose_interpreter` comes before everything else. It runs
 no kernel faster: a launch patches `triton.language` and restores it at its end, but Triton 3.9 patches it once more at
 every call of a device function inside the launch and never restores that. Each call adds a layer around every
-operation, so the time of a launch grows with the square of its calls. With `hasten_interpreter` a launch patches all
-that its device functions can see, once. Triton 3.6 takes the bounds of a loop as `int` of an array with one element,
-which NumPy refuses since 2.5; that is set right as well.
+operation, so the time of a launch grows with the square of its calls. After `hasten_interpreter` the language is
+patched once, at the first launch, and stays so: in a process that interprets, nothing else reads it. Triton 3.6 takes
+the bounds of a loop as `int` of an array with one element, which NumPy refuses since 2.5; that is set right as well.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +33,7 @@ def choose_interpreter() -> None:
 
 @cache
 def hasten_interpreter() -> None:
-    """Patch at launches only; skip the file that asks for it where there is no Triton."""
+    """Patch at the first launch only; skip the file that asks for it where there is no Triton."""
     pytest.importorskip("triton")
     from triton import knobs, language
     from triton.runtime import interpreter
@@ -42,13 +44,30 @@ def hasten_interpreter() -> None:
     # Kernels name the language; Triton's own device functions (`tl.sum`) name its core.
     sees_all = SimpleNamespace(__globals__={"tl": language, "core": language.core})
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.rewrite()(*args, **kwargs)
-
-    def patch_all(fn: Any) -> Any:
-        scope = patch(sees_all)
+    @cache
+    def patch_all() -> None:
+        patch(sees_all)
         language.core.tensor.__index__ = lambda self: int(self.handle.data.item())
-        return scope
 
-    interpreter._patch_lang = patch_all
-    interpreter.InterpretedFunction.__call__ = call
+    def patch_once(fn: Any) -> Any:
+        patch_all()
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once
+    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+    interpreter._get_np_dtype = by_name(interpreter._get_np_dtype)
+    # An overflow of integers is computed at every operation, and told only in a mode that is off.
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+
+
+def by_name(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """NumPy's dtype of Triton's, looked up once; Triton builds a table for each value. Its types have no hash."""
+    known: dict[str, Any] = {}
+
+    def look_up(dtype: Any) -> Any:
+        if dtype.name not in known:
+            known[dtype.name] = numpy_dtype(dtype)
+        return known[dtype.name]
+
+    return look_up

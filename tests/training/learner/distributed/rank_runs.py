@@ -57,14 +57,11 @@ def both(words: Sequence[tuple[str, str]]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = []
     for rank in range(2):
-        child = os.fork()
-        if not child:
+        if not os.fork():
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             _run_and_leave(words)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]  # whichever ends first is then gone
     return next((code for code in codes if code), 0)
 
 
