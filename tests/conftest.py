@@ -81,6 +81,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _seed_torch() -> None:
-    """A failure that hangs on numbers drawn can be seen again; hypothesis seeds Python's and NumPy's, not PyTorch's."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    """A failure that depends on numbers drawn can be seen again; hypothesis seeds Python's and NumPy's, not PyTorch's.
+
+    Without a GPU the CPU's generator alone: `manual_seed` formats the stack for devices that may still be initialized.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from upshot.config.recipe import TinyConfig
@@ -21,6 +22,12 @@ def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, SlotsTask]:
     task = SlotsTask(rows_per_split=64)
     tokenizer = tiny_tokenizer(task.vocabulary())
     return tiny_model(SHAPE, tokenizer, seed), tokenizer, Renderer(tokenizer), task
+
+
+@cache
+def shared_tokenizer() -> Any:
+    """The quickstart's tokenizer for learners on other models."""
+    return tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
 
 
 def tiny_policy(max_tokens: int = 6, temperature: float = 1.0) -> tuple[Policy, SlotsTask]:

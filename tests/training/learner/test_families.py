@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from tests.training.workshop import learner
+from tests.tiny import shared_tokenizer
 from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
@@ -143,7 +143,7 @@ def test_in_every_method_gradients_are_those_of_each_sequence_by_itself(family: 
     config, units = TrainConfig(length_norm="token", token_budget=200), data()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own = Learner(module, learner().tokenizer, config)
+        own = Learner(module, shared_tokenizer(), config)
     assert isinstance(own.forward, PackedForward if family in PACKED else PaddedForward)
     objectives: dict[str, Objective] = {"sft": Sft(), "dpo": Dpo(config), "rl": PolicyGradient(config)}
     for datum in units:  # near the policy, so that not every token is clipped
@@ -292,7 +292,7 @@ def test_the_check_leaves_no_trace() -> None:
 def test_weights_with_biases_are_updated_more_than_once() -> None:
     """Between updates the same products are used again, if weights and biases are where they were."""
     module = build("Qwen2")
-    own = Learner(module, learner().tokenizer, TrainConfig(lr=1e-2))
+    own = Learner(module, shared_tokenizer(), TrainConfig(lr=1e-2))
     assert isinstance(own.forward, PackedForward)
     biases = [p for name, p in module.named_parameters() if name.endswith("bias")]
     assert biases

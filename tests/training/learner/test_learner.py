@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from tests.tiny import shared_tokenizer
 from tests.training.workshop import datum, learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
@@ -148,7 +149,7 @@ def gpt2(**config: Any) -> Learner:
     torch.manual_seed(0)
     shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5)
     assert shape.attn_pdrop > 0
-    return Learner(GPT2LMHeadModel(shape), learner().tokenizer, TrainConfig.model_validate(config))
+    return Learner(GPT2LMHeadModel(shape), shared_tokenizer(), TrainConfig.model_validate(config))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

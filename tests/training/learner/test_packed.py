@@ -19,6 +19,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from tests.tiny import shared_tokenizer
 from tests.training.workshop import learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.training.adapters import add_lora
@@ -71,7 +72,7 @@ def gradients(
     """What one forward_backward logs, and the gradient of every weight, the value head's among them."""
     torch.manual_seed(1)
     config = TrainConfig(token_budget=budget, kl=0.1, entropy=0.3 if kind == "entropy" else 0.0)
-    own = Learner(module, learner().tokenizer, config, 8, 0.8, value_head=kind == "ppo")
+    own = Learner(module, shared_tokenizer(), config, 8, 0.8, value_head=kind == "ppo")
     if own.value_head is not None:
         torch.nn.init.normal_(own.value_head.weight)
     assert isinstance(own.forward, PackedForward)
