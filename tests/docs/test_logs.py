@@ -23,6 +23,7 @@ FEWER = {
     "upshot logs look": ("--quiet",),
     "upshot logs prepare": ("--steps", "2", "--replies", "4", "--samples", "1", "--rounds", "1", "--quiet"),
     "upshot train data/shop/recipe.yaml": (*STEP, "--quiet"),
+    "upshot train kto": ("train.steps=1", "train.prompts_per_step=2", "--quiet"),
     "upshot eval": ("--goals", "2", "--quiet"),
 }
 """What makes each command quick."""

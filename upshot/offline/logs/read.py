@@ -303,7 +303,8 @@ class LogReader:
 def _find(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
     """The value of the first field that is there, by name or dotted path."""
     for name in names:
-        for value in places:
+        for place in places:
+            value: Any = place
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is not None:
