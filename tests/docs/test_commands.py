@@ -96,7 +96,14 @@ PLAIN = "tests/docs/test_pasted.py::test_the_plain_recipes_train_on_a_jsonl"
 LOGS = "tests/docs/test_logs.py::test_every_command_of_the_tutorial_runs_in_its_order"
 ELSEWHERE = {
     **dict.fromkeys(
-        ("upshot logs look", "upshot logs prepare", "python examples/shop_logs.py", "upshot eval shop"), LOGS
+        (
+            "upshot logs look",
+            "upshot logs prepare",
+            "python examples/shop_logs.py",
+            "upshot eval shop",
+            "upshot train kto",
+        ),
+        LOGS,
     ),
     **dict.fromkeys(("upshot train shop train.steps=0", "upshot train data/shop", "upshot eval data/shop"), LOGS),
     "upshot reproduce": "tests/offline/test_reproduce.py::test_every_other_table_runs_from_its_first_stage_to_its_last",
