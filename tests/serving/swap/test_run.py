@@ -17,8 +17,8 @@ from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_config, tiny_model
 from upshot.run.run import train
+from upshot.run.services import RunServices
 from upshot.serving.swap.pool import ModelPool
-from upshot.training.bundle import PolicyBundle
 from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.fit import list_settings, plan_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryJob, MemoryPlan, make_plan
@@ -92,21 +92,21 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
     tmp_path: Path, folders: dict[str, str], plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     pools: list[ModelPool] = []
-    rest, plan_of = PolicyBundle.rest, fit.plan_of
+    pause, plan_of = RunServices.pause, fit.plan_of
 
     def chosen(*args: Any, **more: Any) -> MemoryPlan:
         found = plan_of(*args, **more)
         assert found.layout is not None and found.layout.conflicts
         return replace(found, setting=replace(found.setting, helpers=kind))
 
-    async def look(self: PolicyBundle) -> None:
-        await rest(self)
-        assert self.pool is not None
-        pools.append(self.pool)
-        assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"
+    async def look(self: RunServices) -> None:
+        await pause(self)
+        assert self._policy is not None and self._policy.pool is not None
+        pools.append(self._policy.pool)
+        assert pools[-1].arena.there == (kind == "swap"), "the learner has what helpers leave"
 
     monkeypatch.setattr(fit, "plan_of", chosen)
-    monkeypatch.setattr(PolicyBundle, "rest", look)
+    monkeypatch.setattr(RunServices, "pause", look)
     train(made(tmp_path / "pooled", folders, tight(made(tmp_path, folders))))
     assert pools and all(pool.arena.most <= pool.arena.layout.size for pool in pools)
     assert rollouts(tmp_path / "pooled") == plain
