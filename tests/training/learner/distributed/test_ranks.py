@@ -179,7 +179,7 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
     tried = {"append_metrics", "append_rollouts", "write_status", "write_spent", "write_recipe", "write_samples"}
     tried |= {"rewind", "drop_failed_start", "lock", "create", "write_notes", "write_index"}
     reads = {"open", "check_free", "begun", "recipe", "status", "metrics", "rollouts", "replies", "futures", "lines"}
-    reads |= {"samples", "spent", "started", "latest", "checkpoint", "steps", "evals", "best", "notes"}
+    reads |= {"read_object", "samples", "spent", "started", "latest", "checkpoint", "steps", "evals", "best", "notes"}
     does = {name for name in vars(RunFolder) if not name.startswith("_")}
     assert does == tried | reads, "whatever else a run folder learns to do is tried here"
 
