@@ -372,12 +372,12 @@ def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_goes_on_exactly(
     train(made(tmp_path / "straight", async_steps=ahead))
     count, work = 0, getattr(rl, where)
 
-    def terminated(*args: Any) -> Any:
+    def terminated(*args: Any, **named: Any) -> Any:
         nonlocal count
         count += 1
         if count == 3:  # step 3; played ahead, while step 2 is learned
             os.kill(os.getpid(), signal.SIGTERM)
-        return work(*args)
+        return work(*args, **named)
 
     with monkeypatch.context() as killed:
         killed.setattr(rl, where, terminated)
