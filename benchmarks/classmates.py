@@ -98,15 +98,15 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     from upshot.models.base import Model
     from upshot.models.connect import connect
     from upshot.models.rendering import Renderer
+    from upshot.rewards.credit import MetricWeight
     from upshot.rewards.metric import Metric
-    from upshot.rewards.reward import MetricWeight
     from upshot.rollout.dependencies import FutureDependencies
+    from upshot.rollout.episode import Policy
     from upshot.rollout.futures.classmates.classmate import ClassmateConfig
     from upshot.rollout.futures.classmates.futures import Classmates
     from upshot.rollout.futures.classmates.options import ClassmatesOptions
     from upshot.rollout.play import RolloutContext, play_step
     from upshot.rollout.reply import Rollout
-    from upshot.rollout.speaker import Policy
     from upshot.tasks.base import Task
     from upshot.training.learner.learner import Learner
     from upshot.training.loops.rl import learn, prepare

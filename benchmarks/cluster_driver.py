@@ -15,8 +15,7 @@ import time
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
-from upshot.rewards.credit import MAIN, Credit, Span
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import MAIN, Credit, Reward, Span
 from upshot.rollout.reply import Rollout
 from upshot.verl.train_batch import BatchRow, teach
 

@@ -33,11 +33,10 @@ from upshot.models.base import Model, Request
 from upshot.models.connect import connect
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import MetricWeight, combine
-from upshot.rollout.episode import play_future
+from upshot.rewards.credit import MetricWeight, combine
+from upshot.rollout.episode import Policy, play_future
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
-from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 
 USER = json.dumps({"current_answer": "none yet", "thought": "hm", "response": "And what about the second part?"})

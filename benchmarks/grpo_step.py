@@ -43,11 +43,11 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
-from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation
 from upshot.tasks.users.scripted import ScriptedUser
 from upshot.training.learner.learner import Learner

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 import upshot
 from upshot.api.settings import RewardOptions
-from upshot.rewards.advantages.base import estimators
+from upshot.rewards.advantages.grouped import estimators
 from upshot.rewards.metric import metrics
 from upshot.rollout.credit.rules import rules
 from upshot.tasks.base import tasks

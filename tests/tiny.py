@@ -11,7 +11,7 @@ from upshot.engine.engine import Engine
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.rollout.speaker import Policy
+from upshot.rollout.episode import Policy
 from upshot.tasks.slots import SlotsTask
 
 SHAPE = TinyConfig(hidden=16, layers=2, heads=2, mlp=32)

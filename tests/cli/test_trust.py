@@ -16,7 +16,7 @@ from upshot.config.registry import Registry, path_of
 from upshot.config.trust import SHIPPED, CodeNotTrusted, check_trust, trusting_only
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
-from upshot.rewards.advantages.base import estimators
+from upshot.rewards.advantages.grouped import estimators
 from upshot.rewards.metric import metrics
 from upshot.rollout.agents.runner import AgentConfig, AgentRunner
 from upshot.rollout.services import assemble

@@ -14,10 +14,10 @@ from upshot.core.conversation import Message, Row
 from upshot.models.base import Completion, Model, Request
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import MetricWeight
+from upshot.rewards.credit import MetricWeight
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext
-from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 
 

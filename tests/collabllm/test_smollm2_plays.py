@@ -12,10 +12,10 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, Row
 from upshot.models.connect import connect
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import MetricWeight
+from upshot.rewards.credit import MetricWeight
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
-from upshot.rollout.speaker import Policy
 from upshot.tasks.users.llm import LLMUser
 
 GOALS = [

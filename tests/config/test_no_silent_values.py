@@ -21,12 +21,12 @@ from upshot.config.registry import Registry, check_options
 from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
 from upshot.models.tool_calls.base import parsers
-from upshot.rewards.advantages.base import estimators
+from upshot.rewards.advantages.grouped import estimators
 from upshot.rewards.metric import metrics
 from upshot.rewards.workers.base import managers
 from upshot.rollout.check_names import check_names
 from upshot.rollout.dependencies import FUTURE_NAMES
-from upshot.rollout.futures.base import kinds
+from upshot.rollout.futures.talk import kinds
 from upshot.run.checks import find, refuse
 from upshot.run.forecast import plan
 from upshot.tasks.base import tasks

@@ -78,8 +78,7 @@ def test_seeds_differ_by_every_key_and_are_the_same_everywhere() -> None:
 def test_a_thousand_concurrent_conversations_keep_their_own_goals() -> None:
     """One participant object, a thousand conversations taking turns in random order: nothing is mixed up."""
     from upshot.models.base import Abilities, Completion, Model, Request
-    from upshot.rollout.episode import play_future
-    from upshot.rollout.speaker import Policy
+    from upshot.rollout.episode import Policy, play_future
     from upshot.tasks.participants.base import Observation, Participant
 
     class GoalTeller(Participant):

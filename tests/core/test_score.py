@@ -11,7 +11,7 @@ import pytest
 
 from upshot.core.score import Reason, Score, describe_missing, mean_score
 from upshot.models.base import ModelCallError
-from upshot.rewards.reward import MetricWeight, combine
+from upshot.rewards.credit import MetricWeight, combine
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from upshot.core.stopwatch import Stopwatch, at_work
+from upshot.core.event_loop import Stopwatch, at_work
 
 
 def test_time_is_shared_among_what_is_at_work_and_adds_up() -> None:

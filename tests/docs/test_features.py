@@ -17,7 +17,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, Named, Recipe
 from upshot.config.validation import model_at
 from upshot.offline.reproduce import list_papers
-from upshot.rollout.futures.base import kinds
+from upshot.rollout.futures.talk import kinds
 from upshot.tasks.base import tasks
 
 PAGE = (DOCS / "features.md").read_text()

@@ -18,7 +18,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Reason, Score
 from upshot.models.base import ModelCallError, Request
 from upshot.models.scripted import SCRIPTS
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rollout.reply import Rollout
 
 ASKED: list[str] = []

@@ -11,8 +11,8 @@ import sys
 
 from tests.tiny import tiny_policy
 from upshot.config.recipe import AgentConfig
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step

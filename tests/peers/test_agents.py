@@ -19,13 +19,13 @@ from upshot.engine.engine import Engine
 from upshot.models.engine_model import EngineModel
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
-from upshot.rollout.speaker import Policy
 from upshot.tasks.slots import SlotsTask
 
 PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from tests.support.coverage import check
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.rewards.advantages.base import Advantages, Step, estimator, estimators
-from upshot.rewards.advantages.grouped import EPSILON, centred, left_out, normalised
+from upshot.rewards.advantages.grouped import (
+    EPSILON,
+    Advantages,
+    Step,
+    centred,
+    estimator,
+    estimators,
+    left_out,
+    normalised,
+)
 from upshot.rewards.credit import MAIN, Credit, Span, credit_sampled, relabel, sampled_spans
 
 rewards = st.lists(st.none() | st.floats(-10, 10), min_size=1, max_size=12)

@@ -6,7 +6,7 @@ import math
 import random
 
 from tests.rewards.test_advantages import credits
-from upshot.rewards.advantages.base import estimator
+from upshot.rewards.advantages.grouped import estimator
 from upshot.sandbox.outcome import Outcome, TestResult
 from upshot.tasks.verifiers.code import share_passed
 from upshot.tasks.verifiers.profile import CheckKind, RowProfile, decide

@@ -16,8 +16,8 @@ from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import BudgetExceeded
 from upshot.core.score import Reason, Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.rewards.credit import Reward
 from upshot.rewards.monitor import AnyVerdict, Monitor, MonitorCase, MonitorPrediction, agreement, case_of, measure
-from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import managers
 from upshot.rollout.reply import Rollout
 from upshot.tasks.base import Task

@@ -17,9 +17,8 @@ from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.rewards.credit import MAIN, Credit, Span
+from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span
 from upshot.rewards.metrics.monitor import MonitorMetric
-from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rewards.workers.base import managers
 from upshot.rollout.check_names import check_names
 from upshot.rollout.futures.classmates.thought_cut import MASK, mask_answer

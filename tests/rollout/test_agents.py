@@ -22,14 +22,14 @@ from upshot.config.recipe import AgentConfig, Named
 from upshot.core.conversation import Conversation, Row, Sample, messages_from
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.check_names import check_names
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
-from upshot.rollout.speaker import Policy
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
 from upshot.training.loops.rl import set_advantages, teach

@@ -22,14 +22,13 @@ from upshot.config.recipe import CreditConfig, Named
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Cause, Reason, Score
 from upshot.models.base import ModelCallError
-from upshot.rewards.credit import Credit, Span, credit_turns
+from upshot.rewards.credit import Credit, MetricWeight, Reward, Span, credit_turns
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rollout.blame import BLAMED, blame
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import ReplyRule, RolloutContext, play_step
 from upshot.rollout.reply import Future, Rollout
-from upshot.rollout.speaker import Policy
 from upshot.run.run import train
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.distributed.pickling import dumps, loads

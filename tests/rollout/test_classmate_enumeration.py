@@ -15,7 +15,7 @@ import pytest
 
 from tests.rollout.test_classmates import Recites, context, play
 from upshot.core.conversation import Message, Row
-from upshot.rewards.advantages.base import estimator
+from upshot.rewards.advantages.grouped import estimator
 from upshot.rollout.reply import Rollout
 
 BITS = 5

@@ -16,7 +16,7 @@ from tests.support.coverage import check
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
-from upshot.rewards.advantages.base import Advantages, estimator, estimators
+from upshot.rewards.advantages.grouped import Advantages, estimator, estimators
 from upshot.rewards.credit import credit_sampled
 from upshot.rollout.futures.classmates.futures import Classmates, asked_row
 from upshot.rollout.futures.classmates.parts import weighted_mean

@@ -21,18 +21,18 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score, mean_score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
-from upshot.rewards.advantages.base import estimator
+from upshot.rewards.advantages.grouped import estimator
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout.dependencies import FutureDependencies
-from upshot.rollout.futures.base import kinds
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import Classmates
 from upshot.rollout.futures.classmates.options import ClassmateConfig
 from upshot.rollout.futures.classmates.parts import apply_gate, weighted_mean
+from upshot.rollout.futures.talk import kinds
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task
 
 ROWS = [Row(f"r{n}", (Message("user", f"question {n}"),), None, str(n)) for n in range(3)]

@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError, user_error_in
 from upshot.core.score import Reason
 from upshot.models.base import ModelCallError, Request
-from upshot.rewards.reward import MetricWeight
+from upshot.rewards.credit import MetricWeight
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout

@@ -16,8 +16,8 @@ from upshot.core.errors import BudgetExceeded, UserError, user_error_in
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
 from upshot.rewards.advantages.grouped import centred as dr_grpo
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import ReplyRule, RolloutContext, play_step

@@ -11,13 +11,13 @@ from upshot.core.conversation import Conversation, Row
 from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.pool import InlineManager
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
-from upshot.rollout.speaker import Policy
 from upshot.tasks.gsm8k import NO_LINE, Gsm8k
 
 TASK = Gsm8k(file="arithmetic", limit=8)

@@ -14,8 +14,7 @@ from tests.tiny import tiny_policy
 from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
-from upshot.rewards.credit import credit_turns
-from upshot.rewards.reward import MetricWeight
+from upshot.rewards.credit import MetricWeight, credit_turns
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout

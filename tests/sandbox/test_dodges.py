@@ -262,7 +262,7 @@ REPLIES = {
 def test_a_policy_learns_the_right_program_of_a_class_row_and_none_that_fools_its_tests(box: Any) -> None:
     """A tabular policy over four replies, our verdicts from the sandbox, our advantages."""
     from tests.rewards.test_advantages import credits
-    from upshot.rewards.advantages.base import estimator
+    from upshot.rewards.advantages.grouped import estimator
 
     async def verdicts() -> dict[str, float | None]:
         verifier = verifiers.create("classeval", {}, sandbox=box.sandbox)

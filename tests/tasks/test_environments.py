@@ -22,13 +22,13 @@ from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.time_limit import call_seconds
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metrics.verifier import VerifierMetric
-from upshot.rewards.reward import MetricWeight
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_services
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.environments.mcp import AT_ONCE, McpSession
 from upshot.tasks.users.scripted import ScriptedUser

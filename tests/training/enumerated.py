@@ -24,13 +24,13 @@ from unittest.mock import patch
 from upshot.config.recipe import CreditConfig, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Reason, Score
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
 from upshot.rollout import tree
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
-from upshot.rollout.speaker import Policy
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import rl

@@ -14,8 +14,7 @@ from tests.tiny import SHAPE
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.rewards.credit import credit_sampled
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward, credit_sampled
 from upshot.rollout.reply import Rollout
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.trainer import OF_RUNS, Trainer

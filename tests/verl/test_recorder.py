@@ -17,8 +17,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.files import read_jsonl
 from upshot.core.score import Reason, Score
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rewards.credit import MAIN, Credit, Span
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import MAIN, Credit, Reward, Span
 from upshot.rollout.reply import Rollout
 from upshot.run import folder as runs
 from upshot.run.console import Reporter

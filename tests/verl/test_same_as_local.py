@@ -21,14 +21,13 @@ from upshot.core.score import Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rewards.credit import Credit, Span, credit_turns, only
-from upshot.rewards.reward import MetricWeight, Reward
+from upshot.rewards.credit import Credit, MetricWeight, Reward, Span, credit_turns, only
 from upshot.rollout.blame import blame
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import count_earlier, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum, pack

@@ -32,9 +32,9 @@ from tests.verl.test_same_as_local import (
 from tests.verl.test_worker import RENDERER, TOKENIZER
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.rollout.episode import Policy
 from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import rl

@@ -18,7 +18,7 @@ from upshot.core.score import Reason, Score
 from upshot.models.base import Completion, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rollout.reply import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.slots import SlotsTask, asked_slots

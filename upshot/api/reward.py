@@ -36,11 +36,11 @@ from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.scripted import AbsentPolicy
 from upshot.rewards.build import ARROW, metric_configs, named_metrics
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import ReplyRule, RolloutContext, score_reply
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.records import RecordedReplies
 from upshot.tasks.participants.base import Participant

@@ -1,11 +1,17 @@
-"""Coroutines run to their end: several at once, and wherever we are, be it a notebook with an event loop of its own."""
+"""Many things at once on an event loop: run to their end, wherever we are, and where the time goes meanwhile. No torch.
+
+`run_anywhere` works in a notebook, too, which has an event loop of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,3 +40,50 @@ def anywhere(work: Callable[[], T]) -> T:
         return thread.submit(copy_context().run, work).result()  # the caller's time limit holds in the thread, too
     finally:
         thread.shutdown(wait=False)  # who interrupts a notebook's cell does not wait for it
+
+
+class Stopwatch:
+    """Shares time among what is at work: of a second with three futures and one judge, the judge has a quarter.
+
+    So the parts add up to the time in which anything was at work, however much of it went on at once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._clock = clock
+        self._working: Counter[str] = Counter()
+        self._since = clock()
+
+    @contextmanager
+    def running(self) -> Iterator[Stopwatch]:
+        """Inside, what is `at_work` in this task and those it starts is counted here."""
+        token = _watch.set(self)
+        try:
+            yield self
+        finally:
+            _watch.reset(token)
+
+    def change(self, name: str, by: int) -> None:
+        """One more or less of a kind is at work from now on."""
+        now, all_of_them = self._clock(), self._working.total()
+        for other, count in self._working.items() if all_of_them else ():
+            self.seconds[other] += (now - self._since) * count / all_of_them
+        self._since = now
+        self._working[name] += by
+
+
+_watch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+
+
+@contextmanager
+def at_work(name: str) -> Iterator[None]:
+    """Inside, this task works on the named thing; without an active stopwatch nothing is counted."""
+    watch = _watch.get()
+    if watch is None:
+        yield
+        return
+    watch.change(name, 1)
+    try:
+        yield
+    finally:
+        watch.change(name, -1)

@@ -28,13 +28,12 @@ from upshot.offline.arguments import (
 )
 from upshot.offline.job import Job
 from upshot.offline.table import Line
+from upshot.rewards.credit import combine
 from upshot.rewards.metric import score_conversation
-from upshot.rewards.reward import combine
-from upshot.rollout.episode import catch_failure, play_whole
+from upshot.rollout.episode import Policy, catch_failure, play_whole
 from upshot.rollout.play import Opening, open_by
 from upshot.rollout.reply import reward_to_dict, turns_to_list
 from upshot.rollout.services import Services, Spec
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, system_prompt
 from upshot.tasks.datasets.splits import fingerprint, goal_key

@@ -25,13 +25,13 @@ from upshot.core.time_limit import call_seconds
 from upshot.models.rendering import policy_renderer
 from upshot.models.scripted import AbsentPolicy
 from upshot.offline.job import run_all
-from upshot.rewards.reward import Reward
-from upshot.rollout.futures.base import Futures
+from upshot.rewards.credit import Reward
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.classmates.map_file import classmate_names
+from upshot.rollout.futures.talk import Futures
 from upshot.rollout.play import RolloutContext
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.rollout.speaker import Policy
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.tools import ACTS

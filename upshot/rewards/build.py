@@ -16,9 +16,9 @@ from upshot.config.recipe import MetricConfig
 from upshot.config.registry import path_of
 from upshot.config.validation import check_value
 from upshot.core.errors import UserError, did_you_mean
+from upshot.rewards.credit import CLAMP
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import ExtractedMetric, check_extraction
-from upshot.rewards.reward import CLAMP
 
 ARROW = "->"
 EXTRACTED = {"bleu_score": "document->bleu_score"}

@@ -1,6 +1,10 @@
-"""Which tokens get which part of the reward. Pure data and pure functions.
+"""What a reply earned, and which of its tokens earned it: scores → reward → credit. Pure data and pure functions.
 
-A `Credit` holds the parts of a reply's reward (`main`, `classmate`, `turn 2` …) and gives every sampled token of the
+A `Reward` is made of the scores of a reply's futures. Per metric: the mean over the futures that have a value, times
+the weight, clamped; then summed. A metric without any value makes the reply's reward missing: adding up the rest would
+compare sums of different things.
+
+A `Credit` holds the parts of that reward (`main`, `classmate`, `turn 2` …) and gives every sampled token of the
 episode to exactly one span, and every span the names of the parts that its tokens are credited with. The whole reply:
 one span, one part. Classmate training: the kept thought gets main + classmate, the rest main. By turns: each turn gets
 its own. A span without parts is not trained, and neither is one with a part that is missing.
@@ -8,14 +12,66 @@ its own. A span without parts is not trained, and neither is one with a part tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
 from upshot.core.conversation import Conversation
-from upshot.core.score import Score
+from upshot.core.score import Score, mean_score
 
+CLAMP = (-1.0, 1.0)
+"""Bounds of a metric's term where nothing else is said outside of recipes, as the paper has them."""
 MAIN = "main"
+"""The part that the reward itself is."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricWeight:
+    """How one metric enters the reward."""
+
+    weight: float = 1.0
+    """0 logs the metric without rewarding it."""
+    clamp: tuple[float, float] | None = None
+    """Bounds of weight × mean; None leaves it unbounded."""
+    intrinsic: bool = False
+    tokens: str = "all"
+    """Which tokens earn it: all, or those of the 'thought' or the 'answer', as a part of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of one reply, and where it comes from."""
+
+    total: Score
+    terms: Mapping[str, Score] = field(default_factory=dict)
+    """Per metric: weight × mean over futures, clamped; or missing."""
+    means: Mapping[str, Score] = field(default_factory=dict)
+    """Per metric: the plain mean over futures."""
+    extrinsic: float = 0.0
+    """Sum of the present terms about what was achieved."""
+    intrinsic: float = 0.0
+    """Sum of the present terms about how it was said."""
+
+
+def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, MetricWeight]) -> Reward:
+    """The reward of a reply from the metric scores of its futures."""
+    means: dict[str, Score] = {}
+    terms: dict[str, Score] = {}
+    total, sums = Score(0.0), {False: 0.0, True: 0.0}
+    for name, how in weights.items():
+        mean = mean_score([scores[name] for scores in futures if name in scores], f"{name}: no future")
+        means[name] = terms[name] = mean
+        if mean.value is not None:
+            low, high = how.clamp or (-math.inf, math.inf)
+            terms[name] = Score(min(max(mean.value * how.weight, low), high))
+        if how.weight:
+            sums[how.intrinsic] += terms[name].value or 0.0
+            if mean.value is None and total.value is not None:
+                total = Score(None, mean.reason, {**mean.detail, "metric": name})
+    if total.value is not None:
+        total = Score(sums[False] + sums[True])
+    return Reward(total, terms, means, extrinsic=sums[False], intrinsic=sums[True])
 
 
 @dataclass(frozen=True, slots=True)

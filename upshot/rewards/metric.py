@@ -19,8 +19,8 @@ from typing import Any, cast
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
+from upshot.core.event_loop import at_work
 from upshot.core.score import Reason, Score
-from upshot.core.stopwatch import at_work
 from upshot.core.time_limit import limit_call
 
 

@@ -21,7 +21,7 @@ from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
 from upshot.models.base import Model
 from upshot.models.structured import ask_json
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.ask import object_schema

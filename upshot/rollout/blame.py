@@ -23,7 +23,7 @@ from itertools import chain
 
 from upshot.core.score import Cause, Score
 from upshot.rewards.credit import Credit, relabel
-from upshot.rollout.futures.base import Futures
+from upshot.rollout.futures.talk import Futures
 from upshot.rollout.reply import Future, Rollout
 
 BLAMED = "reward/blamed"

@@ -8,7 +8,7 @@ from upshot.config.method import method_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
-from upshot.rewards.advantages.base import Estimator, estimator, estimators
+from upshot.rewards.advantages.grouped import Estimator, estimator, estimators
 from upshot.rewards.build import check_metric
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.monitor import METRIC
@@ -17,8 +17,8 @@ from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import find_command, find_function
 from upshot.rollout.credit.rules import check_rule, credit_rule
 from upshot.rollout.dependencies import FUTURE_NAMES, NAMES
-from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.rollout.futures.talk import kinds
 from upshot.serving.servers.state import check_served
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import users

@@ -13,8 +13,8 @@ from typing import Any
 from upshot.config.recipe import CreditConfig
 from upshot.models.base import Model
 from upshot.models.rendering import Renderer
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant

@@ -1,20 +1,136 @@
-"""The trained part of a conversation, and its futures: turn-taking, nothing else.
+"""Turn-taking: the model in training as a speaker, the trained part of a conversation, and its futures.
 
-An episode begins with the policy, and what the environment says to its last turn is heard but not answered. A future
-begins with the user and ends with the policy, or with the user's parting words.
+The policy renders what was said, samples a turn and keeps its exact ids. An episode begins with the policy, and what
+the environment says to its last turn is heard but not answered. A future begins with the user and ends with the policy,
+or with the user's parting words.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from upshot.core.conversation import Conversation
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Message, Sample, Tools, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.core.thought import MARKERS, find_thought, split_thought
 from upshot.core.time_limit import limit_call
-from upshot.rollout.speaker import Policy
+from upshot.models.base import Model, Request
+from upshot.models.rendering import Renderer
 from upshot.tasks.participants.base import Observation, Participant, count
+
+
+@dataclass(eq=False)
+class Policy:
+    """Speaks as the assistant in any number of conversations at once."""
+
+    model: Model
+    renderer: Renderer | None = None
+    """None: the model is asked with messages (an endpoint); its turns can be scored but not trained."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_context: int = 0
+    """Most tokens of prompt and reply together; 0 for no limit."""
+    system: str = ""
+    """A system prompt shown to this model only (the proactive prompt, for one)."""
+    tools: Tools = ()
+    think: tuple[str, str] | None = MARKERS
+    """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """What its text must follow: `schema` or `lark` of a `Request`."""
+
+    def __post_init__(self) -> None:
+        if not (self.model.abilities.ids_in and self.model.abilities.ids_out):
+            self.renderer = None
+
+    def at(self, temperature: float) -> Policy:
+        """The same speaker at another temperature."""
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
+
+    async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
+        """Sample the next turn and append it; None, with `ended = 'length'`, when there is no room left."""
+        seed = derive_seed(conversation.seed, "turn", len(conversation.turns))
+        sampling = replace(self.sampling, seed=seed)
+        if self.renderer is None:
+            return await self._reply_by_messages(conversation, sampling, role)
+        context = self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
+        prompt = conversation.ids + context
+        if self.max_context:
+            room = self.max_context - len(prompt)
+            if room < 1:
+                conversation.ended = "length"
+                return None
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        (completion,) = await self.model.generate(Request(prompt, sampling, role=role, **self.form))
+        if completion.ids is None or completion.logprobs is None:
+            raise ValueError("the policy's backend returned no token ids or log-probabilities; it cannot be trained")
+        sampled = completion.ids, completion.logprobs, completion.finish, completion.version
+        sample = self._with_thought(Sample(tuple(context), *sampled))
+        text = completion.text
+        note: dict[str, Any] = {}
+        if sample.thought is not None:
+            text = self.renderer.decode(sample.ids[sample.answer :]).lstrip()
+            note = {"thought": self.renderer.decode(sample.ids[slice(*sample.thought)]).strip()}
+        return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), sample, note)
+
+    def _with_thought(self, sample: Sample) -> Sample:
+        """The sample with the place of its thought, where it has one."""
+        if self.think is None or self.renderer is None:
+            return sample
+        decode = self.renderer.tokenizer.decode
+        text = decode(list(sample.ids), skip_special_tokens=False)
+        before = decode(list(sample.context[-16:]), skip_special_tokens=False)
+        opened = before.rstrip().endswith(self.think[0])
+        if not opened and not any(marker in text for marker in self.think):
+            return sample
+        ended = sample.finish == "stop" and sample.ids[-1:] and sample.ids[-1] in self.renderer.end_ids
+        spoken = sample.ids[:-1] if ended else sample.ids  # the end-of-turn token does not belong to the thought
+        thought = find_thought(self.renderer.pieces(spoken), self.think, opened)
+        if thought is None:
+            return sample
+        return replace(sample, thought=(thought.start, thought.stop), answer=thought.answer)
+
+    def context(self, conversation: Conversation) -> list[int]:
+        """What the policy would be shown next, after the ids that it has seen and said."""
+        if self.renderer is None:
+            raise ValueError("a policy that is asked with messages counts no ids")
+        return self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
+
+    def prompt_tokens(self, conversation: Conversation) -> int:
+        """How many ids the policy would be shown to speak next."""
+        return len(conversation.ids) + len(self.context(conversation))
+
+    async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
+        messages = with_system_prompt(conversation, self.system).messages
+        request = Request(messages, sampling, tools=self._tools(conversation), role=role)
+        (completion,) = await self.model.generate(request)
+        thought, text = ("", completion.text) if self.think is None else split_thought(completion.text, self.think)
+        note: dict[str, Any] = {"thought": thought, "tokens": completion.completion_tokens}
+        note = {"finish": completion.finish} | {name: value for name, value in note.items() if value}
+        return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), note=note)
+
+    def _tools(self, conversation: Conversation) -> Tools:
+        """The tools of this conversation, where its environment brought some, else those of all."""
+        return conversation.session.get("tools") or self.tools
+
+
+def with_system_prompt(conversation: Conversation, system: str) -> Conversation:
+    """The conversation as a model with a system prompt of its own sees it: with that in front."""
+    if not system:
+        return conversation
+    rest = conversation.turns
+    if rest and rest[0].message.role == "system":
+        system = f"{rest[0].message.content}\n\n{system}"
+        rest = rest[1:]
+    return Conversation(conversation.row, conversation.seed, conversation.key, (Turn(Message("system", system)), *rest))
+
+
+def is_cut(turn: Turn) -> bool:
+    """Whether a policy turn was cut at the token limit rather than ended by the model."""
+    finish = turn.sample.finish if turn.sample is not None else turn.note.get("finish")
+    return finish == "length"
 
 
 class NoRoom(Exception):

@@ -14,16 +14,15 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
+from upshot.core.event_loop import at_work
 from upshot.core.score import Reason, Score
-from upshot.core.stopwatch import at_work
 from upshot.core.time_limit import limit_call
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rollout.agents.recording import PlayedPath
 from upshot.rollout.agents.runner import AgentRunner
-from upshot.rollout.episode import catch_failure, play_episode
-from upshot.rollout.futures.base import Futures
+from upshot.rollout.episode import Policy, catch_failure, is_cut, play_episode
+from upshot.rollout.futures.talk import Futures
 from upshot.rollout.reply import Rollout
-from upshot.rollout.speaker import Policy, is_cut
 from upshot.rollout.tree import branch_off
 from upshot.tasks.participants.base import Participant
 

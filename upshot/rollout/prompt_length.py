@@ -9,7 +9,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Row, Tools
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.rollout.speaker import with_system_prompt
+from upshot.rollout.episode import with_system_prompt
 from upshot.tasks.base import Task
 
 SLACK = 8

@@ -11,8 +11,7 @@ from typing import Any
 from upshot.core.conversation import Conversation, Sample, Turn
 from upshot.core.html import html_details, html_table, html_turns, short
 from upshot.core.score import Reason, Score
-from upshot.rewards.credit import Credit
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Credit, Reward
 from upshot.tasks.participants.tools import ACTS
 
 

@@ -22,16 +22,16 @@ from upshot.models.client.usage import watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric, metric_labels
+from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.agents.check import check_agent
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
-from upshot.rollout.futures.base import Futures, kinds
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.rollout.futures.talk import Futures, kinds
 from upshot.rollout.play import ReplyRule, RolloutContext
-from upshot.rollout.speaker import Policy
 from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task

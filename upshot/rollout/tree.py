@@ -16,8 +16,7 @@ from itertools import chain
 
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.score import Score, mean_score
-from upshot.rewards.credit import MAIN, Credit, Span, only
-from upshot.rewards.reward import MetricWeight, Reward, combine
+from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, only
 from upshot.rollout.reply import Branch, Future, Rollout
 
 SAME = 1e-9

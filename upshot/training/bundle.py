@@ -17,8 +17,8 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.base import PolicySampler
 from upshot.models.rendering import policy_renderer
+from upshot.rollout.episode import Policy
 from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
-from upshot.rollout.speaker import Policy
 from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start, keep_whole

@@ -28,15 +28,13 @@ from upshot.core.event_loop import gather
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rollout.blame import blame
-from upshot.rollout.episode import catch_failure, play_episode
-from upshot.rollout.futures.base import Futures
-from upshot.rollout.futures.talk import Talk
+from upshot.rollout.episode import Policy, catch_failure, play_episode
+from upshot.rollout.futures.talk import Futures, Talk
 from upshot.rollout.play import RolloutContext, score_reply
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.learner import Learner

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from upshot.core.score import Reason, Score
-from upshot.rewards.credit import credit_sampled
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward, credit_sampled
 from upshot.rollout.blame import by_policy, may_blame
 from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import why_silent

@@ -18,11 +18,11 @@ from upshot.models.base import Model
 from upshot.models.connect import share_endpoints
 from upshot.models.local import LocalModel
 from upshot.models.rendering import policy_renderer
+from upshot.rollout.episode import Policy
 from upshot.rollout.play import Opening, RolloutContext, open_row, play_reply
 from upshot.rollout.prompt_length import build_prompt_filter
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import build_context, build_held_out, build_services
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
 from upshot.verl.budget import BudgetClient, WorkerBudget

@@ -19,7 +19,7 @@ from upshot.config.validation import model_at
 from upshot.offline.migrate.recipe import CONVERSIONS, read_table
 from upshot.rewards.build import check_metric
 from upshot.rollout.dependencies import NAMES
-from upshot.rollout.futures.base import kinds
+from upshot.rollout.futures.talk import kinds
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import users
 

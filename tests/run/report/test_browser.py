@@ -457,8 +457,7 @@ def spoken_tree(folder: Path) -> Path:
     """A reply whose two futures fork again, as a run writes it: with the tokens of each later turn of the policy."""
     from upshot.core.conversation import Conversation, Message, Row, Sample
     from upshot.core.score import Score
-    from upshot.rewards.credit import Credit, Span
-    from upshot.rewards.reward import MetricWeight, Reward
+    from upshot.rewards.credit import Credit, MetricWeight, Reward, Span
     from upshot.rollout.reply import Future, Rollout
     from upshot.rollout.tree import grow
     from upshot.run.folder import RunFolder

@@ -16,8 +16,7 @@ from upshot.cli import main
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_config, tiny_model
-from upshot.run.run import train
-from upshot.run.services import RunServices
+from upshot.run.run import RunServices, train
 from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.fit import list_settings, plan_of

@@ -19,11 +19,11 @@ from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.offline.replay import read_reply, score_again
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_context, build_services
-from upshot.rollout.speaker import Policy
 from upshot.tasks.base import tasks
 from upshot.tasks.dual.shop import ORDERS, Caller, ShopTask, call
 from upshot.tasks.participants.base import Observation, User

@@ -12,8 +12,7 @@ import pytest
 from tests.tasks.participants.speakers import in_turn
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
-from upshot.rollout.episode import play_episode
-from upshot.rollout.speaker import Policy
+from upshot.rollout.episode import Policy, play_episode
 from upshot.tasks.base import tasks
 from upshot.tasks.dual.tau2 import Tau2Task
 from upshot.tasks.participants.dual import DualControl

@@ -20,8 +20,7 @@ from upshot.cli import main
 from upshot.config.recipe import ImportanceConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, derive_seed
 from upshot.core.score import Score
-from upshot.rewards.credit import Credit, Span, credit_turns
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Credit, Reward, Span, credit_turns
 from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import is_flat
 from upshot.run.run import train

@@ -19,8 +19,7 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.rewards.credit import Credit, Span, credit_sampled
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Credit, Reward, Span, credit_sampled
 from upshot.rollout.episode import play_episode
 from upshot.rollout.reply import Rollout
 from upshot.run.run import train

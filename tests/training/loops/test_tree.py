@@ -22,7 +22,7 @@ from upshot.config.recipe import CreditConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.rewards.reward import MetricWeight
+from upshot.rewards.credit import MetricWeight
 from upshot.rollout.check_names import check_names
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.reply import Future, Rollout

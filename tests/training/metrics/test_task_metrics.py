@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Reward
 from upshot.rollout.reply import Future, Rollout
 from upshot.training.metrics.step import majority, pass_at_k, summarise, task_metrics
 

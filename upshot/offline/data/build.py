@@ -28,11 +28,11 @@ from upshot.offline.arguments import POLICY, build_simulation, open_task, rows_o
 from upshot.offline.data.published import published_rows, push, summarise, write_published
 from upshot.offline.job import Job, Journal, run_all
 from upshot.rewards.build import metric_configs
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, open_by, score_reply
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.services import Services
-from upshot.rollout.speaker import Policy
 from upshot.run.console import print_rows
 from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
 from upshot.tasks.participants.ask import Flaw, ask, text_schema

@@ -19,8 +19,7 @@ from upshot.offline.demo.workers import Progress, Steps, start_workers
 from upshot.offline.play.opened import start_policy, with_policy
 from upshot.offline.statistics import Estimate, estimate
 from upshot.rewards.metric import score_by
-from upshot.rollout.episode import NoRoom, catch_failure, play_future
-from upshot.rollout.speaker import Policy
+from upshot.rollout.episode import NoRoom, Policy, catch_failure, play_future
 from upshot.tasks.base import tasks
 
 if TYPE_CHECKING:

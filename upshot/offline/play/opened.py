@@ -23,9 +23,9 @@ from upshot.models.endpoint import EndpointModel
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer, policy_renderer
 from upshot.offline.arguments import read_model
+from upshot.rollout.episode import Policy
 from upshot.rollout.play import RolloutContext
 from upshot.rollout.services import Services, Spec, build_context, build_services
-from upshot.rollout.speaker import Policy
 from upshot.serving.openai.stream import GrowingText
 from upshot.tasks.base import Task, tasks
 from upshot.training.setup import load_policy, sampling_of

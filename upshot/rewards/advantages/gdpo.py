@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, comparable, estimators, spread
-from upshot.rewards.advantages.grouped import normalised
+from upshot.rewards.advantages.grouped import Advantages, Step, comparable, estimators, normalised, spread
 from upshot.rewards.advantages.separated import added
 
 

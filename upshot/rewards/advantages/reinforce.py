@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Literal
 
-from upshot.rewards.advantages.base import Advantages, Step, combinations, comparable, estimators, sums_of
 from upshot.rewards.advantages.gdpo import over_the_step
-from upshot.rewards.advantages.grouped import centred
+from upshot.rewards.advantages.grouped import Advantages, Step, centred, combinations, comparable, estimators, sums_of
 
 
 @estimators.register("reinforce++")

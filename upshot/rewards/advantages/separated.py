@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, estimators, spread, sums_of
-from upshot.rewards.advantages.grouped import centred
+from upshot.rewards.advantages.grouped import (
+    Advantages,
+    Step,
+    Values,
+    centred,
+    combinations,
+    estimators,
+    spread,
+    sums_of,
+)
 from upshot.rewards.credit import MAIN, Credit
 
 

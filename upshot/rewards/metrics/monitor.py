@@ -13,10 +13,10 @@ from upshot.config.bounds import Count, Whole
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model
+from upshot.rewards.credit import Reward
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.monitor import METRIC, Monitor, case_of
-from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import find_model

@@ -33,7 +33,7 @@ from upshot.core.errors import UserError
 from upshot.core.process import end_session
 from upshot.core.score import Reason, Score
 from upshot.rollout.agents.recording import CallRecording, PlayedPath
-from upshot.rollout.speaker import Policy
+from upshot.rollout.episode import Policy
 from upshot.tasks.environments.agent import AgentEpisode, AgentFunction
 
 HOST = "127.0.0.1"

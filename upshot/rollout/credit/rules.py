@@ -16,8 +16,7 @@ from upshot.config.recipe import CreditConfig
 from upshot.config.registry import Registry, parameters_of
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, sampled_spans
-from upshot.rewards.reward import MetricWeight, Reward, combine
+from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, combine, credit_turns, only, plus, sampled_spans
 from upshot.rollout.reply import Future, Rollout
 from upshot.rollout.tree import draw, grow, mean_by_way
 

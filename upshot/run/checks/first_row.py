@@ -17,8 +17,8 @@ from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds
 from upshot.rewards.metric import score_by
 from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rollout.episode import with_system_prompt
 from upshot.rollout.play import has_opening
-from upshot.rollout.speaker import with_system_prompt
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.tasks.base import Task
 

@@ -18,7 +18,7 @@ from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, describe_missing
-from upshot.rewards.advantages.base import Step, check_shape, estimator
+from upshot.rewards.advantages.grouped import Step, check_shape, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
 from upshot.rollout.play import RolloutContext, play_step

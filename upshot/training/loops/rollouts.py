@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
-from upshot.core.stopwatch import Stopwatch
+from upshot.core.event_loop import Stopwatch
 from upshot.models.base import PolicySampler
 from upshot.rollout.reply import Rollout
 from upshot.training.metrics.throughput import count_sampled

@@ -30,7 +30,7 @@ from upshot.rollout.reply import Rollout
 from upshot.run import services as run_services
 from upshot.run.folder import RunFolder
 from upshot.run.forecast import plan
-from upshot.run.services import RunServices
+from upshot.run.run import RunServices
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.learner.distributed.process_group import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts, assign, interleave, shares

@@ -27,10 +27,9 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.core.event_loop import gather
 from upshot.core.score import Score
 from upshot.rewards.build import build_metric
-from upshot.rewards.credit import Credit, relabel
-from upshot.rewards.reward import Reward
+from upshot.rewards.credit import Credit, Reward, relabel
 from upshot.rollout.dependencies import FutureDependencies
-from upshot.rollout.futures.base import Futures, kinds
+from upshot.rollout.episode import Policy
 from upshot.rollout.futures.classmates.baselines import Baselines
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.metrics import classmate_metrics
@@ -39,9 +38,8 @@ from upshot.rollout.futures.classmates.panel import Panel
 from upshot.rollout.futures.classmates.parts import classmate_parts, is_right
 from upshot.rollout.futures.classmates.similar import OtherQuestions, before_another
 from upshot.rollout.futures.classmates.thought_cut import CutPoint, cut_thought, mask_answer
-from upshot.rollout.futures.talk import Talk
+from upshot.rollout.futures.talk import Futures, Talk, kinds
 from upshot.rollout.reply import Future, Rollout
-from upshot.rollout.speaker import Policy
 
 
 @kinds.register("classmates")

@@ -9,8 +9,8 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError
+from upshot.core.event_loop import at_work
 from upshot.core.score import Reason, Score
-from upshot.core.stopwatch import at_work
 from upshot.rewards.metric import Metric, score_by
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE
