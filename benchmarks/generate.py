@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.llama.driver import causal_lm
+from upshot.engine.llama.shape import causal_lm
 from upshot.engine.sequence import Rules, Sequence
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from upshot.engine.kernels.plain import AttentionOptions
-from upshot.engine.llama.driver import causal_lm
+from upshot.engine.llama.shape import causal_lm
 from upshot.training.learner.forward.lean import LeanForward
 
 LENGTH = 512

@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.agreement import busy_adapters
-from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import shape_of
+from upshot.engine.llama.driver import BlockDriver
 from upshot.engine.llama.select import disagreement
+from upshot.engine.llama.shape import shape_of
 from upshot.engine.sequence import Rules
 
 peft = pytest.importorskip("peft")

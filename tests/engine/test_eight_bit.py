@@ -17,8 +17,7 @@ from upshot.config.load import load_recipe, validate_recipe
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.agreement import logits_gap, plain_logits
-from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import shape_of
+from upshot.engine.llama.driver import BlockDriver
 from upshot.engine.llama.eight_bit import (
     Linear8,
     check_eight_bit_cache,
@@ -28,6 +27,7 @@ from upshot.engine.llama.eight_bit import (
 )
 from upshot.engine.llama.linear import neighbours
 from upshot.engine.llama.select import disagreement, drive_on_cpu
+from upshot.engine.llama.shape import shape_of
 
 Make = Callable[..., LlamaForCausalLM]
 

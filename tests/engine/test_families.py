@@ -13,9 +13,9 @@ import transformers
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama import block
-from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import ModuleDriver, shape_of
+from upshot.engine.llama.driver import BlockDriver, ModuleDriver
 from upshot.engine.llama.select import disagreement
+from upshot.engine.llama.shape import shape_of
 from upshot.engine.sequence import Rules
 
 SMALL: dict[str, Any] = {

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from tests.engine.test_adapters import update
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact.step import ExactDriver
-from upshot.engine.llama.block_driver import BlockDriver
+from upshot.engine.llama.driver import BlockDriver
 from upshot.engine.llama.lora import is_plain
 from upshot.engine.llama.merged import MergedWeight
 from upshot.engine.sequence import Rules

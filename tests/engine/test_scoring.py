@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from upshot.core.errors import UserError
 from upshot.engine import engine as engine_module
-from upshot.engine import scoring
+from upshot.engine import sampling
 from upshot.engine.engine import Engine, EngineSettings, QueueFull
 from upshot.engine.sequence import Rules, Sequence
 
@@ -48,7 +48,7 @@ def test_given_ids_have_the_log_probabilities_of_a_plain_forward(
 
 def test_no_step_makes_more_logits_than_it_may(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "SCORE_LOGITS", 0)
-    monkeypatch.setattr(scoring, "NUMBERS", 259 * 5)
+    monkeypatch.setattr(sampling, "NUMBERS", 259 * 5)
     engine = Engine(llama, settings=EngineSettings(page_size=4, chunk_tokens=4096))
     rows: list[int] = []
     logits = engine.runner.driver.logits

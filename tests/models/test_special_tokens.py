@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.templates import CHATML, FAMILIES, SPECIALS, byte_tokenizer
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.models.rendering import STAND_IN, Renderer
-from upshot.models.special_tokens import GUARD, SpecialTokens
 from upshot.models.tiny import tiny_tokenizer
+from upshot.models.tokens import GUARD, SpecialTokens
 
 RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}
 TOOLS = {"llama3-tools", "qwen3-tools", "mistral-tools"}

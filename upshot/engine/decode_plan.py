@@ -8,17 +8,13 @@ rows with long contexts keep the whole GPU busy. What a row finds in its pieces 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
-from upshot.engine.sequence import Sequence
+from upshot.engine.sequence import Sequence, shared_stretches
 
-MIN_SHARED_PAGES = 4
-"""Shorter stretches are read by each row: a part more to merge would cost as much."""
 LEVELS = 3
 """Stretches that a row may share: what all prompts begin with, a prompt, a reply."""
 OPEN = 1 << 30
@@ -53,15 +49,6 @@ class DecodeTiles:
         return rows // 2, -(-rows // 4)
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Ids start:stop of some rows, in pages that they share."""
-
-    rows: list[int]
-    start: int
-    stop: int
-
-
 @dataclass(frozen=True, slots=True)
 class Reads:
     """A plan, as the kernels read it."""
@@ -71,38 +58,6 @@ class Reads:
     wide: np.ndarray
     parts: np.ndarray
     """[rows, 2] Each row's first part, and how many it has."""
-
-
-def shared_stretches(
-    rows: list[Sequence],
-    page_size: int,
-    skip: int = 0,
-    levels: int = 1 << 30,
-    takes: Callable[[int], bool] = lambda rows: True,
-) -> list[Stretch]:
-    """What several rows share, what more of them share first; a row's stretches follow one another.
-
-    `skip`: this many first pages do not count. `takes`: whether a stretch of so many rows may be shared.
-    """
-    stretches: list[Stretch] = []
-    todo = [(list(range(len(rows))), skip, skip, levels)]
-    while todo:
-        members, start, at, left = todo.pop()
-        families: dict[int, list[int]] = {}
-        for row in members:
-            pages = rows[row].pages
-            if at < len(pages) - 1:  # a row's last page is its own
-                families.setdefault(pages[at], []).append(row)
-        for family in families.values():
-            if len(family) > 1:
-                # Of lists of pages, not of paths.
-                end = at + len(commonprefix([rows[row].pages[at:-1] for row in family]))  # noqa: RUF071
-                long = end - start >= MIN_SHARED_PAGES and takes(len(family))
-                if long:
-                    stretches.append(Stretch(family, start * page_size, end * page_size))
-                if left > long:
-                    todo.append((family, end if long else start, end, left - long))
-    return stretches
 
 
 def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Reads | None:

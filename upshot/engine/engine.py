@@ -20,8 +20,8 @@ import torch
 
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
-from upshot.engine.llama.driver import causal_lm, shape_of
 from upshot.engine.llama.merged import Merging
+from upshot.engine.llama.shape import causal_lm, shape_of
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
@@ -55,7 +55,7 @@ class EngineSettings:
     seed: int = 0
     """Seed for requests without one."""
     lean: bool = True
-    """Drive known families layer by layer (llama/block_driver.py) instead of through the model's forward."""
+    """Drive known families layer by layer (llama/driver.py) instead of through the model's forward."""
     merge: Merging = "copy"
     """Whether LoRA adapters are merged into their weights (llama/merged.py). copy: into a copy. in place: into the
     model's own weights while the engine is not parked; nothing else may use the model then. never: adapters are called

@@ -1,20 +1,29 @@
-"""From logits to ids on the CPU: temperature, top-k, top-p, min-p, one uniform number per (seed, position).
+"""From logits to sampled ids on the CPU, and from logits to the log-probabilities of given ids.
 
+Sampling: temperature, top-k, top-p, min-p, one uniform number per (seed, position).
 The log-probability of an id is that of softmax(logits / temperature) before any cut (temperature 0: softmax(logits)).
 Cuts come in this order: the top_k likeliest ids; of those the fewest that hold top_p of their mass; of those the ones
 with at least min_p of the likeliest one's probability.
+
+Scoring is reading: a chunk of a prompt gives the log-probability of the id after each one it reads, log softmax(logits)
+in float32, at temperature 1. No id is sampled, pages are shared as ever, and the scheduler bounds how many places have
+logits in one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.engine.sequence import Rules, Sequence
+from upshot.engine.scheduler import Chunk
+from upshot.engine.sequence import Rules, Scored, Sequence, Top, likeliest
 
+NUMBERS = 1 << 25
+"""Logits that are float32 at one time while given ids are scored."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -104,3 +113,61 @@ def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
             continue
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
         logits[index].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+
+
+@dataclass(slots=True)
+class ScoreRequest:
+    """What a step scores."""
+
+    places: list[int]
+    """Where among the step's tokens."""
+    ids: list[int]
+    """The id given after each place."""
+    shares: list[tuple[Sequence, int]]
+    """Whose places they are, in order, and how many."""
+    tops: int
+    """The most likeliest ids that any of the sequences asks for."""
+
+
+def score_request(chunks: list[Chunk]) -> ScoreRequest | None:
+    """What these chunks, packed one after another, score; None: nothing."""
+    if not any(chunk.seq.given for chunk in chunks):
+        return None
+    wanted = ScoreRequest([], [], [], 0)
+    offset = 0
+    for chunk in chunks:
+        after = chunk.scored
+        if after:
+            wanted.places += range(offset + after.start - 1 - chunk.start, offset + after.stop - 1 - chunk.start)
+            wanted.ids += chunk.seq.ids[after.start : after.stop]
+            wanted.shares.append((chunk.seq, len(after)))
+            wanted.tops = max(wanted.tops, chunk.seq.rules.top_logprobs)
+        offset += chunk.stop - chunk.start
+    return wanted if wanted.shares else None
+
+
+def given_logprobs(logits: Tensor, ids: Tensor, tops: int) -> tuple[Tensor, ...]:
+    """log softmax of each row at its id; with `tops`, also the values and ids of the likeliest ones, [rows, tops]."""
+    rows = max(1, NUMBERS // logits.shape[1])
+    parts = []
+    for some, chosen in zip(logits.split(rows), ids.split(rows), strict=True):
+        every = some.float().log_softmax(-1)
+        picked = every.gather(-1, chosen[:, None])[:, 0]
+        parts.append((picked, *every.topk(min(tops, every.shape[1]), dim=-1)) if tops else (picked,))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def by_sequence(wanted: ScoreRequest, results: tuple[Tensor, ...]) -> list[Scored]:
+    """What `given_logprobs` found, for each sequence."""
+    logprobs = results[0].tolist()
+    values, order = (x.tolist() for x in results[1:]) if wanted.tops else ([], [])
+    out: list[Scored] = []
+    at = 0
+    for seq, count in wanted.shares:
+        tops: list[Top] = []
+        if seq.rules.top_logprobs:
+            pairs = zip(order[at : at + count], values[at : at + count], strict=True)
+            tops = [likeliest(o, v, seq.rules.top_logprobs) for o, v in pairs]
+        out.append((seq, logprobs[at : at + count], tops))
+        at += count
+    return out

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from upshot.engine.decode_rows import DecodeRows
 from upshot.engine.pages import ROOT, PagePool
-from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
+from upshot.engine.sequence import DONE, RUNNING, WAITING, DecodeRows, Rules, Scored, Sequence
 
 WHOLE = 4096
 """Prompts with this many ids to read are read in one step where one can: cut in two, a prompt's attention takes longer.

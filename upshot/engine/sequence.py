@@ -1,17 +1,27 @@
-"""One continuation while it is sampled: its ids, its pages, its sampling rules and when it ends."""
+"""A sequence is one continuation while it is sampled: its ids, its pages, its sampling rules and when it ends.
+
+Sequences that are extended together are the rows of a decode step. Nearly every step extends the same rows by one id,
+and a row needs a look only where a page begins or its last id comes. So the rows are one list, the same object while
+nothing changes, and a calendar says who needs a look at which step. By their pages the rows are a tree: a prompt, its
+replies, the futures of each reply. Every stretch of that tree can be read once for all rows that share it. No tensors.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any, Protocol
 
 import numpy as np
 
 from upshot.engine.pages import ROOT
+
+MIN_SHARED_PAGES = 4
+"""Shorter stretches are read by each row: a part more to merge would cost as much."""
 
 
 class Grammar(Protocol):
@@ -90,7 +100,7 @@ class Sequence:
     """While the prompt is read: ids whose keys and values are in the pages (or will be, by work already queued)."""
     pending: int = 0
     due: int = -1
-    """The decode step in which it needs a look (decode_rows.py)."""
+    """The decode step in which it needs a look (`DecodeRows`)."""
     check: int = 0
     """Its next id needs more than appending once there are this many."""
     published: int = 0
@@ -148,3 +158,115 @@ class Sequence:
 
 Scored = tuple[Sequence, list[float], list[Top]]
 """Log-probabilities of a sequence's next given ids, and the likeliest ids in their places."""
+
+
+class DecodeRows:
+    """Who is extended step by step; `Sequence.due` is the step of its next look, -1 while it is not among the rows."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.step = 0
+        self._rows: list[Sequence] = []
+        self._joined: dict[Sequence, None] = {}
+        """Running, but not among the rows yet."""
+        self._left: set[Sequence] = set()
+        self._calendar: dict[int, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        """Entries of all kinds."""
+        return len(self._rows) + len(self._joined) + len(self._left) + sum(map(len, self._calendar.values()))
+
+    def join(self, seq: Sequence) -> None:
+        """A sequence is to be extended from the next step on."""
+        self._joined[seq] = None
+
+    def leave(self, seq: Sequence) -> None:
+        """A sequence is not to be extended any more."""
+        if seq.due >= 0:
+            seq.due = -1
+            self._left.add(seq)
+        self._joined.pop(seq, None)
+
+    def look_next(self, seq: Sequence) -> None:
+        """Something happened to a row's pages: look at it in the next step."""
+        if 0 <= seq.due != self.step + 1:
+            self._enter(seq, self.step + 1)
+
+    def turn(self) -> list[Sequence]:
+        """Begin a step: the sequences that need a look in it."""
+        self.step += 1
+        due = [seq for seq in self._calendar.pop(self.step, ()) if seq.due == self.step]
+        due.extend(self._joined)
+        return due
+
+    def schedule_look(self, seq: Sequence) -> None:
+        """The sequence takes part in this step; enter when to look again: where a page begins, or after its last id."""
+        size = self.page_size
+        length = seq.length
+        self._enter(seq, self.step + min(size - (length - 1) % size, seq.max_length - length))
+
+    def _enter(self, seq: Sequence, step: int) -> None:
+        seq.due = step
+        self._calendar.setdefault(step, []).append(seq)
+
+    def current(self) -> list[Sequence]:
+        """The rows of this step: the same list object as in the last step if no sequence joined or left."""
+        if self._left or self._joined:
+            left = self._left
+            self._rows = [seq for seq in self._rows if seq not in left] if left else self._rows[:]
+            self._rows.extend(seq for seq in self._joined if seq.due >= 0)
+            self._joined.clear()
+            self._left = set()
+        return self._rows
+
+    def reset(self, rows: list[Sequence], running: Iterable[Sequence]) -> None:
+        """Start again: these rows take part in this step, no others of the running ones."""
+        for seq in running:
+            seq.due = -1
+        self._rows = rows
+        self._joined.clear()
+        self._left.clear()
+        self._calendar.clear()
+        for seq in rows:
+            self.schedule_look(seq)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Ids start:stop of some rows, in pages that they share."""
+
+    rows: list[int]
+    start: int
+    stop: int
+
+
+def shared_stretches(
+    rows: list[Sequence],
+    page_size: int,
+    skip: int = 0,
+    levels: int = 1 << 30,
+    takes: Callable[[int], bool] = lambda rows: True,
+) -> list[Stretch]:
+    """What several rows share, what more of them share first; a row's stretches follow one another.
+
+    `skip`: this many first pages do not count. `takes`: whether a stretch of so many rows may be shared.
+    """
+    stretches: list[Stretch] = []
+    todo = [(list(range(len(rows))), skip, skip, levels)]
+    while todo:
+        members, start, at, left = todo.pop()
+        families: dict[int, list[int]] = {}
+        for row in members:
+            pages = rows[row].pages
+            if at < len(pages) - 1:  # a row's last page is its own
+                families.setdefault(pages[at], []).append(row)
+        for family in families.values():
+            if len(family) > 1:
+                # Of lists of pages, not of paths.
+                end = at + len(commonprefix([rows[row].pages[at:-1] for row in family]))  # noqa: RUF071
+                long = end - start >= MIN_SHARED_PAGES and takes(len(family))
+                if long:
+                    stretches.append(Stretch(family, start * page_size, end * page_size))
+                if left > long:
+                    todo.append((family, end if long else start, end, left - long))
+    return stretches

@@ -1,12 +1,10 @@
-"""OpenAI's API format, both ways: requests to bodies, answers to completions; and single tokens as log-probabilities
-name them. No I/O; streams that we send are the server's (`serving/openai`)."""
+"""OpenAI's API format, both ways: requests to bodies, answers to completions. No I/O; streams that we send are the
+server's (`serving/openai`)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
 from typing import Any
 
 from upshot.core.thought import MARKERS
@@ -211,53 +209,6 @@ def _read_logprobs(data: Mapping[str, Any] | None) -> Logprobs:
     if not tops or not all(token.startswith("token_id:") for item in tops for token in item) or not any(tops):
         return chosen, None
     return chosen, tuple(tuple((int(t[9:]), float(p)) for t, p in item.items()) for item in tops)
-
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-class TokenPieces:
-    """What one token adds to a text; looked up once each."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    @cached_property
-    def _before(self) -> tuple[list[int], str]:
-        """Ids to put before a token, and their text: SentencePiece decoders strip the space a text begins with."""
-        ids = self.tokenizer.encode("a", add_special_tokens=False)[-1:]
-        return ids, self._decode(ids)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def text(self, token: int) -> str:
-        """The token's text in the middle of a text; U+FFFD for parts of characters."""
-        if token not in self._texts:
-            ids, before = self._before
-            text = self._decode([*ids, token])
-            self._texts[token] = text[len(before) :] if text.startswith(before) else self._decode([token])
-        return self._texts[token]
-
-    def raw(self, token: int) -> bytes:
-        """The token's bytes, also where they are part of a character only."""
-        text = self.text(token)
-        if "�" in text:
-            name = self.tokenizer.convert_ids_to_tokens(token) or ""
-            if byte := _BYTE.fullmatch(name):
-                return bytes([int(byte[1], 16)])
-            if name and all(c in byte_alphabet() for c in name):
-                return bytes(byte_alphabet()[c] for c in name)
-        return text.encode()
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:

@@ -5,7 +5,7 @@ conversation that ends where the policy's turn ended, and only the text after th
 policy's turn, the new messages and the next generation prompt. So earlier ids are never rendered again, even if the
 template itself would rewrite history (thinking models drop old thoughts; Mistral moves the system prompt).
 
-The content of a message stays text: if it spells a special token, it is encoded as ordinary text (special_tokens.py).
+The content of a message stays text: if it spells a special token, it is encoded as ordinary text (tokens.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Tools
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS
-from upshot.models.openai_format import TokenPieces
-from upshot.models.special_tokens import GUARD, SpecialTokens
+from upshot.models.tokens import GUARD, SpecialTokens, TokenPieces
 from upshot.models.turn_marks import TurnMarks, find_turn_marks
 
 STAND_IN = f"{GUARD}reply{GUARD}"

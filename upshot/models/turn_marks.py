@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.models.special_tokens import GUARD, SpecialTokens
+from upshot.models.tokens import GUARD, SpecialTokens
 
 _SAID = [f"{GUARD}{number}{GUARD}" for number in range(4)]
 _USER = {"role": "user", "content": _SAID[0]}

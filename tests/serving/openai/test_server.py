@@ -25,7 +25,7 @@ from upshot.cli.machines.serve import name_of
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.connect import connect
 from upshot.models.engine_model import EngineModel
-from upshot.models.openai_format import TokenPieces
+from upshot.models.tokens import TokenPieces
 from upshot.serving.openai.format import ChatRequest, CompletionRequest
 from upshot.serving.openai.server import OpenAIServer
 from upshot.serving.openai.stream import GrowingText

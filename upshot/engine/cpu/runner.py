@@ -1,7 +1,7 @@
 """Runs steps with plain PyTorch: the CPU's runner, and the reference the kernels are checked against.
 
-Keys and values live in pages (store.py). While a sequence is being extended, a dense copy of its own part stays in a
-window (window.py), so that a step is one batched attention call that copies nothing but the new token.
+Keys and values live in pages. While a sequence is being extended, a dense copy of its own part stays in a window (both
+in store.py), so that a step is one batched attention call that copies nothing but the new token.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.engine.cpu.store import Store, attention
-from upshot.engine.cpu.window import Window, attend_with_prefixes
+from upshot.engine.cpu.store import Store, Window, attend_with_prefixes, attention
 from upshot.engine.exact.blocks import pick_logprobs
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
 from upshot.engine.kernels.plain import AttentionOptions
-from upshot.engine.llama.driver import Driver, causal_lm
-from upshot.engine.sampling import RowRules, apply_grammars, sample
+from upshot.engine.llama.driver import Driver
+from upshot.engine.llama.shape import causal_lm
+from upshot.engine.sampling import RowRules, apply_grammars, by_sequence, given_logprobs, sample, score_request
 from upshot.engine.scheduler import Chunk, StepPlan
-from upshot.engine.scoring import by_sequence, given_logprobs, score_request
 from upshot.engine.sequence import Scored, Sequence, Top, likeliest
 
 

@@ -1,6 +1,14 @@
-"""Keys and values in pages on the CPU, and plain attention over them."""
+"""Keys and values on the CPU: in pages, and once more in a dense window while sequences are being extended.
+
+In the window each row holds one sequence, so that a step copies nothing but the new token. Rows that share their first
+pages hold only what comes after them. The shared part is stored once and read once for all of them, at every level: a
+prompt by its replies, a reply by its futures. The window's size is bounded by `limit_bytes`; beyond that a step gathers
+keys and values from the pages.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,9 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upshot.engine.kernels.plain import AttentionOptions
-from upshot.engine.llama.driver import Shape
-from upshot.engine.sequence import Sequence
+from upshot.engine.llama.shape import Shape
+from upshot.engine.sequence import Sequence, shared_stretches
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""What `scaled_dot_product_attention` runs on the CPU; it also returns the log of each query's sum of weights."""
 
 Span = tuple[Sequence, int, int]
 """Positions start : stop of a sequence."""
@@ -79,3 +90,231 @@ class Store:
         """Where positions start:stop of a sequence lie."""
         positions = np.arange(start, stop)
         return np.asarray(seq.pages)[positions // self.page_size] * self.page_size + positions % self.page_size
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """Pages that several rows share, after the first `skip` pages; dense: [layers, kv_heads, length, dim]."""
+
+    pages: list[int]
+    skip: int
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(slots=True)
+class WindowRow:
+    """A sequence in the window; `start` is where its own part begins."""
+
+    seq: Sequence
+    pages: list[int]
+    """The list its content came from: a sequence that was admitted anew has another."""
+    start: int = 0
+    prefixes: tuple[Prefix, ...] = ()
+
+
+@dataclass(slots=True)
+class PrefixStack:
+    """Prefixes of one length, read in one call: [layers, prefixes, kv_heads, length, dim]."""
+
+    prefixes: list[Prefix]
+    k: Tensor
+    v: Tensor
+    queries: Tensor | None
+    """[prefixes × members] rows that read each prefix, the last repeated to make them equally many; None: all rows,
+    in their order."""
+    rows: Tensor | None
+    """Rows that read one of the prefixes; None: all rows."""
+    back: Tensor
+    """Where the result of each of those rows is among the queries."""
+
+
+def stack_prefixes(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStack]:
+    """The prefixes of these rows, those of one length together; tensors of `before` are used again."""
+    readers: dict[int, tuple[Prefix, list[int]]] = {}
+    for index, row in enumerate(rows):
+        for prefix in row.prefixes:
+            readers.setdefault(id(prefix), (prefix, []))[1].append(index)
+    groups: dict[tuple[int, int], list[tuple[Prefix, list[int]]]] = {}
+    for prefix, members in readers.values():
+        # Prefixes of the same level: no row reads two of them.
+        groups.setdefault((prefix.k.shape[2], prefix.skip), []).append((prefix, members))
+    known = {tuple(map(id, stack.prefixes)): (stack.k, stack.v) for stack in before}
+    return [_stack(group, len(rows), known) for group in groups.values()]
+
+
+def _stack(
+    group: list[tuple[Prefix, list[int]]], n: int, known: dict[tuple[int, ...], tuple[Tensor, Tensor]]
+) -> PrefixStack:
+    most = max(len(members) for _, members in group)
+    queries = [i for _, members in group for i in members + members[-1:] * (most - len(members))]
+    place = {row: at for at, row in enumerate(queries)}
+    rows = sorted(place)
+    prefixes = [prefix for prefix, _ in group]
+    k, v = known.get(tuple(map(id, prefixes))) or (
+        torch.stack([prefix.k for prefix in prefixes], 1),
+        torch.stack([prefix.v for prefix in prefixes], 1),
+    )
+    for at, prefix in enumerate(prefixes):
+        prefix.k, prefix.v = k[:, at], v[:, at]  # one copy is enough
+    asked = None if queries == list(range(n)) else torch.tensor(queries)
+    some = None if len(rows) == n else torch.tensor(rows)
+    return PrefixStack(prefixes, k, v, asked, some, torch.tensor([place[row] for row in rows]))
+
+
+def attend_with_prefixes(
+    layer: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, stacks: list[PrefixStack], scale: float
+) -> Tensor:
+    """Attention of q [rows, kv_heads, queries, dim] over each row's own part and, read once each, the prefixes."""
+    _, heads, each, dim = q.shape
+    if mask is not None:
+        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    out, mass = flash(q, keys, values, attn_mask=mask, scale=scale)
+    for stack in stacks:
+        prefixes = stack.k.shape[1]
+        asked = q if stack.queries is None else q.index_select(0, stack.queries)
+        asked = asked.reshape(prefixes, -1, heads, each, dim).transpose(1, 2).reshape(prefixes, heads, -1, dim)
+        parts = flash(asked, stack.k[layer], stack.v[layer], scale=scale)
+        there, high = (x.reshape(prefixes, heads, -1, each, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in parts)
+        if stack.queries is not None:
+            there, high = there.index_select(0, stack.back), high.index_select(0, stack.back)
+        rows: Tensor | slice = slice(None) if stack.rows is None else stack.rows
+        # Two softmaxes over different keys are one over all of them, weighted by their sums: the prefix has the share
+        # e^high / (e^high + e^before).
+        before = mass[rows]
+        share = torch.sigmoid(high - before)[..., None].to(out.dtype)
+        both, total = torch.lerp(out[rows], there, share), torch.logaddexp(before, high)
+        if stack.rows is None:
+            out, mass = both, total
+        else:
+            out[rows], mass[rows] = both, total
+    return out
+
+
+class Window:
+    """[layers, rows, kv_heads, length, dim] for keys and values."""
+
+    def __init__(self, store: Store, limit_bytes: int, share: bool) -> None:
+        self.store, self.limit, self.share = store, limit_bytes, share
+        self.k = store.k.new_empty(0)
+        self.v = store.v.new_empty(0)
+        self.rows: list[WindowRow] = []
+        self.stacks: list[PrefixStack] = []
+        self.starts = np.zeros(0, dtype=np.int64)
+        """Where each row's own part begins."""
+        self._wanted: list[Sequence] | None = None
+        self._longest = 0
+        self._prefixes: dict[int, Prefix] = {}
+        self._shape = (0, 0)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows, self.stacks, self._prefixes, self._wanted = [], [], {}, None
+
+    def admit(self, wanted: list[Sequence]) -> bool:
+        """Make the rows exactly `wanted`, in any order, filled up to each one's last id; False if that is too large.
+
+        The same list as the last time means the same rows, each one id longer.
+        """
+        if wanted is self._wanted:
+            self._longest += 1
+            fresh: list[WindowRow] = []
+        else:
+            self._compact({id(seq.pages) for seq in wanted})
+            here = {id(row.pages) for row in self.rows}
+            fresh = self._place([seq for seq in wanted if id(seq.pages) not in here])
+            self._longest = max(len(row.seq.ids) - row.start for row in [*self.rows, *fresh])
+        if not self._grow(len(wanted), self._longest):
+            self.clear()
+            return False
+        if fresh:
+            self._fill(fresh)
+        if wanted is not self._wanted:
+            self._wanted = wanted
+            self.stacks = stack_prefixes(self.rows, self.stacks)
+            self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
+        return True
+
+    def _place(self, seqs: list[Sequence]) -> list[WindowRow]:
+        """Rows for new sequences, with the prefixes they share."""
+        rows = [WindowRow(seq, seq.pages) for seq in seqs]
+        if not self.share:
+            return rows
+        alike: dict[int, list[WindowRow]] = {}
+        for row in rows:
+            self._join_known(row)
+            alike.setdefault(id(row.prefixes[-1]) if row.prefixes else 0, []).append(row)
+        for part in alike.values():
+            self._share(part)
+        return rows
+
+    def _join_known(self, row: WindowRow) -> None:
+        """Let a row read the prefixes that are here already."""
+        size = self.store.page_size
+        while (at := row.start // size) < len(row.pages):
+            known = self._prefixes.get(row.pages[at])
+            if known is None or known.skip != at or row.pages[at : at + len(known.pages)] != known.pages:
+                return
+            if len(row.seq.ids) <= row.start + len(known.pages) * size:
+                return
+            row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
+
+    def _share(self, rows: list[WindowRow]) -> None:
+        """Make prefixes of what rows with the same start share after it."""
+        size = self.store.page_size
+        seqs = [row.seq for row in rows]
+        for stretch in shared_stretches(seqs, size, rows[0].start // size):
+            start, stop, seq = stretch.start, stretch.stop, seqs[stretch.rows[0]]
+            cells = torch.from_numpy(self.store.cells(seq, start, stop))
+            dense = [cache[:, cells].transpose(1, 2).contiguous() for cache in (self.store.k, self.store.v)]
+            prefix = Prefix(seq.pages[start // size : stop // size], start // size, *dense)
+            self._prefixes[prefix.pages[0]] = prefix
+            for row in (rows[index] for index in stretch.rows):
+                row.prefixes, row.start = (*row.prefixes, prefix), stop
+
+    def _compact(self, keep: set[int]) -> None:
+        rows = self.rows
+        index = 0
+        before = len(rows)
+        while index < len(rows):
+            if id(rows[index].pages) in keep:
+                index += 1
+                continue
+            last = rows.pop()
+            if index < len(rows):
+                n = len(last.seq.ids) - last.start
+                self.k[:, index, :, :n] = self.k[:, len(rows), :, :n]
+                self.v[:, index, :, :n] = self.v[:, len(rows), :, :n]
+                rows[index] = last
+        if len(rows) != before:
+            used = {id(prefix) for row in rows for prefix in row.prefixes}
+            self._prefixes = {page: prefix for page, prefix in self._prefixes.items() if id(prefix) in used}
+
+    def _fill(self, fresh: list[WindowRow]) -> None:
+        first = len(self.rows)
+        index = self.store.table([(row.seq, row.start, len(row.seq.ids) - 1) for row in fresh])
+        longest, stop = index.shape[1], first + len(fresh)
+        for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
+            for layer in range(len(paged)):
+                dense[layer, first:stop, :, :longest] = paged[layer][index].transpose(1, 2)
+        self.rows.extend(fresh)
+
+    def _grow(self, rows: int, length: int) -> bool:
+        have_rows, have_length = self._shape
+        if rows <= have_rows and length <= have_length:
+            return True
+        # More than is needed now: growing copies everything, and a sequence grows at every step.
+        rows = max(have_rows, -(-rows // 16) * 16)
+        length = max(have_length, -(-(length + length // 4) // 32) * 32)
+        store = self.store.k
+        layers, _, heads, dim = store.shape
+        if 2 * layers * rows * heads * length * dim * store.element_size() > self.limit:
+            return False
+        for name in ("k", "v"):
+            old = getattr(self, name)
+            new = store.new_zeros(layers, rows, heads, length, dim)
+            if self.rows:
+                new[:, : len(self.rows), :, :have_length] = old[:, : len(self.rows)]
+            setattr(self, name, new)
+        self._shape = (rows, length)
+        return True

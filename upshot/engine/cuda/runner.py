@@ -39,11 +39,11 @@ from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
+from upshot.engine.llama.driver import Driver, ModuleDriver
 from upshot.engine.llama.select import disagreement, select_driver
-from upshot.engine.sampling import apply_grammars
+from upshot.engine.llama.shape import Shape
+from upshot.engine.sampling import ScoreRequest, apply_grammars, by_sequence, given_logprobs, score_request
 from upshot.engine.scheduler import Chunk, StepPlan
-from upshot.engine.scoring import ScoreRequest, by_sequence, given_logprobs, score_request
 from upshot.engine.sequence import Rules, Sequence, likeliest
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 

@@ -17,8 +17,8 @@ from upshot.engine.kernels.long_rows import gather_pages
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.kernels.rotary import rotate_store, store
+from upshot.engine.sampling import ScoreRequest
 from upshot.engine.scheduler import Chunk
-from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
 
 PREFILL_BLOCK = 64

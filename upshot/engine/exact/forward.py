@@ -20,7 +20,7 @@ from upshot.engine.exact.mode import ExactMode
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.llama.attention import attend_by
-from upshot.engine.llama.driver import causal_lm, configs_of
+from upshot.engine.llama.shape import causal_lm, configs_of
 
 
 def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor, kernels: bool) -> Tensor:

@@ -12,7 +12,8 @@ from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.llama.attention import AttentionStep
-from upshot.engine.llama.driver import ModuleDriver, Shape
+from upshot.engine.llama.driver import ModuleDriver
+from upshot.engine.llama.shape import Shape
 
 
 class ExactDriver(ModuleDriver):

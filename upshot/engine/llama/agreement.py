@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from upshot.engine.llama.attention import attend_by
-from upshot.engine.llama.driver import causal_lm, configs_of, odd_layers, out_of_training
+from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.shape import causal_lm, configs_of, odd_layers
 
 FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError)
 """What a forward raises that meets a model it was not made for."""

@@ -3,7 +3,7 @@
 The layers of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (and what is built from their classes: SmolLM2, TinyLlama …) are
 the same block. Gemma, OLMo 2 and 3, Phi-3, Granite, Qwen3-MoE and GPT-OSS differ from it in options: where norms stand
 and how they round, soft caps, factors, sinks, one weight for q, k and v, heads that are rotated in part, experts. The
-engine's drivers (block_driver.py, fused.py) call the block's modules one by one, and so does the learner's lean
+engine's drivers (driver.py, fused.py) call the block's modules one by one, and so does the learner's lean
 forward: transformers' own forward spends more time in Python than in arithmetic when the model or the batch is small.
 Families with other blocks, and adapters on other modules than projections, embedding and head, are not described here:
 they go through transformers' forward. Experts are called as a module, which has a grouped product.
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, AttentionOptions, HeadNorms, Rotation
-from upshot.engine.llama.driver import causal_lm
+from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, AttentionOptions, HeadNorms
 from upshot.engine.llama.merged import Weights, unmerged_weights
+from upshot.engine.llama.shape import causal_lm
 
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 
@@ -196,22 +196,6 @@ class Layer:
 def _joined(parent: Any, whole: str, parts: tuple[str, ...]) -> list[Any]:
     """Projections of one input: Phi-3 has one module for all of them."""
     return [getattr(parent, whole)] if hasattr(parent, whole) else [getattr(parent, part) for part in parts]
-
-
-def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half_angles: bool = False) -> Rotation:
-    """cos and sin of these positions, [positions, dim / 2], as the model computes them in the dtype of `like`.
-
-    The second half of a head is rotated by the angles of the first, so kernels read each of them once.
-    """
-    cos, sin = core.rotary_emb(like, positions[None], *([kind] if kind else []))
-    half = cos.shape[-1] // (1 if half_angles else 2)
-    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
-
-
-def no_rotation(rotation: Rotation) -> Rotation:
-    """cos and sin by which nothing is rotated: one kernel serves layers that rotate and layers that do not."""
-    cos, sin = rotation
-    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 def sliding_window(attention: Any) -> int:

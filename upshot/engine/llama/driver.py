@@ -1,38 +1,28 @@
-"""How the engine gets logits out of a transformers model: the shape of its cache, and one forward over packed tokens.
+"""How the engine gets logits out of a transformers model: one forward over packed tokens, with the live parameters.
 
-`ModuleDriver` calls the model itself. `BlockDriver` (block_driver.py) calls the model's own layers one by one, with
-less overhead. Both use the live parameters. What cannot be driven is refused by name, and the first forward is compared
-with the model's own before anything else runs (select.py).
+`ModuleDriver` calls the model itself. `BlockDriver` calls the modules of the block (block.py) one by one, with less
+overhead: here by PyTorch's own operations, in fused.py by the GPU's kernels. Projections, embedding and head may have
+adapters, which are merged (merged.py) or called as modules. What cannot be driven is refused by name, and the first
+forward is compared with the model's own before anything else runs (select.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from upshot.core.errors import UserError
+from upshot.engine.kernels import plain
+from upshot.engine.kernels.plain import Rotation
 from upshot.engine.llama.attention import AttentionStep, attend_by, over_tokens
-from upshot.engine.llama.linear import write_to
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the cache must hold."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    max_length: int
-    dtype: torch.dtype
-    device: torch.device
+from upshot.engine.llama.block import Layer, options_of
+from upshot.engine.llama.linear import embed, linear, write_to
+from upshot.engine.llama.merged import Merging, Weights
+from upshot.engine.llama.shape import Shape, causal_lm, configs_of
 
 
 class Driver(ABC):
@@ -66,65 +56,6 @@ class Driver(ABC):
     def pointers(self) -> list[int]:
         """Addresses of weights that are not the model's own; captured steps read from them."""
         return []
-
-
-def causal_lm(model: torch.nn.Module) -> Any:
-    """The causal LM inside adapter wrappers."""
-    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
-
-
-def shape_of(model: torch.nn.Module) -> Shape:
-    """The cache's shape, or a `UserError` that says why the model cannot be driven."""
-    lm = causal_lm(model)
-    name = type(lm).__name__
-    config = getattr(lm, "config", None)
-    if config is None or lm.get_output_embeddings() is None:
-        raise UserError(f"the engine drives transformers causal language models; {name} has no config or output head")
-    for adapter in getattr(model, "peft_config", {}).values():
-        if getattr(adapter, "is_prompt_learning", False):
-            raise UserError(
-                f"the engine cannot drive {type(adapter).__name__.removesuffix('Config')}: "
-                "it adds its own ids to every prompt; use LoRA or another adapter that changes weights"
-            )
-    text = config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
-    if odd := odd_layers(lm):
-        raise UserError(f"the engine cannot drive {name}: {odd}")
-    rope = getattr(text, "rope_parameters", None) or {}
-    rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
-    moving = rope_types & {"dynamic", "longrope"}
-    if moving:
-        raise UserError(
-            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
-        )
-    weight, vocab = lm.get_input_embeddings().weight, lm.get_output_embeddings().weight.shape[0]
-    longest = getattr(text, "max_position_embeddings", None) or 1 << 20
-    return Shape(text.num_hidden_layers, *attention_sizes(text), vocab, longest, weight.dtype, weight.device)
-
-
-def attention_sizes(text: Any) -> tuple[int, int, int]:
-    """Heads of queries, heads of keys and their width, by a text configuration; zeros where nothing attends."""
-    heads = getattr(text, "num_attention_heads", None) or 0
-    width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
-    return heads, getattr(text, "num_key_value_heads", None) or heads, width
-
-
-def odd_layers(lm: Any) -> str | None:
-    """Which layers attend neither to everything nor to a window, by the model's configuration; None: there are none."""
-    kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or ())
-    odd = sorted(kinds - {"full_attention", "sliding_attention"})
-    return f"layers of type {', '.join(odd)} keep other state than keys and values" if odd else None
-
-
-def configs_of(lm: Any) -> list[Any]:
-    """Every configuration that says which attention a part of the model uses."""
-    configs = {id(c): c for c in (lm.config, lm.config.get_text_config())}
-    for module in lm.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            configs[id(config)] = config
-    return list(configs.values())
 
 
 def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -166,3 +97,156 @@ class ModuleDriver(Driver):
             inputs = {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
             done = self.lm(**inputs, use_cache=False, logits_to_keep=0 if last is None else last)
         return write_to(out, done.logits[0])
+
+
+def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half_angles: bool = False) -> Rotation:
+    """cos and sin of these positions, [positions, dim / 2], as the model computes them in the dtype of `like`.
+
+    The second half of a head is rotated by the angles of the first, so kernels read each of them once.
+    """
+    cos, sin = core.rotary_emb(like, positions[None], *([kind] if kind else []))
+    half = cos.shape[-1] // (1 if half_angles else 2)
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+
+def no_rotation(rotation: Rotation) -> Rotation:
+    """cos and sin by which nothing is rotated: one kernel serves layers that rotate and layers that do not."""
+    cos, sin = rotation
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+class BlockDriver(Driver):
+    """Calls the model's layers one by one."""
+
+    add_norm = staticmethod(plain.add_norm)
+    finish_logits = staticmethod(plain.finish_logits)
+
+    def __init__(
+        self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False, rough: bool = False
+    ) -> None:
+        self.shape = shape
+        # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
+        self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
+        self.lm, self.quiet = causal_lm(model), quiet_modules(model)
+        self.core, self.options = self.lm.model, options_of(self.lm)
+        self._originals: dict[int, Tensor] = {}
+        self._look_up()
+        routed = shape.dtype != torch.float32 and any(layer.experts is not None for layer in self.layers)
+        self.rough = narrow or rough or routed
+        """Logits are not quite the model's: projections (`narrow`) or keys and values are in 8 bits, or a rounding may
+        choose another expert."""
+
+    @property
+    def has_adapters(self) -> bool:  # type: ignore[override]
+        """Whether there are adapters in the model."""
+        return bool(self.weights.layers)
+
+    @property
+    def by_block(self) -> bool:  # type: ignore[override]
+        """Whether blocks are compared one by one: in 8 bits always, in 16 bits only without adapters."""
+        return self.narrow or not self.has_adapters
+
+    def _look_up(self) -> None:
+        """Every module's weight, merged as `merge` says."""
+        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
+            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals, self.narrow)
+            self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
+            self.layers = [Layer(layer, self.weights, self.options.form) for layer in self.core.layers]
+
+    def take(self) -> None:
+        """Look up every module's weight again, unless they are known."""
+        if not self.layers:
+            self._look_up()
+
+    def refresh(self) -> None:
+        """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
+        if self.weights.outdated:
+            self._look_up()
+        else:
+            self.weights.refresh()
+
+    def release(self) -> None:
+        """Drop merged weights until `take`; the model is then as if there were no engine."""
+        self.layers, self.embed, self.head = [], None, None
+        self.weights.release()
+
+    def pointers(self) -> list[int]:
+        """Addresses of merged weights."""
+        return self.weights.pointers()
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
+        with out_of_training(self.quiet):
+            logits = linear(self.head, self._hidden(ids, positions, step, last), out)
+            return self.finish_logits(logits, self.options.logit_divisor, self.options.logit_cap)
+
+    def _hidden(self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None) -> Tensor:
+        """What the head is applied to.
+
+        A norm begins each half of a block and the residual ends it, so the sum of one half and the norm of the next are
+        one operation: `h` is the residual, `x` its norm.
+        """
+        h = embed(self.embed, ids)
+        if self.options.embed_factor != 1.0:
+            h = h * self.options.embed_factor
+        rotations = self._rotations(h, positions)
+        x, h = self._join(h, None, None, self.layers[0].norm1)
+        for index, layer in enumerate(self.layers):
+            out = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
+            final = index + 1 == len(self.layers)
+            if final and last is not None:  # of the other tokens only keys and values are needed
+                out, h = out[last], h[last]
+            x, h = self._join(self._back(layer.o, out), h, layer.after1, layer.norm2)
+            following = self.core.norm if final else self.layers[index + 1].norm1
+            x, h = self._join(self._mlp(layer, x), h, layer.after2, following)
+        return x
+
+    def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any) -> tuple[Any, Tensor]:
+        """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next."""
+        o = self.options
+        of_before, of_after = (None if norm is None else norm.weight for norm in (before, after))
+        factor = 1.0 if h is None else o.factor
+        return self._norm_before(before)(x, h, of_before, o.eps, o.form, of_after, factor)
+
+    def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
+        """The function that computes the norm before a product."""
+        return self.add_norm
+
+    def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
+        """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
+        kinds = {layer.rotation for layer in self.layers}
+        angles = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
+        times = 2 if self.options.half_angles else 1
+        return {kind: [x[0][:, None].repeat(1, 1, times) for x in both] for kind, both in angles.items()}
+
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
+        """Attention [tokens, heads, dim] out of the joined product."""
+        shape = self.shape
+        heads, both = shape.heads, shape.heads + shape.kv_heads
+        qkv = qkv.view(len(qkv), both + shape.kv_heads, shape.head_dim)
+        qk = qkv[:, :both]
+        if layer.head_norms is not None:
+            q_weight, k_weight, eps, form = layer.head_norms
+            q, k = qk[:, :heads], qk[:, heads:]
+            qk = torch.cat([plain.norm_heads(q, q_weight, eps, form), plain.norm_heads(k, k_weight, eps, form)], 1)
+        if layer.rotates:
+            qk = plain.rotate(qk, *rotation)
+        q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
+        return step.attend(index, q, k, v, layer.attention_options(self.options.softcap))
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The second half: up, gated, and down; or experts."""
+        if layer.experts is not None:
+            out = layer.experts(x[None])  # some families also return how they routed
+            return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]
+        return self._back(layer.down, self._gate(layer, x))
+
+    def _gate(self, layer: Layer, x: Any) -> Any:
+        """The MLP's way up, gated."""
+        return plain.gate(layer.gate_up(x), self.options.act)
+
+    def _back(self, module: Any, x: Any) -> Tensor:
+        """The product whose result is added to the residual."""
+        return linear(module, x)

@@ -16,11 +16,11 @@ from upshot.engine.kernels.logprobs import finish_logits
 from upshot.engine.kernels.norm import add_norm
 from upshot.engine.kernels.plain import SILU
 from upshot.engine.llama.attention import AttentionStep
-from upshot.engine.llama.block import Layer, no_rotation, rotation_at
-from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import Shape
+from upshot.engine.llama.block import Layer
+from upshot.engine.llama.driver import BlockDriver, no_rotation, rotation_at
 from upshot.engine.llama.eight_bit import Projections8
 from upshot.engine.llama.linear import Projections, linear
+from upshot.engine.llama.shape import Shape
 
 
 def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:

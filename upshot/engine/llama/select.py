@@ -26,9 +26,9 @@ from upshot.engine.exact.step import ExactDriver, ExactStep
 from upshot.engine.llama.agreement import FAILURES, block_alone, busy_adapters, logits_gap, other_mixing, plain_logits
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import family_of, is_block_family
-from upshot.engine.llama.block_driver import BlockDriver
-from upshot.engine.llama.driver import Driver, ModuleDriver, Shape, causal_lm
+from upshot.engine.llama.driver import BlockDriver, Driver, ModuleDriver
 from upshot.engine.llama.eight_bit import check_eight_bit_cache, check_eight_bits
+from upshot.engine.llama.shape import Shape, causal_lm
 from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
 

@@ -13,7 +13,7 @@ from upshot.core.conversation import Conversation, Message
 from upshot.core.score import Reason, Score
 from upshot.models.local import pick_device, pick_dtype
 from upshot.models.rendering import Renderer
-from upshot.models.special_tokens import SpecialTokens
+from upshot.models.tokens import SpecialTokens
 from upshot.rewards.metric import Metric, metrics
 
 

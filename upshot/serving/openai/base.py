@@ -23,7 +23,7 @@ from starlette.routing import Route
 from upshot.core.errors import UserError
 from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, while_connected
 from upshot.models.base import ModelCallError
-from upshot.models.openai_format import TokenPieces
+from upshot.models.tokens import TokenPieces
 from upshot.serving.openai.message import Dialect
 
 MAX_BYTES = 16 << 20

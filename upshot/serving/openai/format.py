@@ -20,7 +20,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
 from upshot.models.base import Request
-from upshot.models.openai_format import TokenPieces
+from upshot.models.tokens import TokenPieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """Fields that change nothing about an answer."""

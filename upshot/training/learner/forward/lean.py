@@ -28,14 +28,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from upshot.engine.kernels import kernels_for
 from upshot.engine.kernels.plain import Rotation
 from upshot.engine.llama.agreement import SkippedBlock
-from upshot.engine.llama.block import Layer, no_rotation, options_of, rotation_at
-from upshot.engine.llama.driver import causal_lm, shape_of
+from upshot.engine.llama.block import Layer, options_of
+from upshot.engine.llama.driver import no_rotation, rotation_at
 from upshot.engine.llama.linear import embed
+from upshot.engine.llama.shape import causal_lm, shape_of
 from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.block import Block, BlockInputs, SavedActivations
+from upshot.training.learner.forward.logprobs import kernels_for
 from upshot.training.learner.forward.lora_linear import join, products_of
 
 Checkpointing = Literal["none", "mlp", "block"]

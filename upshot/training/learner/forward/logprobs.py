@@ -17,11 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from upshot.engine.kernels import kernels_for
+from upshot.engine.kernels import plain
 from upshot.engine.kernels.plain import cap_logits
 
 CHUNK_BYTES = 1 << 30
 """The most memory that a chunk's logits take: one chunk is there at a time."""
+
+
+def kernels_for(x: Tensor) -> Any:
+    """The functions of `plain` for the device of a tensor: Triton's on a GPU, PyTorch's own elsewhere."""
+    if not x.is_cuda:
+        return plain
+    from upshot.engine.kernels import gpu
+
+    return gpu
 
 
 def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1.0) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from upshot.engine.llama.attention import attend_by, over_tokens
-from upshot.engine.llama.driver import causal_lm, configs_of
+from upshot.engine.llama.shape import causal_lm, configs_of
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.learner.forward.attention import Attend, IndexedRows, PackedAttention
 from upshot.training.learner.forward.logprobs import linear_logprobs

@@ -22,7 +22,8 @@ from upshot.core.errors import UserError
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.llama.agreement import FAILURES, block_alone, busy_adapters, other_mixing
 from upshot.engine.llama.block import has_derivative
-from upshot.engine.llama.driver import causal_lm, out_of_training
+from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.shape import causal_lm
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.lean import Checkpointing, LeanForward

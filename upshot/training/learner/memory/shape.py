@@ -7,8 +7,8 @@ from typing import Any
 from upshot.config.recipe import LoraConfig
 from upshot.core.errors import UserError
 from upshot.engine.llama.block import has_norms_after, has_norms_of_heads, is_block_family
-from upshot.engine.llama.driver import attention_sizes
 from upshot.engine.llama.linear import TOGETHER
+from upshot.engine.llama.shape import attention_sizes
 from upshot.models.local import adapter_config, import_frameworks, local_path
 from upshot.training.adapters import default_targets
 from upshot.training.learner.forward.select import is_lean

@@ -1,4 +1,4 @@
-"""Text that stays text: what a message says never becomes a special token.
+"""Tokens and text: what a message says never becomes a special token, and what each single token spells.
 
 A chat template mixes its own marks (`<|im_start|>`) with what people, tools and rows say, and a tokenizer cannot
 distinguish them afterwards. So `guard` puts a character that no text has into every special token that a message
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 GUARD = "\ufdd0"
@@ -102,3 +102,50 @@ class SpecialTokens:
 def _any_of(texts: Collection[str]) -> str:
     """A pattern of these texts, the longest that fits; without texts, one that matches nothing."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+class TokenPieces:
+    """What one token adds to a text; looked up once each."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    @cached_property
+    def _before(self) -> tuple[list[int], str]:
+        """Ids to put before a token, and their text: SentencePiece decoders strip the space a text begins with."""
+        ids = self.tokenizer.encode("a", add_special_tokens=False)[-1:]
+        return ids, self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def text(self, token: int) -> str:
+        """The token's text in the middle of a text; U+FFFD for parts of characters."""
+        if token not in self._texts:
+            ids, before = self._before
+            text = self._decode([*ids, token])
+            self._texts[token] = text[len(before) :] if text.startswith(before) else self._decode([token])
+        return self._texts[token]
+
+    def raw(self, token: int) -> bytes:
+        """The token's bytes, also where they are part of a character only."""
+        text = self.text(token)
+        if "�" in text:
+            name = self.tokenizer.convert_ids_to_tokens(token) or ""
+            if byte := _BYTE.fullmatch(name):
+                return bytes([int(byte[1], 16)])
+            if name and all(c in byte_alphabet() for c in name):
+                return bytes(byte_alphabet()[c] for c in name)
+        return text.encode()
