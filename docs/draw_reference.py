@@ -6,6 +6,7 @@ python docs/draw_reference.py
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -30,9 +31,9 @@ information (`# yaml-language-server: $schema=…` as the first line of a recipe
 **A recipe is a YAML file.** Keys that it does not set have the defaults below. An unknown key, a key that appears twice
 or a value of the wrong type is refused; the message names it and says what to do.
 
-**`extends`** (a name, a path, or a list of them) lays the file over others: mappings are merged key by key, everything
-else is replaced. Options of a named thing are inherited only while its `name` stays the same: a recipe that names a
-different task starts with that task's defaults.
+**`extends`** (a name, a path, or a list of them) applies the file on top of others: mappings are merged key by key,
+everything else is replaced. Options of a named thing are inherited only while its `name` stays the same: a recipe that
+names a different task starts with that task's defaults.
 
 **Overrides** on the command line take precedence over files: `upshot train RECIPE train.lr=1e-5
 reward.metrics.accuracy.weight=2`. A section may be given in its short form (`train.kl=0.1`, `credit: turns`); later
@@ -41,8 +42,8 @@ In Python: `upshot.load("RECIPE", train={"lr": 1e-5})`.
 
 **A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a string or a
 mapping with `name`. The other keys of the mapping are options of its constructor; their names, types and bounds are
-checked. The name is a built-in one, or `my_pkg.module:Thing` for your own code ([own-task.md](own-task.md)). A
-constructor that has a parameter called `task`, `judge`, `tokenizer`, `models` or `sandbox` gets it from the program.
+checked. The name is a built-in one, or `my_pkg.module:Thing` for your own code ([own-task.md](own-task.md)). Upshot
+fills in a constructor's parameter called `task`, `judge`, `tokenizer`, `models` or `sandbox`.
 
 **A model** under `models` is a string (a URL with `#name`, `provider/model`, a folder, `policy`, `policy@start`,
 `scripted:…`) or a mapping with the keys at the end of this page ([models.md](models.md)).
@@ -79,7 +80,7 @@ def _inner(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[Base
 def _rows(title: str, model: type[BaseModel]) -> str:
     prefix = "" if title == "top level" else f"{title}."
     return "".join(
-        f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {_cell(field.description or '')} |\n"
+        f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {_description(field)} |\n"
         for name, field in model.model_fields.items()
     )
 
@@ -124,6 +125,11 @@ def _default(field: FieldInfo) -> str:
 def first_line(model: type[BaseModel]) -> str:
     """The first paragraph of a model's docstring, on one line."""
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
+
+
+def _description(field: FieldInfo) -> str:
+    """A field's docstring for readers of YAML, where None is null."""
+    return _cell(re.sub(r"\bNone\b", "null", field.description or ""))
 
 
 def _cell(text: str) -> str:

@@ -20,11 +20,11 @@ class AgentConfig(Section):
     short_key: ClassVar[str] = "program"
 
     program: Words
-    """A command that is started for every row, or 'my_pkg.module:function', called for every row. Either calls the
-    policy at an OpenAI-compatible address that belongs to its conversation."""
+    """A command that is started for every row, or 'my_pkg.module:function', called for every row. Either one calls the
+    policy at an OpenAI-compatible address that is specific to its conversation."""
     outcome: Literal["task", "exit"] = "task"
-    """The reward of an episode that posts none. task: the task's verdict on the last reply. exit: 1 if the command
-    exits with status 0, else 0."""
+    """The reward of an episode whose program posts none. task: the task's verdict on the last reply. exit: 1 if the
+    command exits with status 0, else 0."""
     seconds: float = Field(600.0, gt=0)
     """Time limit of one episode in seconds; an episode that takes longer is stopped, and its score is missing."""
     calls: int = Field(128, ge=1)
@@ -42,16 +42,17 @@ class EpisodeConfig(Section):
     max_turns: int = Field(1, ge=1)
     """Maximum number of policy turns; the task's environment answers between them."""
     with_user: bool = False
-    """Whether the simulated user (`futures.user`, else the task's own) answers between the turns instead; calls to the
-    task's tools are still answered by the tools."""
+    """Whether the simulated user (`futures.user`, else the task's own) answers between the turns instead of the
+    environment; calls to the task's tools are still answered by the tools."""
     max_tokens: int = Field(512, ge=1)
     """Maximum number of tokens in one policy turn, also in futures."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature of the policy, also in futures."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus cut; 1: none. Training uses the log-probabilities before the cut."""
+    """Nucleus sampling: sample only from the most likely tokens that together have this probability; 1: from all.
+    Training uses the log-probabilities before the cut."""
     top_k: int = Field(0, ge=0)
-    """Sample only from the k likeliest tokens; 0: from all. Training uses the log-probabilities before the cut."""
+    """Sample only from the k most likely tokens; 0: from all. Training uses the log-probabilities before the cut."""
     system: str = ""
     """A system prompt for the policy, placed before the row's messages."""
     long_prompts: Literal["error", "filter", "truncate"] = "error"
@@ -113,13 +114,13 @@ class CreditConfig(Section):
     """reply: one reward for the whole episode. tree: the same; in addition the policy's turns in the futures are
     trained, each future compared with its siblings of the same fork. turns: each turn gets the reward of the futures
     forked after it, or without such futures the conversation's reward, plus what the environment gave for this turn and
-    later ones. Or 'my_pkg.module:Rule', whose options stand beside it."""
+    later ones. Or 'my_pkg.module:Rule', whose options are further keys."""
     tokens: Literal["all", "thought", "answer"] = "all"
     """Which of the sampled tokens are trained."""
     gamma: float = Field(1.0, ge=0, le=1)
     """by=turns: discount of a turn's reward for the turn before it."""
     split: bool = False
-    """by=turns: make every turn a training sample of its own."""
+    """by=turns: make every turn a separate training sample."""
     forks: float = Field(1.0, gt=0, le=1)
     """by=tree: the share of forks to learn from, drawn at random and weighted so that the expected update stays the
-    same. Most of what a step samples is futures; use this where learning from all of them takes too long."""
+    same. Most of a step's tokens are in futures; use this if learning from all of them takes too long."""

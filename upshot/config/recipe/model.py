@@ -30,7 +30,7 @@ class LoraConfig(Section):
 class TinyConfig(Section):
     """A new Llama with random weights, for the quickstart and for tests; its tokenizer comes from the task.
 
-    Upper bounds are those of the largest models: a dry run builds every block, so a mistyped size must not get there.
+    Upper bounds are those of the largest models: a dry run builds every block, so it must not get a mistyped size.
     """
 
     hidden: int = Field(128, ge=1, le=2**16)
@@ -73,9 +73,9 @@ class EngineConfig(Section):
     the time (needs a GPU and a model family that the fused block supports); `train.importance` corrects for the
     difference."""
     program: str = "vllm"
-    """vllm: the program, such as /opt/vllm/bin/vllm; it may live in a different Python environment."""
+    """vllm: the program, such as /opt/vllm/bin/vllm; it may be installed in a different Python environment."""
     devices: Literal["policy", "cpu"] | list[int] = "policy"
-    """vllm: GPUs by number, counting visible ones. policy: the GPU of `model.device`; vLLM sleeps there while the
+    """vllm: GPUs by number, counting only visible ones. policy: the GPU of `model.device`; vLLM sleeps there while the
     learner works."""
     memory: float | None = Field(None, gt=0, le=1)
     """vllm: share of each GPU's memory; None: 0.9, or 0.4 on the learner's GPU."""
@@ -130,7 +130,7 @@ class PolicyConfig(Section):
     more work for a fraction of the memory. mlp: only the up-projection of each MLP: half of that extra work for about
     half of the memory. none (or false): nothing. auto: as little as the memory plan requires."""
     memory_gb: float = Field(0.0, ge=0, le=1e6)
-    """Device memory in GiB that the memory plan may use; 0: all that the GPU has."""
+    """Device memory in GiB that the memory plan may use; 0: all of the GPU's memory."""
     exact: bool = False
     """Make sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see
     docs/engine.md."""

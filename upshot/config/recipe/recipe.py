@@ -26,7 +26,7 @@ class WarmStartConfig(Section):
     steps: int = Field(100, ge=1)
     """Optimizer steps."""
     batch: int = Field(64, ge=1)
-    """Dialogues a step."""
+    """Dialogues per step."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate; it decays to zero along a cosine."""
     warmup_steps: int = Field(10, ge=0)
@@ -45,7 +45,7 @@ class EvalConfig(Section):
     data: str | None = None
     """sft, dpo, kto: file of held-out examples; None: the dialogues of the split (sft)."""
     rows: int = Field(64, ge=1)
-    """How many rows or examples of it are used."""
+    """Number of held-out rows or examples to use."""
     samples: int = Field(1, ge=1)
     """Replies to each row; with several replies and a temperature above 0, pass@k is reported."""
     stop_after: int = Field(0, ge=0)
@@ -62,7 +62,7 @@ class EvalConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What the helper models may cost. When the budget is used up, the run stops cleanly and can be resumed."""
+    """What the helper models may cost. When the budget is exhausted, the run stops cleanly and can be resumed."""
 
     max_calls: int | None = Field(None, ge=0)
     """Maximum number of calls to endpoints and providers."""
@@ -95,8 +95,8 @@ class Recipe(Section):
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
     verdict: Literal["profile", "believe", "strict"] = "profile"
-    """How a program's tests become a verdict (docs/why/verdict.md). profile: a check that the judge can decide must be
-    confirmed by it; any other check is taken at face value. believe: every check is taken at face value. strict: checks
+    """How a program's tests become a verdict (docs/why/verdict.md). profile: the judge must confirm every check
+    that it can decide; the plain run decides the others. believe: the plain run decides every check. strict: checks
     that the judge cannot decide do not count, and rows with only such checks are left out."""
     call_seconds: float = Field(120.0, gt=0)
     """Time limit in seconds for one call to your own metric, verifier, user or environment; if it is exceeded, the
@@ -107,7 +107,7 @@ class Recipe(Section):
     episode: EpisodeConfig = EpisodeConfig()
     """How the trained part of a conversation proceeds."""
     futures: FuturesConfig = FuturesConfig()
-    """How it is continued."""
+    """How a reply is continued before it is scored."""
     reward: RewardConfig = RewardConfig()
     """How a conversation is scored."""
     credit: CreditConfig = CreditConfig()

@@ -34,7 +34,7 @@ class ReplyRuleConfig(Section):
     """How an unusable reply is scored."""
 
     rule: Literal["score", "missing", "penalty"] = "score"
-    """score: like any other reply. missing: it has no reward, and the policy is the cause (`reward.blamed`). penalty:
+    """score: like any other reply. missing: its reward is missing because of the policy (`reward.blamed`). penalty:
     its reward is `penalty`, and no futures are played."""
     penalty: float = -1.0
     """The reward under the rule 'penalty'."""
@@ -72,8 +72,7 @@ class RewardConfig(Section):
     manager: Named = Named(name="inline")
     """Where verifiers run: inline, pool or remote."""
     blamed: Literal["worst", "missing"] = "worst"
-    """What a score counts as that is missing because of the policy's own words (see docs/why/missing.md). worst: the
-    worst value in the step. missing: it is left out of the statistics, like scores that are missing for other
-    reasons."""
+    """What a missing score counts as if the policy's own words caused it (see docs/why/missing.md). worst: the worst
+    value in the step. missing: it is left out of the statistics, like scores that are missing for other reasons."""
     max_missing: float = Field(0.5, ge=0, le=1)
-    """The run stops, and lists the reasons, when more than this share of a step's replies has no reward."""
+    """If more than this share of a step's replies has no reward, the run stops and lists the reasons."""

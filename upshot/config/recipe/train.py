@@ -52,9 +52,9 @@ class ClipConfig(Section):
     short_key: ClassVar[str] = "high"
 
     low: float = Field(0.2, ge=0)
-    """The ratio is clipped at 1 - low …"""
+    """Lower bound: the ratio is clipped at 1 - low."""
     high: float = Field(0.2, ge=0)
-    """… and at 1 + high; ppo also limits the change of its value estimates to this."""
+    """Upper bound: the ratio is clipped at 1 + high. ppo also limits the change of its value estimates to this."""
 
     @classmethod
     def expand(cls, value: Any) -> Any:
@@ -74,7 +74,7 @@ class KLConfig(Section):
     """rl: add it to the loss, or subtract its sum over a reply from the reply's reward. ppo always subtracts it from
     each token's reward."""
     estimator: Literal["k2", "k3", "k3-corrected"] = "k3"
-    """rl, in the loss. k2: half the squared log ratio. k3: the low-variance estimator that GRPO usually takes.
+    """rl, in the loss. k2: half the squared log ratio. k3: the low-variance estimator that GRPO usually uses.
     k3-corrected: k3 times the ratio to the sampling policy, which gives the gradient of the divergence itself."""
 
     @field_validator("estimator", mode="before")
@@ -97,14 +97,14 @@ class ImportanceConfig(Section):
 
     rule: Literal["none", "truncate", "mask"] = "none"
     """none: treat the sampler's probabilities as the learner's. truncate: weight each token by learner / sampler,
-    clipped to the bounds. mask: the same, but tokens outside the bounds are not trained. If it is not set, it is
-    truncate with `model.engine: vllm` and with fp8 weights or keys and values, else none."""
+    clipped to the bounds. mask: the same, but tokens outside the bounds are not trained. If the rule is not set,
+    it is truncate with `model.engine: vllm` and with fp8 weights or keys and values, else none."""
     level: Literal["token", "sequence"] = "token"
     """One weight per token, or one per sequence."""
     high: float = Field(2.0, gt=0)
-    """Upper bound. With mask at least 1, which is the weight of a token on which learner and sampler agree."""
+    """Upper bound; with the rule mask, at least 1, the weight of a token on which learner and sampler agree."""
     low: float = Field(0.0, ge=0)
-    """Lower bound. With mask at most 1."""
+    """Lower bound; with the rule mask, at most 1."""
 
     @model_validator(mode="after")
     def _in_order(self) -> ImportanceConfig:
@@ -123,7 +123,7 @@ class DPOConfig(Section):
     """Learning from pairs: dpo, online-dpo."""
 
     beta: float = Field(0.1, gt=0)
-    """Strength of the reference."""
+    """How strongly the policy is kept close to the reference model."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """sigmoid: the log-sigmoid of the margin. ipo: the squared distance between the margin per token and 1 / (2
     beta)."""
@@ -135,7 +135,7 @@ class KTOConfig(Section):
     """Learning from single replies marked good or bad: kto."""
 
     beta: float = Field(0.1, gt=0)
-    """Strength of the reference."""
+    """How strongly the policy is kept close to the reference model."""
     desirable_weight: float = Field(1.0, ge=0)
     """Weight of the loss on good replies. If good and bad replies are not equally frequent, choose the two weights so
     that weight times count is 1 to 1.33 times larger on the good side (equation 8 of the paper)."""
@@ -162,7 +162,7 @@ class SaveConfig(Section):
     every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end and when the run is stopped."""
     minutes: float = Field(0.0, ge=0)
-    """Also save the next finished step after this many minutes; 0: never."""
+    """Also save when a step finishes and this many minutes have passed since the last save; 0: never."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep; the newest is always kept."""
     best: Words | None = "auto"
@@ -208,7 +208,7 @@ class TrainConfig(Section):
     """rl, online-dpo, ppo: sample a step's replies with the weights from this many steps earlier, while those steps are
     still being learned; 0: with the newest weights, strictly on-policy."""
     dynamic_sampling: int = Field(0, ge=0)
-    """rl: replace groups whose rewards are all equal by other rows, at most this many times per step."""
+    """rl: replace groups whose rewards are all equal by groups of other rows, at most this many times per step."""
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group's mean and divided by its standard deviation. dr-grpo: only centred. rloo: leave one
     out. separated: each part centred on its own, then summed ({non_negative: true}: only the main part can be
