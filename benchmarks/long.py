@@ -35,11 +35,10 @@ from upshot.engine.kernels import long
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.models.tiny import tiny_tokenizer
 from upshot.training.adapters import PROJECTIONS
-from upshot.training.learner.batch import Datum
+from upshot.training.learner.batch import Datum, end_to_end
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
 from upshot.training.learner.forward.select import set_checkpointing
-from upshot.training.learner.layout import end_to_end
 from upshot.training.learner.learner import Learner
 from upshot.training.learner.memory.plan import MemoryJob, MemorySetting, make_plan
 from upshot.training.learner.memory.shape import ModelShape

@@ -26,8 +26,8 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.engine.pages import PagePool
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
+from upshot.training.learner.batch import shared_tokens, tree, worth_sharing
 from upshot.training.learner.forward.attention import PackedAttention
-from upshot.training.learner.layout import shared_tokens, tree, worth_sharing
 
 WORDS = [f"w{number}" for number in range(500)]
 Parts = dict[str, float]

@@ -27,7 +27,7 @@ from benchmarks import learn
 from upshot.config.recipe import TrainConfig
 from upshot.models.tiny import tiny_tokenizer
 from upshot.training.learner.batch import Datum
-from upshot.training.learner.forward.block import Block
+from upshot.training.learner.forward.lean import Block
 from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.learner import Learner
 

@@ -142,7 +142,7 @@ def best_only(step, margin: float = 0.0):
 
 
 # %% Losses
-from upshot.training.objectives.surrogates.base import PolicyLoss  # noqa: E402
+from upshot.training.objectives.objectives import PolicyLoss  # noqa: E402
 
 
 def plain(batch, logprobs_M, config):

@@ -23,7 +23,7 @@ from upshot.rollout.credit.rules import rules
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import users
 from upshot.tasks.verifiers.base import verifiers
-from upshot.training.objectives.surrogates.base import surrogates
+from upshot.training.objectives.objectives import surrogates
 
 DOCS = Path(__file__).resolve().parent
 HEAD = """\

@@ -20,9 +20,9 @@ from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
 from upshot.training.adapters import add_lora
 from upshot.training.learner.batch import Datum
-from upshot.training.learner.forward.logprobs import token_logprobs
+from upshot.training.learner.forward.padded import token_logprobs
 from upshot.training.learner.learner import Learner
-from upshot.training.objectives.objectives import Sft
+from upshot.training.loops.sft import Sft
 
 
 def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from upshot.tasks.datasets import files
 from upshot.tasks.participants.base import users
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.withheld import WithheldTask
-from upshot.training.objectives.surrogates.base import surrogates
+from upshot.training.objectives.objectives import surrogates
 
 KINDS: list[Registry[Any]] = [tasks, metrics, users, managers, kinds, estimators, surrogates, verifiers, parsers]
 ELSEWHERE = {("talk", "samples"), ("talk", "rounds"), ("judged", "low"), ("judged", "high")}

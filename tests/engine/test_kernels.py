@@ -40,8 +40,8 @@ from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
 from upshot.engine.sequence import Rules, Sequence
+from upshot.training.learner.batch import Layout, Segment
 from upshot.training.learner.forward.attention import Flash, LongSegments, PackedAttention
-from upshot.training.learner.layout import Layout, Segment
 
 hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

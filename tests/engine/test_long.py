@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from upshot.engine.kernels.long import lay_out, long_attention, long_attention_backward, run_forward
 from upshot.engine.kernels.plain import AttentionOptions
+from upshot.training.learner.batch import end_to_end
 from upshot.training.learner.forward import attention
 from upshot.training.learner.forward.attention import PackedAttention
-from upshot.training.learner.layout import end_to_end
 
 HEADS, KV_HEADS, DIM, SCALE = 4, 2, 8, 0.3
 

@@ -26,10 +26,11 @@ from upshot.run.resume import resumed_recipe
 from upshot.run.run import train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
-from upshot.training.loops.evaluate import dpo_loss, sft_loss
+from upshot.training.loops.dpo import Dpo, dpo_loss
+from upshot.training.loops.evaluate import sft_loss
+from upshot.training.loops.sft import Sft
 from upshot.training.metrics.alarms import WINDOW, Alarms
 from upshot.training.metrics.best import BestTracker
-from upshot.training.objectives.objectives import Dpo, Sft
 
 LOTTERY = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
 

@@ -16,7 +16,7 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.minibatches import Lesson, learn
+from upshot.training.loops.phase import Lesson, learn
 
 TINY: dict[str, Any] = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}, "dtype": "float32"}
 """A model that a GPU's kernels take (heads of 16 or more), and float32 there too: bounds are the same everywhere."""

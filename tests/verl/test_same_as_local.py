@@ -33,7 +33,8 @@ from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
-from upshot.training.objectives.objectives import Sft, normalise
+from upshot.training.loops.sft import Sft
+from upshot.training.objectives.objectives import normalise
 from upshot.training.setup import sampling_of
 from upshot.verl.rows import record_of
 from upshot.verl.served import ConversationLink

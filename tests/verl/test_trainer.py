@@ -263,7 +263,7 @@ def test_what_a_user_must_mend_stops_the_run(queue: Queue) -> None:
 
 
 def test_rows_of_a_step_are_those_that_local_mode_picks_each_with_its_place() -> None:
-    from upshot.training.loops.minibatches import pick
+    from upshot.training.loops.phase import pick
 
     recipe = recipe_of("train.prompts_per_step=40")
     trainer = trainer_of(recipe, None)  # type: ignore[arg-type]

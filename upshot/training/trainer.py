@@ -39,10 +39,9 @@ from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
-from upshot.training.loops.minibatches import Lesson, learn
-from upshot.training.loops.sft import Dialogues
-from upshot.training.objectives.mismatch import logged_drift
-from upshot.training.objectives.objectives import Sft
+from upshot.training.loops.phase import Lesson, learn
+from upshot.training.loops.sft import Dialogues, Sft
+from upshot.training.objectives.objectives import logged_drift
 from upshot.training.snapshots import PolicyModel
 
 S = TypeVar("S", bound=Section)

@@ -14,7 +14,7 @@ from upshot.config.recipe import TrainConfig
 from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import ppo, rl
-from upshot.training.objectives.mismatch import LARGEST, MEAN
+from upshot.training.objectives.objectives import LARGEST, MEAN
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from upshot.engine.kernels.plain import AttentionOptions
+from upshot.training.learner.batch import Layout, end_to_end, tree
 from upshot.training.learner.forward.attention import PackedAttention
-from upshot.training.learner.layout import Layout, end_to_end, tree
 
 SCALE = 0.3
 

@@ -21,14 +21,15 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
-from upshot.training.learner.forward.block import Block
-from upshot.training.learner.forward.lean import LeanForward
+from upshot.training.learner.forward.lean import Block, LeanForward
 from upshot.training.learner.forward.lora_linear import Gradients, Product
 from upshot.training.learner.forward.packed import PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
 from upshot.training.learner.forward.select import forward_of, gradient_gap
 from upshot.training.learner.learner import Learner
-from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Sft
+from upshot.training.loops.dpo import Dpo
+from upshot.training.loops.sft import Sft
+from upshot.training.objectives.objectives import Objective, PolicyGradient
 
 SMALL: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,8 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.training.learner.batch import Datum, micro_batches, pack, shareable
-from upshot.training.learner.layout import end_to_end, shared_tokens, tree, worth_sharing
+from upshot.training.learner.batch import (
+    Datum,
+    end_to_end,
+    micro_batches,
+    pack,
+    shareable,
+    shared_tokens,
+    tree,
+    worth_sharing,
+)
 
 families = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=12)), min_size=1, max_size=12

@@ -16,10 +16,13 @@ from tests.training.workshop import datum, learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.adapters import add_lora
-from upshot.training.learner.forward.logprobs import token_logprobs
+from upshot.training.learner.forward.padded import token_logprobs
 from upshot.training.learner.learner import Learner, learning_rate
 from upshot.training.learner.optim.adamw import MasterAdamW
-from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
+from upshot.training.loops.dpo import Dpo
+from upshot.training.loops.ppo import Ppo
+from upshot.training.loops.sft import Sft
+from upshot.training.objectives.objectives import Objective, PolicyGradient
 
 LENGTHS = (5, 9, 6, 14, 8, 7)
 

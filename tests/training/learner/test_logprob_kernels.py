@@ -12,8 +12,8 @@ from tests.support.interpreter import hasten_interpreter
 from upshot.engine.kernels import logprobs as kernels
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.segment_sum import segment_sums
+from upshot.training.learner.batch import tree
 from upshot.training.learner.forward.attention import PackedAttention
-from upshot.training.learner.layout import tree
 
 hasten_interpreter()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from upshot.training.learner.forward import logprobs
-from upshot.training.learner.forward.logprobs import chunks, linear_logprobs
+from upshot.training.learner.forward import packed
+from upshot.training.learner.forward.packed import chunks, linear_logprobs
 
 ROWS, HIDDEN, VOCAB = 23, 8, 41
 
@@ -30,7 +30,7 @@ def at_once(hidden: Tensor, head: Any, targets: Tensor, temperature: float, cap:
 def test_chunks_change_nothing(
     rows: int, temperature: float, cap: float, entropy: bool, bias: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", rows * VOCAB * 4)
+    monkeypatch.setattr(packed, "CHUNK_BYTES", rows * VOCAB * 4)
     torch.manual_seed(0)
     hidden = torch.randn(ROWS, HIDDEN, requires_grad=True)
     head = nn.Linear(HIDDEN, VOCAB, bias=bias).requires_grad_(not frozen)
@@ -64,7 +64,7 @@ def test_no_chunk_is_larger_than_its_memory_and_all_rows_are_in_one() -> None:
     for rows in (1, 7, 1000, 12_345):
         parts = chunks(rows, 150_000, 2)
         assert [i for part in parts for i in range(part.start, part.stop)] == list(range(rows))
-        assert all((part.stop - part.start) * 150_000 * 2 <= logprobs.CHUNK_BYTES for part in parts)
+        assert all((part.stop - part.start) * 150_000 * 2 <= packed.CHUNK_BYTES for part in parts)
 
 
 def test_no_rows_are_no_log_probabilities() -> None:

@@ -28,7 +28,10 @@ from upshot.training.learner.forward.packed import PackedForward
 from upshot.training.learner.forward.padded import PaddedForward
 from upshot.training.learner.forward.select import forward_of
 from upshot.training.learner.learner import Learner
-from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
+from upshot.training.loops.dpo import Dpo
+from upshot.training.loops.ppo import Ppo
+from upshot.training.loops.sft import Sft
+from upshot.training.objectives.objectives import Objective, PolicyGradient
 
 SMALL: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -22,8 +22,7 @@ from upshot.run.folder import RunFolder
 from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
-from upshot.training.loops.rollouts import in_thread
-from upshot.training.snapshots import states_at_once
+from upshot.training.snapshots import in_thread, states_at_once
 
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},

@@ -28,7 +28,7 @@ from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_replaceable, other_rows, replace_flat
 from upshot.training.metrics.step import summarise
 from upshot.training.objectives.kl import charge_credit
-from upshot.training.objectives.mismatch import weigh, weigh_tokens
+from upshot.training.objectives.objectives import weigh, weigh_tokens
 
 
 def group(name: str, *rewards: float | None) -> list[Rollout]:

@@ -14,9 +14,12 @@ from tests.training.workshop import datum, learner, update
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.minibatches import Lesson, minibatches
+from upshot.training.loops.dpo import Dpo
+from upshot.training.loops.phase import Lesson, minibatches
+from upshot.training.loops.ppo import Ppo
+from upshot.training.loops.sft import Sft
 from upshot.training.metrics.alarms import bad_step
-from upshot.training.objectives.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
+from upshot.training.objectives.objectives import Objective, PolicyGradient
 
 LENGTHS = (5, 9, 6, 14, 8, 7, 11, 4, 13)
 

@@ -16,7 +16,8 @@ from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import kto
-from upshot.training.objectives.objectives import Dpo, PolicyGradient
+from upshot.training.loops.dpo import Dpo
+from upshot.training.objectives.objectives import PolicyGradient
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

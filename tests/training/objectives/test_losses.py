@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.training.learner.batch import Datum, pack
-from upshot.training.learner.forward.logprobs import token_logprobs
-from upshot.training.objectives.objectives import (
-    Denominator,
-    clipped_value,
-    kl_divergence,
-    kl_penalty,
-    normalise,
-    preference,
-)
+from upshot.training.learner.forward.padded import token_logprobs
+from upshot.training.loops.dpo import preference
+from upshot.training.loops.ppo import clipped_value
+from upshot.training.objectives.objectives import Denominator, kl_divergence, kl_penalty, normalise
 
 finite = st.floats(-4, 4)
 

@@ -10,9 +10,8 @@ import torch
 
 from tests.training.workshop import TINY, datum, learner, metrics, recipe, update
 from upshot.run.run import train
-from upshot.training.loops.minibatches import Lesson
-from upshot.training.objectives.mismatch import MismatchMeter, weigh
-from upshot.training.objectives.objectives import PolicyGradient
+from upshot.training.loops.phase import Lesson
+from upshot.training.objectives.objectives import MismatchMeter, PolicyGradient, weigh
 
 
 class Batchlike:

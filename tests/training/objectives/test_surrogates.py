@@ -20,8 +20,7 @@ from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Rollout
 from upshot.training.learner.batch import Datum, TrainBatch, pack
 from upshot.training.loops.rl import set_advantages
-from upshot.training.objectives.objectives import PolicyGradient
-from upshot.training.objectives.surrogates.base import PolicyLoss, surrogate, surrogates
+from upshot.training.objectives.objectives import PolicyGradient, PolicyLoss, surrogate, surrogates
 
 finite = st.floats(-4, 4)
 CONFIG = TrainConfig(clip={"low": 0.2, "high": 0.3})

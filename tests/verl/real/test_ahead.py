@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.verl.real.verl_run import SMALL, verl_run
 from upshot.core.files import read_jsonl
 from upshot.tasks.slots import SlotsTask
-from upshot.training.loops.minibatches import pick
+from upshot.training.loops.phase import pick
 
 STEPS, PROMPTS, REPLIES = 4, 4, 4
 AHEAD = ("credit.by=tree", "train.async_steps=1", "train.importance=truncate", f"train.steps={STEPS}", "eval.every=2")

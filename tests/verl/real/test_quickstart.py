@@ -32,7 +32,7 @@ from upshot.core.files import append_jsonl, read_jsonl
 from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
-from upshot.training.loops.minibatches import pick
+from upshot.training.loops.phase import pick
 from upshot.training.metrics.best import is_evaluation
 
 STEPS, PROMPTS, REPLIES = 20, 16, 8

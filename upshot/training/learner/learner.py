@@ -19,7 +19,7 @@ from upshot.engine.llama.driver import out_of_training
 from upshot.models.local import DAMAGED, describe_damage
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
-from upshot.training.learner.forward.dropout import without_dropout
+from upshot.training.learner.forward.packed import without_dropout
 from upshot.training.learner.forward.padded import Forward
 from upshot.training.learner.forward.select import forward_of
 from upshot.training.learner.optim.adamw import MasterAdamW
@@ -228,3 +228,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     done = min((step - warmup) / max(updates - warmup, 1), 1.0)
     left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule.name == "cosine" else 1 - done
     return config.lr * (config.schedule.min_lr + (1 - config.schedule.min_lr) * left)
+
+
+def all_finite(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return not weights or bool(torch.stack([weight.detach().isfinite().all() for weight in weights]).all())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from upshot.core.conversation import derive_seed
 from upshot.rollout.reply import Rollout
 from upshot.rollout.tree import is_flat
-from upshot.training.loops.minibatches import pick
+from upshot.training.loops.phase import pick
 
 
 def is_replaceable(group: Sequence[Rollout]) -> bool:

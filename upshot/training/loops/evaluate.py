@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-import torch
-
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
@@ -23,7 +21,6 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import HELD_OUT
 from upshot.training.metrics.step import by_group, summarise, task_metrics
-from upshot.training.objectives.objectives import preference
 
 
 async def play_held_out(run: LoopRun, services: Services, context: RolloutContext) -> Logs:
@@ -72,20 +69,6 @@ def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
     tokens = sum(sum(datum.mask) for datum in spoken)
     total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(spoken), spoken, strict=True))
     return {"loss/nll": -total / max(tokens, 1)}
-
-
-def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
-    """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
-    config, data = learner.config, list(chain.from_iterable(pairs))
-    gained = gains(learner, data)
-    if config.dpo.loss == "ipo":
-        gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
-    margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
-    return {
-        "loss/dpo": float(preference(margin, config.dpo.beta, config.dpo.loss).mean()),
-        "dpo/margin": float(config.dpo.beta * margin.mean()),
-        "dpo/accuracy": float((margin > 0).float().mean()),
-    }
 
 
 def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:

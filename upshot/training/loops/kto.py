@@ -22,8 +22,7 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dpo import reply_datum
 from upshot.training.loops.evaluate import gains
-from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.phase import learn_examples, load_examples
+from upshot.training.loops.phase import Lesson, learn_examples, load_examples
 from upshot.training.objectives.objectives import Objective
 
 

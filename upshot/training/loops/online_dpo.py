@@ -18,7 +18,7 @@ from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.dpo import prepare as prepare_pairs
-from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.phase import Lesson
 from upshot.training.loops.rl import Groups
 
 Candidate = Rollout | Branch

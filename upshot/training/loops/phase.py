@@ -1,16 +1,29 @@
-"""What the loops of all methods share: making the learner, timing and writing steps, evaluating, ending.
+"""What the loops of all methods share: making the learner, evaluating, learning and timing steps, ending.
 
 Evaluation comes before learning: a step's line holds the evaluation of the weights before its update. So nothing is
 awaited between an optimizer step and its line in the run folder, and Ctrl-C always finds a consistent run.
+
+A step learns a `Lesson` in minibatches with an optimizer step each, logged as one: means over all minibatches, weighed
+by the number of data in each, the number of skipped updates, and the drift of the first minibatch (later ones have
+other weights than the sampler had). How fast it was on this machine is logged under `time/`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import random
+import resource
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
+
+import torch
 
 from upshot.config.method import TrainingMethod, method_of
 from upshot.config.phases import WARM_START
@@ -18,15 +31,67 @@ from upshot.config.recipe import EvalConfig, TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
+from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.minibatches import Lesson, learn, pick
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
-from upshot.training.metrics.throughput import ThroughputMeter
+from upshot.training.objectives.objectives import Objective, logged_drift
 
 T = TypeVar("T")
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
+PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
+"""TFLOP/s of dense bfloat16, by a part of the device's name."""
+
+
+class ThroughputMeter:
+    """Measures the learner of a model."""
+
+    def __init__(self, module: Any, devices: int = 1) -> None:
+        self.device = module.device
+        embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        looked_up = [] if tied else [embedding.weight]
+        multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
+        # Two operations a weight forward, two for the gradient of what it reads, two for its own where it is trained.
+        self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        tera = next((tera for part, tera in PEAK.items() if part in name), 0)
+        self.peak = devices * tera * 1e12 if module.dtype in (torch.bfloat16, torch.float16) else 0.0
+
+    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
+        """How fast tokens were learned, and with which share of the device's peak where that is known."""
+        times = {"time/learn": seconds}
+        if tokens and seconds > 0:
+            times["time/learned_per_s"] = tokens / seconds
+            if self.peak:
+                times["time/mfu"] = tokens * self.flops / seconds / self.peak
+        return times
+
+    def step_times(self, started: float) -> dict[str, float]:
+        """Seconds since a step `started`, and the peak of the device's memory since the last call, in GiB; on the CPU
+        that of the process so far."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return {"time/step": time.perf_counter() - started, "time/memory_gib": peak / 2**30}
+
+
+@dataclass
+class Lesson:
+    """What is learned in a step."""
+
+    units: Sequence[Sequence[Datum]]
+    """Training data; the sequences of a unit stay in one minibatch."""
+    objective: Callable[[], Objective]
+    """The loss, made anew for each minibatch."""
+    logs: Logs = field(default_factory=dict)
+    """What to log, measured before the update."""
+    counts: Logs = field(default_factory=dict)
+    """What to log: how many sequences, pairs and tokens it has."""
 
 
 class TrainingPhase:
@@ -116,6 +181,60 @@ class TrainingPhase:
         if best is not None and best_metric(self.run.recipe):
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
+
+
+def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
+    """Learn what a step's replies or examples teach: loss, gradient and an optimizer step for each minibatch; what to
+    log. `seed`: for the order of minibatches."""
+    lesson = prepare(learner, items)
+    learned: list[tuple[Logs, Objective]] = []
+    drift = logged_drift(lesson.logs)
+    for units in minibatches(lesson.units, learner.config.minibatches, seed):
+        objective = lesson.objective()
+        logs = learner.forward_backward(units, objective)
+        drift = drift or objective.drift(learner.ranks)
+        learned.append((logs | learner.step(), objective))
+    return lesson.logs | join_logs(learned) | drift | lesson.counts
+
+
+def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
+    """The units in this many parts of nearly the same size, shuffled by the seed; fewer where there are fewer units."""
+    parts = min(parts, len(units))
+    order = pick(len(units), len(units), 0, seed) if parts > 1 else range(len(units))
+    ends = [len(units) * part // parts for part in range(parts + 1)] if parts else []
+    return [[units[i] for i in order[start:stop]] for start, stop in pairwise(ends)]
+
+
+def pick(size: int, count: int, step: int, seed: int) -> list[int]:
+    """The items of a step. Each pass over the data has a new order; the step number alone gives the position."""
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        epoch, position = divmod(place, size)
+        chosen.append(_order(size, derive_seed(seed, "epoch", epoch))[position])
+    return chosen
+
+
+@lru_cache(maxsize=8)
+def _order(size: int, seed: int) -> list[int]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def join_logs(learned: Sequence[tuple[Logs, Objective]]) -> Logs:
+    """What is logged of several minibatches: means over all their data, the last learning rate, all skipped updates."""
+    joined: Logs = {}
+    for name in dict.fromkeys(name for logs, _ in learned for name in logs):
+        values = [logs[name] for logs, _ in learned if name in logs]
+        if name == "train/skipped":
+            joined[name] = math.fsum(values)
+        elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
+            joined[name] = values[-1]
+        else:
+            weights = [1.0 if name == "train/grad_norm" else by.weight(name) for logs, by in learned if name in logs]
+            # No fsum: a gradient that is not finite has to show.
+            joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
+    return joined
 
 
 def load_examples(

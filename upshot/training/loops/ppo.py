@@ -16,15 +16,17 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
+import torch
+from torch import Tensor
+
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Branch, Rollout
-from upshot.training.learner.batch import Datum
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs
-from upshot.training.loops.minibatches import Lesson
+from upshot.training.loops.phase import Lesson
 from upshot.training.loops.rl import Groups, Units, as_units, make_lesson
-from upshot.training.objectives.mismatch import LogprobSource, weigh
-from upshot.training.objectives.objectives import Ppo
+from upshot.training.objectives.objectives import LogprobSource, PolicyGradient, normalise, weigh
 
 
 def prepare(learner: Learner, groups: Groups) -> Lesson:
@@ -145,3 +147,26 @@ def _spread(values: Sequence[float], datum: Datum) -> list[float]:
     for place, value in zip(datum.places, values, strict=True):
         out[place] = value
     return out
+
+
+def clipped_value(values_M: Tensor, old_M: Tensor, targets_M: Tensor, clip: float) -> Tensor:
+    """PPO's value loss per token: half the squared error, the larger of the plain and the clipped one."""
+    near = old_M + (values_M - old_M).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values_M - targets_M).square(), (near - targets_M).square())
+
+
+class Ppo(PolicyGradient):
+    """The clipped surrogate and the value head's loss."""
+
+    needs_values = True
+
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy loss + value_weight × value loss."""
+        loss, logs = super().loss(batch, output)
+        if output.values is None:
+            raise ValueError("ppo needs the value head's output")
+        columns = batch.columns
+        errors = clipped_value(output.values, columns["values"], columns["returns"], self.config.clip.high)
+        value_loss = normalise(errors, batch, self.by)
+        logs["loss/value"] = value_loss.detach()
+        return loss + self.config.ppo.value_weight * value_loss, logs

@@ -30,14 +30,12 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
 from upshot.training.loops.evaluate import play_held_out
-from upshot.training.loops.minibatches import Lesson, learn, pick
-from upshot.training.loops.phase import TrainingPhase
-from upshot.training.loops.rollouts import RolloutSchedule, in_thread, staleness
+from upshot.training.loops.phase import Lesson, TrainingPhase, learn, pick
 from upshot.training.metrics.pull import describe_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
-from upshot.training.objectives.mismatch import LogprobSource, weigh
-from upshot.training.objectives.objectives import Objective, PolicyGradient
+from upshot.training.objectives.objectives import LogprobSource, Objective, PolicyGradient, weigh
+from upshot.training.snapshots import RolloutSchedule, in_thread, staleness
 
 Groups = Sequence[Sequence[Rollout]]
 """A step's replies, those to one prompt together."""

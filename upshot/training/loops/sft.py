@@ -6,19 +6,20 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Message, Tools
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import read_dialogues
-from upshot.training.learner.batch import Datum
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import sft_loss
-from upshot.training.loops.minibatches import Lesson
-from upshot.training.loops.phase import learn_examples
-from upshot.training.objectives.objectives import Sft
+from upshot.training.loops.phase import Lesson, learn_examples
+from upshot.training.objectives.objectives import Objective, normalise
 
 
 class Dialogues(Sequence[Datum]):
@@ -70,3 +71,14 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         return Lesson(units, Sft)
 
     await learn_examples(run, config, data, prepare, evaluate)
+
+
+class Sft(Objective):
+    """Cross-entropy on the masked tokens."""
+
+    dropout = True
+
+    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean negative log-likelihood."""
+        loss = normalise(-output.logprobs, batch, self.by)
+        return loss, {"loss/nll": loss.detach()}

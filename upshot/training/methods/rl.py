@@ -28,6 +28,6 @@ class RLMethod(TrainingMethod):
 
     def check_loss(self, recipe: Recipe) -> None:
         """See `TrainingMethod`."""
-        from upshot.training.objectives.surrogates.base import surrogate
+        from upshot.training.objectives.objectives import surrogate
 
         surrogate(recipe.train.loss.name, recipe.train.loss.options)

@@ -15,7 +15,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit, is_turn
 from upshot.rollout.reply import Branch, Rollout
 from upshot.training.learner.batch import Datum
-from upshot.training.objectives.mismatch import LogprobSource
+from upshot.training.objectives.objectives import LogprobSource
 
 
 def charge_replies(

@@ -1,28 +1,47 @@
-"""What the learner minimises: losses as pure functions of log-probabilities, and one small class per training method.
+"""What the learner minimises: the policy gradient, and what an objective of any method is. The losses of the other
+methods stand beside their loops.
 
 Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`, whose modes
 are named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
 exactly the gradient of the whole.
+
+A surrogate turns log-probabilities, ratios and advantages into a loss per trained token. Your own is a function, named
+by its path: `train.loss: my_pkg.module:surrogate`, or with its keyword arguments beside it: `{name:
+my_pkg.module:surrogate, strength: 2}`. It gets the batch (`columns["old"]`, `columns["advantages"]`, and which sequence
+a token is of), the policy's log-probabilities of the trained tokens, and the recipe's `train` section.
+
+Sampler and learner compute one model twice. Before a step's first update both have the same weights: how far apart they
+are (drift) is rounding (other kernels, merged adapters), or a fault. Steps played ahead are a few versions behind as
+well. Importance ratios and clipping see all of it as a change of the policy. With `train.importance` the learner's own
+log-probabilities before the first update are what the ratio of the policy gradient is to (`Datum.old`), and each
+token's loss is weighed by learner / sampler, cut at bounds; the sampler's stay beside them (`Datum.sampled`). Without
+it, the sampler's count as the learner's own. A step's only update needs no forward of its own for that: it computes
+them anyway.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from upshot.config.recipe import ImportanceConfig, TrainConfig
+from upshot.config.registry import Registry, check_options
+from upshot.core.errors import UserError
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
-from upshot.training.objectives.mismatch import MismatchMeter
-from upshot.training.objectives.surrogates.base import check_shape, surrogate
 
 Logs = dict[str, Tensor]
 """Scalars where they were computed: to read one at once would wait for the GPU in every micro-batch."""
+MEAN, LARGEST = "policy/drift", "policy/drift_max"
+"""How the drift is logged."""
+RATIO, RATIO_MAX, RATIO_CUT = "policy/importance", "policy/importance_max", "policy/importance_cut"
+"""How the ratios are: their mean, the largest, the share out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +90,6 @@ def kl_penalty(logprobs: Tensor, old: Tensor, reference: Tensor, estimator: str)
     return (logprobs - old).exp() * divergence if estimator == "k3-corrected" else divergence
 
 
-def preference(margin_P: Tensor, beta: float, kind: str) -> Tensor:
-    """Loss per pair from how much more the chosen reply gained on the reference than the rejected one.
-
-    sigmoid (DPO): margins of summed log-probabilities. ipo: margins of their means over a reply's tokens, drawn towards
-    1 / (2 beta) instead of without end.
-    """
-    if kind == "sigmoid":
-        return -F.logsigmoid(beta * margin_P)
-    if kind == "ipo":
-        return (margin_P - 1 / (2 * beta)).square()
-    raise ValueError(f"unknown preference loss '{kind}'")
-
-
-def clipped_value(values_M: Tensor, old_M: Tensor, targets_M: Tensor, clip: float) -> Tensor:
-    """PPO's value loss per token: half the squared error, the larger of the plain and the clipped one."""
-    near = old_M + (values_M - old_M).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values_M - targets_M).square(), (near - targets_M).square())
-
-
 class Objective(ABC):
     """A loss over a step's data, computed micro-batch by micro-batch.
 
@@ -130,15 +130,42 @@ class Objective(ABC):
         return per_token.detach().sum() / max(self.tokens, 1)
 
 
-class Sft(Objective):
-    """Cross-entropy on the masked tokens."""
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Losses of the trained tokens, and what to log."""
 
-    dropout = True
+    loss_M: Tensor
+    ratio_M: Tensor
+    """The policy's probability over that at sampling time."""
+    clipped_M: Tensor
+    """1 where the clip binds: where the token is not pushed any further."""
 
-    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
-        """Mean negative log-likelihood."""
-        loss = normalise(-output.logprobs, batch, self.by)
-        return loss, {"loss/nll": loss.detach()}
+
+def check_shape(loss: PolicyLoss, logprobs_M: Tensor, name: str) -> None:
+    """Refuse a surrogate of the user's own whose result is not one number a trained token: a mean over them would be
+    divided by their number once more."""
+    for field in ("loss_M", "ratio_M", "clipped_M"):
+        shape = getattr(getattr(loss, field, None), "shape", None)
+        if shape != logprobs_M.shape:
+            returned = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
+            raise UserError(
+                f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
+                f"{returned} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
+            )
+
+
+Surrogate = Callable[[TrainBatch, Tensor, TrainConfig], PolicyLoss]
+
+surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.objectives.surrogates")
+"""Surrogates that a recipe can name in `train.loss`."""
+
+
+def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = "train.loss") -> Surrogate:
+    """The surrogate behind a name or path, with its options."""
+    function = surrogates.get(name, where)
+    arguments = {"batch": None, "logprobs_M": None, "config": None}
+    checked = check_options(function, options or {}, arguments, f"surrogate '{name}'", where)
+    return partial(function, **{key: value for key, value in checked.items() if key not in arguments})
 
 
 class PolicyGradient(Objective):
@@ -182,44 +209,99 @@ class PolicyGradient(Objective):
         return loss, logs
 
 
-class Ppo(PolicyGradient):
-    """The clipped surrogate and the value head's loss."""
+class LogprobSource(Protocol):
+    """What a learner says of data without learning from them: ours, or numbers that another program's has computed."""
 
-    needs_values = True
+    @property
+    def config(self) -> TrainConfig:
+        """How the policy learns."""
 
-    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
-        """Policy loss + value_weight × value loss."""
-        loss, logs = super().loss(batch, output)
-        if output.values is None:
-            raise ValueError("ppo needs the value head's output")
-        columns = batch.columns
-        errors = clipped_value(output.values, columns["values"], columns["returns"], self.config.clip.high)
-        value_loss = normalise(errors, batch, self.by)
-        logs["loss/value"] = value_loss.detach()
-        return loss + self.config.ppo.value_weight * value_loss, logs
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The value head's estimate before each trained token of the data."""
 
 
-class Dpo(Objective):
-    """Direct preference optimisation over pairs: chosen and rejected stand next to each other in the batch."""
+class MismatchMeter:
+    """Sees in passing how far the log-probabilities of a gradient's forward are from the sampled ones."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, importance: ImportanceConfig | None = None) -> None:
+        self.importance = importance
+        """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
+        self._gaps: list[Tensor] = []
+        """Of each micro-batch: `measure_gaps`."""
 
-    def weight(self, name: str) -> float:
-        """All that is logged are means over pairs."""
-        return max(self.by.sequences // 2, 1)
+    def watch(self, batch: TrainBatch, logprobs: Tensor) -> TrainBatch:
+        """Take note of a micro-batch; as it is, or weighed by the learner's log-probabilities [M]."""
+        if not len(logprobs):
+            return batch
+        sampled = batch.columns["old"]
+        differences = logprobs - sampled
+        if self.importance is None:
+            self._gaps.append(measure_gaps(differences))
+            return batch
+        weights, gaps = weigh_tokens(differences, batch.sums(differences)[batch.owner], self.importance)
+        self._gaps.append(gaps)
+        return replace(batch, columns={**batch.columns, "old": logprobs, "sampled": sampled, "weights": weights})
 
-    def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
-        """Mean over pairs of the preference loss."""
-        policy, reference = batch.sums(output.logprobs), batch.sums(batch.columns["reference"])
-        gained = policy - reference
-        if self.config.dpo.loss == "ipo":
-            gained = gained / batch.counts().clamp(min=1)
-        margin = gained[::2] - gained[1::2]
-        pairs = max(self.by.sequences // 2, 1)
-        loss = preference(margin, self.config.dpo.beta, self.config.dpo.loss).sum() / pairs
-        return loss, {
-            "loss/dpo": loss.detach(),
-            "dpo/accuracy": (margin.detach() > 0).float().sum() / pairs,
-            "dpo/margin": self.config.dpo.beta * margin.detach().sum() / pairs,
-        }
+    def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Mean and largest difference, and what was made of it, over all ranks; nothing where nothing was sampled."""
+        of_rank = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
+        return join_gaps([row for rows in ranks.all_gather_object("drift", of_rank) for row in rows])
+
+
+def logged_drift(logs: Mapping[str, float]) -> dict[str, float]:
+    """The drift that is logged already, by `weigh`."""
+    return {name: logs[name] for name in (MEAN, LARGEST) if name in logs}
+
+
+def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
+    """Set `old`, `sampled` and `weights` of the data where the recipe asks for it; what to log."""
+    config = learner.config.importance
+    if config.rule == "none":
+        return {}
+    gaps: list[list[float]] = []
+    for datum, logprobs in zip(data, learner.logprobs(data), strict=True):
+        places = datum.places
+        datum.sampled, datum.old, datum.weights = datum.old, logprobs, [0.0] * len(datum.ids)
+        if places:
+            differences = torch.tensor([logprobs[i] - datum.sampled[i] for i in places], dtype=torch.float64)
+            weights, measured = weigh_tokens(differences, differences.sum().expand(len(places)), config)
+            gaps.append(measured.tolist())
+            for place, weight in zip(places, weights.tolist(), strict=True):
+                datum.weights[place] = weight
+    return join_gaps(gaps)
+
+
+def weigh_tokens(differences: Tensor, of_sequence: Tensor, config: ImportanceConfig) -> tuple[Tensor, Tensor]:
+    """The weight of each token, learner / sampler within bounds, and what `measure_gaps` says of the ratios.
+
+    differences: learner - sampler in log-probability, by token. of_sequence: the sum of those of the token's sequence.
+    """
+    ratios = (of_sequence if config.level == "sequence" else differences).clamp(max=80.0).exp()  # float32 ends there
+    outside = (ratios < config.low) | (ratios > config.high)
+    weights = ratios.clamp(config.low, config.high)
+    weights = weights.masked_fill(outside, 0.0) if config.rule == "mask" else weights
+    return weights, measure_gaps(differences, ratios, outside)
+
+
+def measure_gaps(differences: Tensor, ratios: Tensor | None = None, outside: Tensor | None = None) -> Tensor:
+    """Tokens, the sum of their differences, the largest; of ratios their sum, the largest, how many are outside."""
+    gap = differences.abs()
+    numbers = [torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]
+    if ratios is not None and outside is not None:
+        numbers += [ratios.sum(), ratios.amax(), outside.sum().to(ratios)]
+    return torch.stack(numbers)
+
+
+def join_gaps(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """What to log of several `measure_gaps`."""
+    if not rows:
+        return {}
+    count, gaps, largest, *of_ratios = zip(*rows, strict=True)
+    logs = {MEAN: sum(gaps) / sum(count), LARGEST: max(largest)}
+    if of_ratios:
+        ratios, highest, outside = of_ratios
+        logs |= {RATIO: sum(ratios) / sum(count), RATIO_MAX: max(highest), RATIO_CUT: sum(outside) / sum(count)}
+    return logs

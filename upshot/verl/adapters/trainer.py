@@ -31,9 +31,9 @@ from upshot.run.folder import RunFolder
 from upshot.training.learner.learner import learning_rate
 from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
 from upshot.training.loops.evaluate import summarise_held_out
-from upshot.training.loops.minibatches import pick
+from upshot.training.loops.phase import pick
 from upshot.training.loops.rl import measure, stop_if_missing
-from upshot.training.loops.rollouts import staleness
+from upshot.training.snapshots import staleness
 from upshot.verl.adapters.budget import find_budget
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.adapters.phases import report_phases

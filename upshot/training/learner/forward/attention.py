@@ -21,8 +21,7 @@ from torch import Tensor
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes, lay_out, long_attention_backward, run_forward
 from upshot.engine.kernels.plain import AttentionOptions
-from upshot.training.learner.batch import on_device, sum_rows
-from upshot.training.learner.layout import Layout
+from upshot.training.learner.batch import Layout, on_device, sum_rows
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 """(layer, q [N, heads, dim], k, v [N, kv_heads, dim], options) → [N, heads, dim], differentiable; without sinks."""

@@ -1,19 +1,43 @@
-"""The learner's forward over flat tokens: no padding, and logits only of what is trained."""
+"""The learner's forward over flat tokens: no padding, and logits only of what is trained.
+
+Hidden states are computed by `lean.py`, or by transformers with our attention in it. The head takes their rows in
+chunks, so that all logits are never there at once: product with the head, log-sum-exp and pick (and entropy) in one
+pass over the logits; on the way back the logits are computed again and become their own gradients in place. The head
+comes last on the way there and first on the way back, so the last chunk's logits are kept: that costs no memory at the
+peak, and where one chunk holds all rows nothing is computed twice. A head that is frozen needs no second time at all:
+the gradient of a row's hidden state is that of its log-probability, computed on the way there, times a number that is
+known on the way back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from upshot.engine.kernels import plain
+from upshot.engine.kernels.plain import cap_logits
 from upshot.engine.llama.attention import attend_by, over_tokens
 from upshot.engine.llama.shape import causal_lm, configs_of
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.learner.forward.attention import Attend, IndexedRows, PackedAttention
-from upshot.training.learner.forward.logprobs import linear_logprobs
 from upshot.training.learner.forward.padded import Forward, values_of
+
+CHUNK_BYTES = 1 << 30
+"""The most memory that a chunk's logits take: one chunk is there at a time."""
+
+
+def kernels_for(x: Tensor) -> Any:
+    """The functions of `plain` for the device of a tensor: Triton's on a GPU, PyTorch's own elsewhere."""
+    if not x.is_cuda:
+        return plain
+    from upshot.engine.kernels import gpu
+
+    return gpu
 
 
 class HiddenStates(Protocol):
@@ -84,3 +108,146 @@ class ModuleHidden:
                 yield
         finally:
             self._attend = before
+
+
+@contextmanager
+def without_dropout(module: Any) -> Iterator[None]:
+    """Evaluation mode for forward and backward, in which gradient checkpointing still works.
+
+    transformers checkpoints a layer only while that layer is in training mode. So such a layer is, but only until its
+    own forward begins (and begins again, in the backward).
+    """
+    module.eval()
+    layers = [layer for layer in module.modules() if vars(layer).get("gradient_checkpointing")]
+    functions = [layer._gradient_checkpointing_func for layer in layers]
+    try:
+        for layer, function in zip(layers, functions, strict=True):
+            layer.training = True
+            layer._gradient_checkpointing_func = _calm_layer(layer, function)
+        yield
+    finally:
+        for layer, function in zip(layers, functions, strict=True):
+            layer._gradient_checkpointing_func = function
+        module.train()
+
+
+def _calm_layer(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    def call(forward: Callable[..., Any], *args: Any) -> Any:
+        def calm(*inner: Any) -> Any:
+            layer.training = False
+            try:
+                return forward(*inner)
+            finally:
+                layer.training = True
+
+        return checkpoint(calm, *args)
+
+    return call
+
+
+def linear_logprobs(
+    hidden: Tensor, head: Any, targets: Tensor, temperature: float = 1.0, entropy: bool = False, cap: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(z / temperature) at the targets [M], float32, for z = head(hidden [M, h]); and entropies, if asked.
+
+    `temperature` 0 counts as 1 (greedy sampling reports log-probabilities at 1). `cap` > 0: z is cap × tanh(z / cap).
+    """
+    if not len(hidden):
+        return hidden.float().sum(-1), hidden.float().sum(-1) if entropy else None
+    inverse = 1 / temperature if temperature else 1.0
+    if not (type(head) is nn.Linear and head.bias is None and head.weight.is_floating_point()):
+        return _by_module(hidden, head, targets, inverse, entropy, cap)  # more than a product with its weight
+    logprobs, entropies = LinearLogprobs.apply(hidden, head.weight, targets, inverse, entropy, cap)
+    return logprobs, entropies if entropy else None
+
+
+def chunks(rows: int, vocab: int, size: int) -> list[slice]:
+    """Slices of about equal length whose logits take at most `CHUNK_BYTES`."""
+    most = max(CHUNK_BYTES // (vocab * size), 1)
+    step = -(-rows // -(-rows // most))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class LinearLogprobs(torch.autograd.Function):
+    """See `linear_logprobs`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inverse: float, entropy: bool, cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (zeros unless asked for)."""
+        kernels, parts = kernels_for(hidden), chunks(len(hidden), len(weight), hidden.element_size())
+        columns = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
+        frozen = ctx.needs_input_grad[0] and not ctx.needs_input_grad[1] and not entropy
+        units = torch.empty_like(hidden) if frozen else None
+        logits = hidden.new_empty(0)
+        for part in parts:
+            del logits
+            logits = hidden[part] @ weight.t()
+            columns[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
+            if units is not None:
+                ones = torch.ones_like(columns[0, part])
+                kernels.token_logprobs_backward(
+                    logits, targets[part], columns[1, part], columns[2, part], ones, None, inverse, cap
+                )
+                torch.mm(logits, weight, out=units[part])
+        if units is not None:
+            ctx.save_for_backward(units)
+            return columns[0], columns[2]
+        kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
+        ctx.save_for_backward(hidden, weight, targets, columns[1], columns[2])
+        ctx.kept, ctx.parts, ctx.options = kept, parts, (inverse, cap, entropy)
+        return columns[0], columns[2]
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor, entropy_grads: Tensor) -> Any:
+        """Gradients of the hidden states and of the weight, the latter added up in float32."""
+        if len(ctx.saved_tensors) == 1:  # the gradients of log-probabilities of a frozen head
+            (units,) = ctx.saved_tensors
+            return (units * grads[:, None]).to(units.dtype), None, None, None, None, None
+        hidden, weight, targets, sums, entropy = ctx.saved_tensors
+        inverse, cap, asked = ctx.options
+        grads, entropy_grads = grads.contiguous(), entropy_grads.contiguous()
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight: Tensor | None = None
+        logits, ctx.kept = ctx.kept, None
+        for part in reversed(ctx.parts):
+            if logits is None:
+                logits = hidden[part] @ weight.t()
+            spread = entropy_grads[part] if asked else None
+            kernels_for(logits).token_logprobs_backward(
+                logits, targets[part], sums[part], entropy[part], grads[part], spread, inverse, cap
+            )
+            if d_hidden is not None:
+                torch.mm(logits, weight, out=d_hidden[part])
+            if ctx.needs_input_grad[1]:
+                more = logits.t() @ hidden[part]
+                if len(ctx.parts) > 1:
+                    d_weight = more.float() if d_weight is None else d_weight.add_(more)
+                else:
+                    d_weight = more
+            logits = None
+        if d_weight is not None:
+            d_weight = d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None, None, None, None
+
+
+def _by_module(
+    hidden: Tensor, head: Any, targets: Tensor, inverse: float, entropy: bool, cap: float
+) -> tuple[Tensor, Tensor | None]:
+    """The same through a head that is a module of its own kind (an adapter on it, a bias): chunk by chunk, twice."""
+
+    def chunk_logprobs(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        every = (cap_logits(head(rows).float(), cap) * inverse).log_softmax(-1)
+        spread = -(every.exp() * every).sum(-1) if entropy else every.new_zeros(len(rows))
+        return every.gather(-1, wanted[:, None])[:, 0], spread
+
+    parts = chunks(len(hidden), vocabulary(head), 4)
+    pieces = [checkpoint(chunk_logprobs, hidden[part], targets[part], use_reentrant=False) for part in parts]
+    logprobs, entropies = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return logprobs, entropies if entropy else None
+
+
+def vocabulary(head: Any) -> int:
+    """How many logits a head gives."""
+    return int(getattr(head, "out_features", 0) or head.weight.shape[0])

@@ -1,4 +1,4 @@
-"""How the learner reads a batch: a forward of the model that says what its trained tokens are worth."""
+"""How the learner reads a batch: a forward of the model that says what its trained tokens are worth. Here: padded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from upshot.engine.exact.forward import ExactForward
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
-from upshot.training.learner.forward.logprobs import entropies, token_logprobs
 
 
 class Forward(ABC):
@@ -74,3 +74,21 @@ def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:
     """What the value head says where each token is predicted."""
     out: Tensor = head(hidden.to(head.weight.dtype))
     return out.squeeze(-1)
+
+
+def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of every token given those before it; position 0, which nothing precedes, gets 0."""
+    logits = logits_B_T_V[:, :-1].float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    picked = -F.cross_entropy(logits.flatten(0, 1), ids_B_T[:, 1:].flatten(), reduction="none")
+    return F.pad(picked.view(ids_B_T.shape[0], -1), (1, 0))
+
+
+def entropies(logits_M_V: Tensor, temperature: float) -> Tensor:
+    """Entropy of softmax(logits / temperature), one a row."""
+    logits = logits_M_V.float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)

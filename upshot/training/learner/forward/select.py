@@ -25,11 +25,9 @@ from upshot.engine.llama.block import has_derivative
 from upshot.engine.llama.driver import out_of_training
 from upshot.engine.llama.shape import causal_lm
 from upshot.training.learner.batch import Datum, pack
-from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.lean import Checkpointing, LeanForward
-from upshot.training.learner.forward.logprobs import token_logprobs
-from upshot.training.learner.forward.packed import HiddenStates, ModuleHidden, PackedForward
-from upshot.training.learner.forward.padded import Forward, PaddedForward
+from upshot.training.learner.forward.packed import HiddenStates, ModuleHidden, PackedForward, without_dropout
+from upshot.training.learner.forward.padded import Forward, PaddedForward, token_logprobs
 
 LENGTHS = (30, 21, 3)
 """Of the sequences that a forward is tried on; the second begins like the first."""

@@ -18,8 +18,7 @@ from upshot.engine.llama.agreement import FAILURES
 from upshot.models.local import pick_device
 from upshot.models.tiny import tiny_config
 from upshot.training.learner.batch import WITHOUT_PLAN, Datum, pack
-from upshot.training.learner.forward.dropout import without_dropout
-from upshot.training.learner.forward.packed import PackedForward
+from upshot.training.learner.forward.packed import PackedForward, without_dropout
 from upshot.training.learner.forward.select import at_rest, checkpointing_of, set_checkpointing, states_of
 from upshot.training.learner.memory.plan import GIB, MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
 from upshot.training.learner.memory.shape import ModelShape, find_config

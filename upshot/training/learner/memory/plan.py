@@ -17,7 +17,7 @@ from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
 from upshot.training.learner.forward.lean import Checkpointing
-from upshot.training.learner.forward.logprobs import CHUNK_BYTES
+from upshot.training.learner.forward.packed import CHUNK_BYTES
 from upshot.training.learner.memory.shape import ModelShape, find_config
 from upshot.training.snapshots import states_at_once
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import TrainBatch
-from upshot.training.objectives.surrogates.base import PolicyLoss, surrogates
+from upshot.training.objectives.objectives import PolicyLoss, surrogates
 
 
 @surrogates.register("clipped")
