@@ -29,6 +29,9 @@ settings.register_profile("explore", **untimed)
 settings.register_profile("repeatable", derandomize=True, **untimed)
 settings.load_profile("repeatable")
 
+# What a test writes need not survive a power failure, and waiting for the disk takes longer than many a training step.
+os.fsync = lambda file: None  # type: ignore[assignment]
+
 # A shell that starts the tests in the background has them, and every command that they start, ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -60,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What was collected lives as long as the process: a run's last collection of garbage need not look through it."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # models, kernels and parsers make many objects and few circles
     atexit.register(gc.unfreeze)  # triton's bindings report as leaked what stays frozen to the end
 
 

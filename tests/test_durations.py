@@ -104,7 +104,18 @@ def test_seconds_are_those_of_the_reference_machine(monkeypatch: pytest.MonkeyPa
     clock = Clock()
     assert pace.slower == pytest.approx(3)
     monkeypatch.setattr("tests.durations._cpu", lambda: (clock.cpu + 6.0, clock.children + 3.0))
+    monkeypatch.setattr("tests.durations.monotonic", lambda: clock.wall + 9.0)
     assert clock.seconds() == pytest.approx(3.0), "a third of what was counted here; nothing was slept"
+
+
+def test_a_server_that_ends_adds_nothing_that_tests_waited_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.durations.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("tests.durations._queued", lambda: 0.0)
+    monkeypatch.setattr("tests.durations.PACE", Pace())
+    clock = Clock()
+    monkeypatch.setattr("tests.durations._cpu", lambda: (clock.cpu, clock.children + 30.0))
+    monkeypatch.setattr("tests.durations.monotonic", lambda: clock.wall + 0.5)
+    assert clock.seconds() == pytest.approx(2 * 0.5), "two cores, half a second"
 
 
 def test_the_recorder_runs_beside_fixtures_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
