@@ -114,8 +114,7 @@ class Engine:
             from upshot.engine.cuda.runner import CudaRunner
             from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
-            self._await_weights()
-            with self._own_device():
+            with self._own_device(weights_written=True):
                 self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
                     model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings, swap_slot
                 )
@@ -135,18 +134,18 @@ class Engine:
             self.scheduler.holds = lambda: swap_slot.holds
 
     @contextmanager
-    def _own_device(self) -> Iterator[None]:
-        """Make the model's GPU the current device, on which kernels, streams and graphs run."""
+    def _own_device(self, weights_written: bool = False) -> Iterator[None]:
+        """Make the model's GPU the current device, on which kernels, streams and graphs run.
+
+        `weights_written`: make steps on a separate stream wait until the weights are written.
+        """
         if self.shape.device.type != "cuda":
             yield
             return
+        if weights_written and self.stream is not None:
+            self.stream.wait_stream(torch.cuda.default_stream(self.shape.device))
         with torch.cuda.device(self.shape.device), torch.cuda.stream(self.stream) if self.stream else nullcontext():
             yield
-
-    def _await_weights(self) -> None:
-        """Make steps on a separate stream wait until the weights are written."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.default_stream(self.shape.device))
 
     @property
     def _max_running(self) -> int:
@@ -291,12 +290,11 @@ class Engine:
     def weights_changed(self) -> int:
         """Call after every change of the weights; the new version."""
         self._drain()
-        self._await_weights()
         self.version += 1
         self.scheduler.restart()
         self.pool.forget()
         if not self.parked:
-            with self._own_device():
+            with self._own_device(weights_written=True):
                 self.runner.forget()
         return self.version
 
@@ -323,8 +321,7 @@ class Engine:
             return
         if self.swap_slot is None:
             self._return_memory()  # pages need one contiguous block, and cached memory of others may split it
-        self._await_weights()
-        with self._own_device():
+        with self._own_device(weights_written=True):
             self.runner.resume()
         self.parked = False
 
@@ -366,7 +363,8 @@ class Engine:
         self._committing = True
         try:
             self.scheduler.commit(rows, ids, logprobs, self.version)
-            self.scheduler.commit_scores(scored, self.version)
+            if scored:
+                self.scheduler.commit_scores(scored, self.version)
         finally:
             self._committing = False
 

@@ -157,13 +157,14 @@ class Scheduler:
         return True
 
     def _chunk(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        start, left = seq.computed, seq.reads - seq.computed
+        to_read = len(seq.ids) - seq.given  # the last given id need not be read
+        start, left = seq.computed, to_read - seq.computed
         if left >= WHOLE and left > budget:
             if chunks and left <= self.chunk_tokens:
                 return 0  # it fits into a step of its own, the next
             if not chunks:
                 budget = min(left, self.chunk_tokens)
-        stop = min(seq.reads, start + budget)
+        stop = min(to_read, start + budget)
         if seq.given:
             first = max(start, seq.spared)
             stop = min(stop, first + self._score_room)
@@ -173,13 +174,13 @@ class Scheduler:
         seq.computed = stop
         self._publish(seq, stop)
         samplers: list[Sequence] = []
-        if stop == seq.reads:
+        if stop == to_read:
             self._reading.remove(seq)
-        if stop == seq.reads and seq.given:
+        if stop == to_read and seq.given:
             seq.pending = 1
             self.running[seq] = None  # until its log-probabilities are there; never among the rows
-        elif stop == seq.reads:
-            samplers = [seq, *self._fork_siblings(seq)]
+        elif stop == to_read:
+            samplers = [seq, *self._fork_siblings(seq)] if seq.siblings else [seq]
             for sampler in samplers:
                 sampler.pending = 1
             self._run(samplers)
@@ -308,27 +309,23 @@ class Scheduler:
         size, length = self.pool.page_size, len(seq.ids)
         if (length - 1) % size == 0:
             self._publish(seq, length - 1)
+        rules = seq.rules
         try:
-            ended = self._ends(seq, token, logprob)
+            if seq.error is not None:  # its grammar failed before the id was drawn
+                raise seq.error
+            if seq.on_token is not None:
+                seq.on_token(seq, token, logprob)
+            ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
+            ended = ended or (rules.stopped is not None and rules.stopped(seq.sampled))
         except Exception as error:  # of this request's callback, stop check or grammar: only this request fails
             self.fail(seq, error)
             return
+        if seq.on_token is None and seq.grammar is None and rules.stopped is None:
+            seq.check = min(length + size - (length - 1) % size, seq.max_length)
         if ended:
             self.finish(seq, "stop")
         elif length >= seq.max_length:
             self.finish(seq, "length")
-
-    def _ends(self, seq: Sequence, token: int, logprob: float) -> bool:
-        """Call the listener; whether the id ends the sequence."""
-        if seq.error is not None:  # its grammar failed before the id was drawn
-            raise seq.error
-        rules, size, length = seq.rules, self.pool.page_size, len(seq.ids)
-        if seq.on_token is not None:
-            seq.on_token(seq, token, logprob)
-        if seq.on_token is None and seq.grammar is None and rules.stopped is None:
-            seq.check = min(length + size - (length - 1) % size, seq.max_length)
-        ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
-        return ended or (rules.stopped is not None and rules.stopped(seq.sampled))
 
     def _publish(self, seq: Sequence, known: int) -> None:
         """Offer the pages that the first `known` ids fill to the prefix cache."""

@@ -126,11 +126,6 @@ class Sequence:
         self.max_length = self.prompt_len + self.rules.max_tokens
 
     @property
-    def reads(self) -> int:
-        """Ids to be read before it samples or is done: the last given id need not be read."""
-        return len(self.ids) - self.given
-
-    @property
     def spared(self) -> int:
         """Ids that need not be read if their keys and values are cached: those whose logits are not needed."""
         return (self.prompt_len if self.given else len(self.ids)) - 1
@@ -190,7 +185,8 @@ class DecodeRows:
     def look_next(self, seq: Sequence) -> None:
         """Something happened to a row's pages: look at it in the next step."""
         if 0 <= seq.due != self.step + 1:
-            self._enter(seq, self.step + 1)
+            seq.due = self.step + 1
+            self._calendar.setdefault(seq.due, []).append(seq)
 
     def turn(self) -> list[Sequence]:
         """Begin a step: the sequences that need a look in it."""
@@ -203,11 +199,8 @@ class DecodeRows:
         """The sequence takes part in this step; enter when to look again: where a page begins, or after its last id."""
         size = self.page_size
         length = seq.length
-        self._enter(seq, self.step + min(size - (length - 1) % size, seq.max_length - length))
-
-    def _enter(self, seq: Sequence, step: int) -> None:
-        seq.due = step
-        self._calendar.setdefault(step, []).append(seq)
+        seq.due = self.step + min(size - (length - 1) % size, seq.max_length - length)
+        self._calendar.setdefault(seq.due, []).append(seq)
 
     def current(self) -> list[Sequence]:
         """The rows of this step: the same list object as in the last step if no sequence joined or left."""

@@ -38,14 +38,8 @@ class EngineModel(Model):
         self.abilities, self.no_schema = grammars.local_abilities(), grammars.missing_library()
         self.calls = 0
 
-    async def generate(self, request: Request) -> list[Completion]:
-        """`request.n` completions on the weights as they are."""
-        return await self.stream(request)
-
-    async def stream(
-        self, request: Request, on_token: Callable[[Running, int, float], None] | None = None
-    ) -> list[Completion]:
-        """The same; `on_token` hears of each token when it is sampled."""
+    async def generate(self, request: Request, on_token: Token | None = None) -> list[Completion]:
+        """`request.n` completions on the weights as they are; `on_token` hears of each token when it is sampled."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left = 1 if request.given else request.n
 
@@ -168,8 +162,11 @@ class EngineModel(Model):
         if seq.given:
             read = len(seq.ids)
             return Completion("", seq.finish, ids, logprobs, (), read, version=seq.version, top_logprobs=tops)
-        text, stopped = cut_at_stop(self.tokenizer.decode(seq.sampled, skip_special_tokens=True), sampling.stop)
-        finish, counts = "stop" if stopped else seq.finish, (seq.prompt_len, len(ids))
+        text, finish = self.tokenizer.decode(seq.sampled, skip_special_tokens=True), seq.finish
+        if sampling.stop:
+            text, stopped = cut_at_stop(text, sampling.stop)
+            finish = "stop" if stopped else finish
+        counts = (seq.prompt_len, len(ids))
         return Completion(text, finish, ids, logprobs, (), *counts, version=seq.version, top_logprobs=tops)
 
     async def aclose(self) -> None:

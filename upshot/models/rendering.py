@@ -264,7 +264,8 @@ class Renderer:
     ) -> str:
         """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
         shown = [_for_template(message) for message in before]
-        shown += [self._special.guard_all(_for_template(one), self._keep(one.role)) for one in messages]
+        for message in messages:
+            shown.append(self._special.guard_all(_for_template(message), self._keep(message.role)))
         return self._fill(shown, self._special.guard_all(list(tools), self._keep("system")), generation)
 
     def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 GUARD = "\ufdd0"
@@ -120,6 +120,7 @@ class TokenPieces:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         self._texts: dict[int, str] = {}
 
     @cached_property
@@ -127,9 +128,6 @@ class TokenPieces:
         """Ids to put before a token, and their text: SentencePiece decoders strip the space a text begins with."""
         ids = self.tokenizer.encode("a", add_special_tokens=False)[-1:]
         return ids, self._decode(ids)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def text(self, token: int) -> str:
         """The token's text in the middle of a text; U+FFFD for parts of characters."""

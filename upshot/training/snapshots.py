@@ -32,7 +32,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.event_loop import Stopwatch
 from upshot.core.files import write_folder
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, Token
 from upshot.models.base import Completion, Model, PolicySampler, Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
@@ -135,12 +135,12 @@ class PolicyModel(EngineModel, PolicySampler):
         self.ahead: Sequence[FrozenPolicy] = ()
         """Copies that play steps ahead of the learner."""
 
-    async def generate(self, request: Request) -> list[Completion]:
+    async def generate(self, request: Request, on_token: Token | None = None) -> list[Completion]:
         """What the policy says, or the copy that plays this step."""
         playing = PLAYING.get()
         if playing is None:
-            return await super().generate(request)
-        return await self.ahead[playing % len(self.ahead)].generate(request)
+            return await super().generate(request, on_token)
+        return await self.ahead[playing % len(self.ahead)].generate(request, on_token)
 
     def play_ahead(self, steps: int) -> None:
         """Have copies that play this many steps ahead; called before any other copy is made."""

@@ -48,16 +48,7 @@ class DecodeStep:
         self.length = int(places_in_row.max()) + 1
         # Rows of one length see all there is.
         self._masks: dict[int, Tensor | None] = {0: None} if int(places_in_row.min()) + 1 == self.length else {}
-
-    def mask(self, window: int) -> Tensor | None:
-        """Which positions of its own part each row sees."""
-        if window not in self._masks:
-            back = self.own[:, None] - torch.arange(self.length)
-            seen = back >= 0
-            if window:
-                seen &= back < window
-            self._masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
-        return self._masks[window]
+        """By the size of a sliding window: which positions of its own part each row sees."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
@@ -72,7 +63,11 @@ class DecodeStep:
         heads, kv_heads = q.shape[1], k.shape[1]
         # The heads that share a key head are its queries: nothing is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
-        mask = self.mask(options.window)
+        if options.window not in self._masks:
+            back = self.own[:, None] - torch.arange(self.length)
+            seen = (back >= 0) & (back < options.window) if options.window else back >= 0
+            self._masks[options.window] = None if bool(seen.all()) else seen[:, None, None, :]
+        mask = self._masks[options.window]
         if self.window is not None and self.window.stacks:
             stacks = self.window.stacks
             return attend_with_prefixes(layer, grouped, keys, values, mask, stacks, options.scale).reshape(q.shape)
@@ -123,21 +118,19 @@ class PrefillStep:
         self.store = store
         self.cells = torch.from_numpy(np.concatenate([store.cells(c.seq, c.start, c.stop) for c in chunks]))
         self.positions = torch.from_numpy(np.concatenate([np.arange(c.start, c.stop) for c in chunks]))
-        self.groups = [self._group(items) for items in group_chunks(chunks)]
-
-    def _group(self, items: list[tuple[int, Chunk]]) -> Group:
-        longest = max(c.stop - c.start for _, c in items)
-        starts = np.array([c.start for _, c in items])
-        sizes = np.array([c.stop - c.start for _, c in items])
-        offsets = np.array([o for o, _ in items])
-        steps = np.arange(longest)
-        real = steps < sizes[:, None]
-        rows = torch.from_numpy(offsets[:, None] + np.where(real, steps, 0))
-        if not starts.any():
-            return Group(rows, torch.from_numpy(real), None, None)
-        table = self.store.table([(chunk.seq, 0, chunk.stop) for _, chunk in items])
-        queries = torch.from_numpy(starts[:, None] + np.where(real, steps, 0))
-        return Group(rows, torch.from_numpy(real), table, (queries, torch.arange(table.shape[1])))
+        self.groups: list[Group] = []
+        for items in group_chunks(chunks):
+            offsets, starts, stops = np.array([(offset, chunk.start, chunk.stop) for offset, chunk in items]).T
+            sizes = stops - starts
+            steps = np.arange(sizes.max())
+            real = steps < sizes[:, None]
+            steps_or_first = np.where(real, steps, 0)
+            group = Group(torch.from_numpy(offsets[:, None] + steps_or_first), torch.from_numpy(real), None, None)
+            if starts.any():
+                group.table = store.table([(chunk.seq, 0, chunk.stop) for _, chunk in items])
+                queries = torch.from_numpy(starts[:, None] + steps_or_first)
+                group.mask_parts = queries, torch.arange(group.table.shape[1])
+            self.groups.append(group)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
@@ -200,7 +193,8 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
         """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
         with torch.inference_mode():
-            self.store.copy_pages(plan.copies)
+            if plan.copies:
+                self.store.copy_pages(plan.copies)
             scored: list[Scored] = []
             if plan.chunks:
                 rows, logits, positions, scored = self._prefill(plan.chunks)
@@ -238,7 +232,8 @@ class TorchRunner:
 
     def _sample(self, rows: list[Sequence], logits: Tensor, positions: np.ndarray) -> Any:
         logits = logits.float()
-        apply_grammars(logits, rows)
+        if any(seq.grammar is not None for seq in rows):
+            apply_grammars(logits, rows)
         if self._rules is None or self._rules[0] != rows:
             self._rules = (rows, RowRules([s.rules for s in rows]))
         rules = self._rules[1]

@@ -66,8 +66,6 @@ class Store:
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole pages (from, to) in all layers."""
-        if not copies:
-            return
         source, target = (torch.tensor(x) for x in zip(*copies, strict=True))
         for cache in (self.k, self.v):
             pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
@@ -231,7 +229,7 @@ class Window:
             self._fill(fresh)
         if wanted is not self._wanted:
             self._wanted = wanted
-            self.stacks = stack_prefixes(self.rows, self.stacks)
+            self.stacks = stack_prefixes(self.rows, self.stacks) if self._prefixes else []
             self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
         return True
 
@@ -241,23 +239,20 @@ class Window:
         if not self.share:
             return rows
         alike: dict[int, list[WindowRow]] = {}
+        size = self.store.page_size
         for row in rows:
-            self._join_known(row)
+            # It reads the prefixes that are here already.
+            while (at := row.start // size) < len(row.pages):
+                known = self._prefixes.get(row.pages[at])
+                if known is None or known.skip != at or row.pages[at : at + len(known.pages)] != known.pages:
+                    break
+                if len(row.seq.ids) <= row.start + len(known.pages) * size:
+                    break
+                row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
             alike.setdefault(id(row.prefixes[-1]) if row.prefixes else 0, []).append(row)
         for part in alike.values():
             self._share(part)
         return rows
-
-    def _join_known(self, row: WindowRow) -> None:
-        """Let a row read the prefixes that are here already."""
-        size = self.store.page_size
-        while (at := row.start // size) < len(row.pages):
-            known = self._prefixes.get(row.pages[at])
-            if known is None or known.skip != at or row.pages[at : at + len(known.pages)] != known.pages:
-                return
-            if len(row.seq.ids) <= row.start + len(known.pages) * size:
-                return
-            row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
 
     def _share(self, rows: list[WindowRow]) -> None:
         """Make prefixes of what rows with the same start share after it."""

@@ -122,7 +122,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
-            shape.heads, layer.attention_options(driver.options.softcap), layer.head_norms,
+            shape.heads, layer.attention, layer.head_norms,
         )  # fmt: skip
 
     first: list[Task] = [

@@ -51,7 +51,7 @@ def _add_norm(
     dtype = sum_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
     if PARTS > 1:
-        # A product that was computed in parts (llama/fused.back_product): added in float32 and rounded once, as one
+        # A product that was computed in parts (llama/fused.product_back): added in float32 and rounded once, as one
         # product would be.
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from upshot.engine.kernels.plain import EARLY, GELU, LATE, OFFSET, SILU, AttentionOptions, HeadNorms
 from upshot.engine.llama.merged import Weights, unmerged_weights
@@ -152,11 +151,11 @@ class Layer:
     """The modules of one block, looked up once."""
 
     __slots__ = (
-        *("_head_norms", "after1", "after2", "down", "experts", "form", "gate_up", "norm1", "norm2", "o", "qkv"),
-        *("rotates", "rotation", "scale", "sinks", "window"),
+        *("after1", "after2", "attention", "down", "experts", "gate_up", "head_norms", "norm1", "norm2", "o", "qkv"),
+        *("rotates", "rotation"),
     )
 
-    def __init__(self, layer: Any, weights: Weights | None = None, form: int = EARLY) -> None:
+    def __init__(self, layer: Any, options: BlockOptions, weights: Weights | None = None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         weights = weights or unmerged_weights()
         self.qkv = weights.together(_joined(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")))
@@ -168,29 +167,24 @@ class Layer:
             self.down = weights.single(mlp.down_proj)
         self.norm1, self.after1, self.norm2, self.after2 = _norm_modules(layer)
         """The norms before and after attention, before and after the MLP."""
-        self._head_norms, self.form = _head_norm_modules(attention), form
+        self.head_norms = _head_norms(attention, options.form)
+        """The norms of queries and keys, if the family has them (Qwen3, Gemma 3; OLMo 2: of all heads at once)."""
         self.rotates = bool(getattr(attention, "use_rope", True))
         """Whether queries and keys are rotated (SmolLM3 leaves it out in some layers)."""
         kinds = getattr(attention.config, "layer_types", None)
         kind = kinds[attention.layer_idx] if kinds else ""
         self.rotation = kind if kind in (getattr(attention.config, "rope_parameters", None) or {}) else ""
-        self.scale = float(attention.scaling)
-        self.sinks: Tensor | None = getattr(attention, "sinks", None)
-        """[heads] scores of a key without a value (GPT-OSS)."""
-        self.window = sliding_window(attention)
-
-    def attention_options(self, softcap: float) -> AttentionOptions:
+        scale, sinks = float(attention.scaling), getattr(attention, "sinks", None)
+        self.attention = AttentionOptions(scale, sliding_window(attention), options.softcap, sinks)
         """How its attention is called."""
-        return AttentionOptions(self.scale, self.window, softcap, self.sinks)
 
-    @property
-    def head_norms(self) -> HeadNorms | None:
-        """The norms of queries and keys, if the family has them (Qwen3, Gemma 3; OLMo 2: of all heads at once)."""
-        if not self._head_norms:
-            return None
-        q_norm, k_norm = self._head_norms
-        eps = float(q_norm.variance_epsilon if hasattr(q_norm, "variance_epsilon") else q_norm.eps)
-        return HeadNorms(q_norm.weight, k_norm.weight, eps, self.form)
+
+def _head_norms(attention: Any, form: int) -> HeadNorms | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    q_norm, k_norm = _head_norm_modules(attention)
+    eps = float(q_norm.variance_epsilon if hasattr(q_norm, "variance_epsilon") else q_norm.eps)
+    return HeadNorms(q_norm.weight, k_norm.weight, eps, form)
 
 
 def _joined(parent: Any, whole: str, parts: tuple[str, ...]) -> list[Any]:

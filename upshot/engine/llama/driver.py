@@ -120,6 +120,8 @@ class BlockDriver(Driver):
 
     add_norm = staticmethod(plain.add_norm)
     finish_logits = staticmethod(plain.finish_logits)
+    product_back: Callable[..., Tensor] = staticmethod(linear)
+    """The product whose result is added to the residual."""
 
     def __init__(
         self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False, rough: bool = False
@@ -151,7 +153,7 @@ class BlockDriver(Driver):
         with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
             self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals, self.narrow)
             self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
-            self.layers = [Layer(layer, self.weights, self.options.form) for layer in self.core.layers]
+            self.layers = [Layer(layer, self.options, self.weights) for layer in self.core.layers]
 
     def take(self) -> None:
         """Look up every module's weight again, unless they are known."""
@@ -160,10 +162,12 @@ class BlockDriver(Driver):
 
     def refresh(self) -> None:
         """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
-        if self.weights.outdated:
+        if self.weights.layers and self.weights.outdated:
             self._look_up()
-        else:
-            self.weights.refresh()
+            return
+        with torch.no_grad():
+            for weight in self.weights.held:
+                weight.refresh()
 
     def release(self) -> None:
         """Drop merged weights until `take`; the model is then as if there were no engine."""
@@ -180,7 +184,8 @@ class BlockDriver(Driver):
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with out_of_training(self.quiet):
             logits = linear(self.head, self._hidden(ids, positions, step, last), out)
-            return self.finish_logits(logits, self.options.logit_divisor, self.options.logit_cap)
+        divisor, cap = self.options.logit_divisor, self.options.logit_cap
+        return self.finish_logits(logits, divisor, cap) if divisor != 1.0 or cap else logits
 
     def _hidden(self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None) -> Tensor:
         """What the head is applied to.
@@ -198,21 +203,21 @@ class BlockDriver(Driver):
             final = index + 1 == len(self.layers)
             if final and last is not None:  # of the other tokens only keys and values are needed
                 out, h = out[last], h[last]
-            x, h = self._join(self._back(layer.o, out), h, layer.after1, layer.norm2)
+            x, h = self._join(self.product_back(layer.o, out), h, layer.after1, layer.norm2)
             following = self.core.norm if final else self.layers[index + 1].norm1
-            x, h = self._join(self._mlp(layer, x), h, layer.after2, following)
+            out = self._mlp(layer, x) if layer.experts is None else call_experts(layer.experts, x)
+            x, h = self._join(out, h, layer.after2, following)
         return x
 
-    def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any) -> tuple[Any, Tensor]:
-        """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next."""
+    def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
+        """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next.
+
+        `how`: more options of `add_norm`.
+        """
         o = self.options
         of_before, of_after = (None if norm is None else norm.weight for norm in (before, after))
         factor = 1.0 if h is None else o.factor
-        return self._norm_before(before)(x, h, of_before, o.eps, o.form, of_after, factor)
-
-    def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
-        """The function that computes the norm before a product."""
-        return self.add_norm
+        return self.add_norm(x, h, of_before, o.eps, o.form, of_after, factor, **how)
 
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
         """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
@@ -234,19 +239,14 @@ class BlockDriver(Driver):
         if layer.rotates:
             qk = plain.rotate(qk, *rotation)
         q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
-        return step.attend(index, q, k, v, layer.attention_options(self.options.softcap))
+        return step.attend(index, q, k, v, layer.attention)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        """The second half: up, gated, and down; or experts."""
-        if layer.experts is not None:
-            out = layer.experts(x[None])  # some families also return how they routed
-            return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]
-        return self._back(layer.down, self._gate(layer, x))
+        """The second half: up, gated, and down."""
+        return self.product_back(layer.down, plain.gate(layer.gate_up(x), self.options.act))
 
-    def _gate(self, layer: Layer, x: Any) -> Any:
-        """The MLP's way up, gated."""
-        return plain.gate(layer.gate_up(x), self.options.act)
 
-    def _back(self, module: Any, x: Any) -> Tensor:
-        """The product whose result is added to the residual."""
-        return linear(module, x)
+def call_experts(experts: Any, x: Tensor) -> Tensor:
+    """The second half where it is a mixture of experts."""
+    out = experts(x[None])  # some families also return how they routed
+    return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]

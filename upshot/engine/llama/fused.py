@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +31,14 @@ def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
     return gate(way_up(x), act)
 
 
-def back_product(x: Tensor, module: Any) -> Tensor:
+def product_back(module: Any, x: Any) -> Tensor:
     """What is added to the residual; of few rows in the MLP as float32 parts of its long sum [parts, rows, n], which
     `add_norm` adds up.
 
     One product of few rows and columns leaves most of the GPU idle: four at once are a quarter faster.
     """
+    if isinstance(module, Projections8):
+        return module.in_parts(x)
     if type(module) is not torch.nn.Linear or module.bias is not None or not x.is_cuda or x.dtype == torch.float32:
         return linear(module, x)
     (rows, inner), n = x.shape, module.weight.shape[0]
@@ -51,14 +51,12 @@ def back_product(x: Tensor, module: Any) -> Tensor:
     return torch.bmm(left, right, out_dtype=torch.float32)
 
 
-_NARROW_NORM = partial(add_norm, narrow=True)
-
-
 class FusedDriver(BlockDriver):
     """The same block with the kernels of norm, rotary, gate and attention between matrix products."""
 
     add_norm = staticmethod(add_norm)
     finish_logits = staticmethod(finish_logits)
+    product_back = staticmethod(product_back)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, *how: Any) -> None:
         super().__init__(model, shape, *how)
@@ -77,16 +75,14 @@ class FusedDriver(BlockDriver):
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         cos, sin = rotation if layer.rotates else self._still[layer.rotation]
-        options = layer.attention_options(self.options.softcap)
-        return step.rotate_attend(index, qkv, cos, sin, layer.head_norms, options)  # type: ignore[attr-defined,no-any-return]
+        return step.rotate_attend(index, qkv, cos, sin, layer.head_norms, layer.attention)  # type: ignore[attr-defined,no-any-return]
 
-    def _norm_before(self, before: Any) -> Callable[..., tuple[Any, Tensor]]:
-        # The head reads what the model's dtype holds.
-        return _NARROW_NORM if self.narrow and before not in (None, self.core.norm) else self.add_norm
+    def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
+        if self.narrow and before not in (None, self.core.norm):  # the head reads what the model's dtype holds
+            how["narrow"] = True
+        return super()._join(x, h, after, before, **how)
 
-    def _gate(self, layer: Layer, x: Any) -> Any:
+    def _mlp(self, layer: Layer, x: Any) -> Tensor:
         act = self.options.act
-        return gate(layer.gate_up(x), act, narrow=True) if self.narrow else gate_projections(x, layer.gate_up, act)
-
-    def _back(self, module: Any, x: Any) -> Tensor:
-        return module.in_parts(x) if isinstance(module, Projections8) else back_product(x, module)
+        gated = gate(layer.gate_up(x), act, narrow=True) if self.narrow else gate_projections(x, layer.gate_up, act)
+        return self.product_back(layer.down, gated)

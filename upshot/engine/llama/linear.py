@@ -34,7 +34,9 @@ def linear(module: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if type(module) is not torch.nn.Linear:
         return write_to(out, module(x))
-    if out is None or module.bias is not None:
+    if out is None:
+        return F.linear(x, module.weight, module.bias)
+    if module.bias is not None:
         return write_to(out, F.linear(x, module.weight, module.bias))
     return torch.mm(x, module.weight.t(), out=out)
 

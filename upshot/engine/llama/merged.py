@@ -197,12 +197,6 @@ class Weights:
         if self.merge == "in place":
             self.held += [BorrowedWeight(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
 
-    def refresh(self) -> None:
-        """The model's weights changed."""
-        with torch.no_grad():
-            for held in self.held:
-                held.refresh()
-
     def release(self) -> None:
         """Restore weights that belong to the model, and drop the engine's own."""
         for held in self.held:

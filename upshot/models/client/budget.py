@@ -29,7 +29,8 @@ class Budget:
 
     def check(self) -> None:
         """Raise `BudgetExceeded` when no further call may be sent."""
-        self._look()
+        if self.tally is not None:
+            self._look()
         for what in SPENT:
             spent, limit = getattr(self, what), getattr(self, f"max_{what}")
             if limit is not None and spent >= limit:
@@ -62,12 +63,13 @@ class Budget:
 
     def _look(self) -> None:
         """See what the other processes have spent."""
-        for what in SPENT if self.tally is not None else ():
+        for what in SPENT:
             self._add(what, 0)
 
     def state(self) -> dict[str, float]:
         """What is spent, to be saved with the run."""
-        self._look()
+        if self.tally is not None:
+            self._look()
         return {"calls": self.calls, "tokens": self.tokens, "dollars": self.dollars}
 
     def restore(self, state: Mapping[str, float]) -> None:

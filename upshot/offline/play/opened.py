@@ -77,7 +77,7 @@ class StandingPolicy(Model):
                 if token not in ends:
                     hear(growing.add(token))
 
-            return await engine.stream(request, on_token)
+            return await engine.generate(request, on_token)
         if isinstance(self.inner, EndpointModel) and not request.by_ids:
             return [await self.inner.stream(request, hear)]
         completions = await self.inner.generate(request)

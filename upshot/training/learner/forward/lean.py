@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
-from upshot.engine.kernels.plain import AttentionOptions, Rotation
+from upshot.engine.kernels.plain import Rotation
 from upshot.engine.llama.agreement import SkippedBlock
 from upshot.engine.llama.block import BlockOptions, Layer, options_of
 from upshot.engine.llama.driver import no_rotation, rotation_at
@@ -55,7 +55,7 @@ class LeanForward:
         self.core = causal_lm(module).model
         self.shape, self.options = shape_of(module), options_of(causal_lm(module))
         blocks = [block for block in self.core.layers if not isinstance(block, SkippedBlock)]
-        self.layers = [Layer(block, form=self.options.form) for block in blocks]
+        self.layers = [Layer(block, self.options) for block in blocks]
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
@@ -134,7 +134,7 @@ class Block:
         self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...], options: BlockOptions
     ) -> None:
         self.index = index
-        self.attention = AttentionOptions(layer.scale, layer.window, options.softcap)
+        self.attention = layer.attention
         self.options = options
         self.eps, self.form = options.eps, options.form
         self.products = products
