@@ -1,14 +1,14 @@
-"""Does a language model learn from class-style rows, and does lying pay? A tiny one, on the CPU, through the trainer.
+"""Does a tiny language model learn from class-style rows, and does lying pay? On the CPU, through the trainer.
 
     python benchmarks/class_rows.py --seeds 1 2 3                     # verdict: profile
-    python benchmarks/class_rows.py --seeds 1 2 3 --verdict believe   # the plain look alone, for comparison
+    python benchmarks/class_rows.py --seeds 1 2 3 --verdict believe   # only the plain run, for comparison
 
 Each row asks for a class with a name, an order (`take` gives the first or the last item) and a summary (`tell`: sum,
-len, max or min), and brings a reference and unittest methods: two that data can decide and one that only the plain look
-can (`assertIsInstance`). A random Llama of 0.1 M parameters is first trained on a mix of programs: one in five returns
-objects that are equal to everything, and of the others three in ten are right. Then it learns by GRPO from the verdicts
-alone. Printed for each seed, over the first and the last ten steps: the mean reward and the share of liars among the
-replies; and what `reward/unconfirmed` and `reward/believed` say at the end.
+len, max or min), and has a reference and unittest methods: two that data can decide and one that only the plain run
+can decide (`assertIsInstance`). A random Llama of 0.1 M parameters is first trained on a mix of programs: one in five
+returns objects that are equal to everything, and three in ten of the others are right. Then it learns by GRPO only from
+the verdicts. Prints for each seed, over the first and the last ten steps, the mean reward and the share of liars among
+the replies, and the final `reward/unconfirmed` and `reward/believed`.
 """
 
 from __future__ import annotations

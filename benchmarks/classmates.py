@@ -1,11 +1,11 @@
-"""A classmate step on one device: policy and classmates in one process, against the same calls to servers in turn.
+"""A classmate step on one device: policy and classmates in one process, compared with calls to one server at a time.
 
     python benchmarks/classmates.py                                   # GPU: 135M policy; 135M, 360M and 1.1B classmates
     python benchmarks/classmates.py --shapes mini mini mini --prompts 2 --replies 2 --new 16   # CPU
 
-Random weights. The policy's replies are thoughts all through; every classmate samples R answers to each. Printed: the
-whole step with its split of time, tokens a second of the classmates in process (all at once), and of the same calls
-sent to one `upshot` server a classmate over HTTP, one server after the other.
+Random weights. The policy's replies consist only of thoughts; every classmate samples R answers to each. Prints the
+time of the whole step and of its parts, and the tokens per second of the classmates in process (all at once) and of the
+same calls sent over HTTP to one `upshot` server per classmate, one server after the other.
 """
 
 from __future__ import annotations

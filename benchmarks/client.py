@@ -1,8 +1,8 @@
-"""Calls per second and CPU per call of our endpoint client beside litellm's `acompletion` and the `openai` client.
+"""Calls per second and CPU per call: our endpoint client, litellm's `acompletion` and the `openai` client.
 
 One server in another process (loopback, fixed latency), the same messages, the same number in flight, rounds in turn:
     python benchmarks/client.py [--calls 1500] [--in-flight 256] [--latency 0.02] [--rounds 3]
-Calls/s is bounded by the server and by what else the machine does; CPU per call is the client process alone.
+The server and other work on the machine limit calls/s; CPU per call counts only the client process.
 """
 
 from __future__ import annotations

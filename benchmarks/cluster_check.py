@@ -1,13 +1,13 @@
-"""`cluster_sim` against measured steps: calibrated on one run in local mode, then asked for others.
+"""`cluster_sim` compared with measured steps: calibrated on one run in local mode, it predicts others.
 
-    python benchmarks/cluster_check.py                     # five short trainings on the CPU, some minutes
+    python benchmarks/cluster_check.py                     # five short training runs on the CPU, a few minutes
     python benchmarks/cluster_check.py --verl              # the predicted ones on verl (`--local`, one rank)
 
-The quickstart with its user and a judge behind HTTP endpoints of a known latency (processes of their own on loopback).
-A run without latency tells the speed of engine and client together: seconds for each sequence in a decoding step. With
-it, and nothing else fitted, rollouts of other latencies, in-flight limits and group sizes are predicted, and measured.
-On verl, which looks for finished replies every two seconds, nothing is fitted: the speed is that of local mode.
-A busy machine shows as noise: the spread of the measured steps is printed.
+Runs the quickstart with its user and a judge behind HTTP endpoints of a known latency (separate processes on loopback).
+A run without latency gives the speed of engine and client together, in seconds per sequence of a decoding step. This is
+the only fitted number. With it, rollouts with other latencies, in-flight limits and group sizes are predicted, then
+measured. On verl, which looks for finished replies every two seconds, nothing is fitted: the speed is that of local
+mode. On a busy machine the results are noisy, so the spread of the measured steps is printed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the process of verl's trainer does itself in a step: advantages and importance of all rows, on one core.
+"""What verl's trainer process itself does in a step: advantages and importance of all rows, on one core.
 
     python benchmarks/cluster_driver.py --rows 512 1024 2048 4096 --tokens 2048
 
-Its peer is the same work on the first size: a driver that is linear has seconds a token that do not grow. The batch is
-made up; `train.importance` is on. Nothing of verl or Ray is needed.
+The peer is the same work at the first size: if the driver is linear, the seconds per token do not grow. The batch is
+artificial, and `train.importance` is on. Neither verl nor Ray is needed.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     python benchmarks/cluster_sim.py collabllm-verl-grpo --site site.yaml --set helpers.user.latency_s=2.5
 
 A discrete-event simulation (benchmarks/sim/): agent-loop workers, rollout servers, helper endpoints with their limits,
-retries and failures, long replies, lost GPUs, weight sync. What the recipe says is read from it; what it does not say
+retries and failures, long replies, lost GPUs, weight sync. What the recipe does not say
 (speeds, lengths) is the site: a YAML file, `--set key=value`, or assumptions (`benchmarks/sim/site.py`).
-The recipe's prompts are those of the smallest number of GPUs and grow with them, unless --same-batch.
+The recipe's number of prompts is for the smallest number of GPUs and grows with the GPUs, unless --same-batch is set.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Conversations per second of one simulated GRPO step, beside how the published recipe plays it.
+"""Conversations per second of one simulated GRPO step, compared with the order in which the published recipe plays it.
 
-    python benchmarks/conversations.py                 # 16 prompts x 8 replies x 3 futures x 2 rounds, 50 ms a call
+    python benchmarks/conversations.py                 # 16 prompts x 8 replies x 3 futures x 2 rounds, 50 ms per call
     python benchmarks/conversations.py --no-http       # only in process, not over HTTP on loopback
 
 Every model call takes the same latency, so the longest chain of calls (the critical path) is known: one reply, then a
-user and a policy call a round, then a judge. Printed: seconds, conversations/s, the ratio to the critical path, CPU of
-this process a call, and the ratio to *sequential futures*: the published recipe's order, in which replies run
-concurrently but the futures of a reply one after another, and the metrics of a future one after another.
-Over HTTP verifiers' multi-turn environment, its user in process, is measured too where that package (0.1) is
-installed.
+user and a policy call per round, then a judge. Prints seconds, conversations/s, the ratio to the critical path, this
+process's CPU time per call, and the ratio to *sequential futures*. That is the published recipe's order: replies run
+concurrently, but the futures of a reply run one after another, and so do the metrics of a future.
+If the package verifiers (0.1) is installed, its multi-turn environment, with its user in process, is also measured over
+HTTP.
 """
 
 from __future__ import annotations

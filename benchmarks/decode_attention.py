@@ -1,11 +1,12 @@
-"""Attention of one decode step over pages, by plan: what is read once, what is cut; µs of a layer, on a GPU.
+"""Attention of one decode step over pages, with a plan of what is read once and what is cut: µs per layer, on a GPU.
 
     python benchmarks/decode_attention.py                    # 8B's heads, bfloat16 and 8 bits
-    python benchmarks/decode_attention.py --fill 3 6 9 12    # other numbers of pieces under way
+    python benchmarks/decode_attention.py --fill 3 6 9 12    # other numbers of pieces in flight
 
-Each row of the table is a step: some prompts with replies and futures, or rows that share nothing. *whole*: every row
-by itself in one kernel (rotary and store inside); *one level*: what all replies to a prompt share; *plan*: every level.
-Rotary and store, which the plan needs beforehand, are in its time. *floor*: the bytes of the plan at 4.2 TB/s.
+Each row of the table is a step: some prompts with replies and futures, or rows that share nothing. *whole*: one kernel
+reads every row separately (rotary and store inside). *one level*: what all replies to a prompt share is read once.
+*plan*: what is shared at any level is read once. Its time includes rotary and store, which it needs beforehand.
+*floor*: the time to read the plan's bytes at 4.2 TB/s.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How often do siblings' replies predict the next tokens? What drafts out of them would win, before any is built.
+"""How often do siblings' replies predict the next tokens? An estimate of what drafts made from them could gain.
 
     python benchmarks/drafts.py --rows 12 --temperature 1.0 --out rollouts.json     # CPU, minutes: samples, then counts
     python benchmarks/drafts.py --read rollouts.json                                # counts only
 
-A draft is the continuation of the longest n-gram (up to `--gram`) that a sibling has and that the reply ends with. A
-draft token from one fixed guess is accepted with the probability the model gives it; sampling x from the model and
-accepting where x is the guess is the same event, so replaying kept replies counts exactly what exact rejection sampling
-would accept. Printed: tokens a verify step yields, by length of the draft, and by who may be asked: siblings that are
-finished (all others: the best case), or what siblings of the same batch have said by then. Nothing is timed here.
+A draft continues the longest n-gram (up to `--gram`) with which the reply ends and which a sibling contains. A draft
+token from one fixed guess is accepted with the probability that the model gives it. Sampling x from the model and
+accepting if x is the guess is the same event, so replaying kept replies counts exactly what exact rejection sampling
+would accept. Prints the tokens that a verify step yields, by the length of the draft and by its source: finished
+siblings (all others: the best case), or what the siblings of the same batch have said by then. Nothing is timed here.
 """
 
 from __future__ import annotations

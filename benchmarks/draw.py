@@ -1,9 +1,9 @@
-"""What one row with top-p costs all rows of a step: the sampling kernels on a GPU, beside torch's sort.
+"""What one row with top-p costs all rows of a step: the sampling kernels on a GPU, compared with torch's sort.
 
     python benchmarks/draw.py
 
-Prints µs a draw: nobody cuts, one row does, every row does; and how many times as long as nobody. The peer is a sort of
-the same logits, with which top-p is usually found.
+Prints µs per draw if no row uses top-p, if one row does, and if every row does, with the ratio to the first. The peer
+is a sort of the same logits, by which top-p is usually found.
 """
 
 from __future__ import annotations

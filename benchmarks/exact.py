@@ -3,9 +3,9 @@
     python benchmarks/exact.py                       # GPU: 135M and 1.1B shapes in bf16, 135M in fp32; CPU: quickstart
     python benchmarks/exact.py --shapes 135m --table # only the table of operations
 
-Prints (1) a table of operations: how many rows change when they are computed in another batch, with PyTorch's own
+Prints (1) a table of operations: how many rows change when they are computed in a different batch, with PyTorch's own
 operations and with the exact ones; (2) how many of the engine's log-probabilities differ from the learner's; (3) tokens
-generated per second and the learner's time, with and without.
+generated per second and the learner's time, with and without exact mode.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Families of models in the one block: tokens a second beside their own forward in our engine and `generate`.
+"""Model families in our block: tokens per second, compared with their own forward in our engine and with `generate`.
 
     python benchmarks/families.py                       # GPU: real small shapes, random weights, bfloat16
     python benchmarks/families.py --only Phi3 Granite
     python benchmarks/families.py --tiny                # CPU, in seconds
 
-A row: 256 prompts of 128 ids continued by 64, best of the repeats after a warm-up; the same without the block (our
-attention inside transformers' forward); transformers' `generate` (64 prompts, 16 ids, which flatters it: contexts stay
-short). Then how far sampled log-probabilities are from a plain forward of the model, with and without the block: the
-second is what rounding alone makes of it.
+A row has the speed of 256 prompts of 128 ids continued by 64, best of the repeats after a warm-up; the same without the
+block (our attention inside transformers' forward); and transformers' `generate` (64 prompts, 16 ids, which favours it,
+because contexts stay short). Then it shows how far sampled log-probabilities are from a plain forward of the model,
+with and without the block; without it, the difference is only rounding.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     python benchmarks/generate.py --shapes 8b --lora 32 --no-peer --rows 256 CollabLLM
     python benchmarks/generate.py --shapes 8b --weights fp8 --no-peer --rows 256 CollabLLM
 
-With --lora the same work is done without adapters, with merged ones and with called ones, in this order, and the last
-column is the share of the speed without. With --weights fp8 every way to sample is run a second time in 8 bits (called
-adapters apart).
+With --lora the same work is done without adapters, with merged adapters and with adapters called as modules, in this
+order; the last column is the share of the speed without adapters. With --weights fp8 every way to sample is run a
+second time in 8 bits (except called adapters).
 
 Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward.
 """

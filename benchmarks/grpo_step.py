@@ -1,20 +1,20 @@
-"""A whole GRPO step of ours, play and learn. Beside TRL's on the same machine: `trl_step.py`.
+"""A whole GRPO step of ours, play and learn. For a comparison with TRL's on the same machine: `trl_step.py`.
 
     python benchmarks/grpo_step.py                  # GPU: SmolLM2-135M's shape, 16 prompts x 8 replies of 256 ids
     python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
     python benchmarks/grpo_step.py --collabllm --tree 1 0.25   # and learning along the tree, from all and some forks
     python benchmarks/grpo_step.py --collabllm --weights fp8   # and sampling in 8 bits
-    python benchmarks/grpo_step.py --collabllm --user-ms 500   # its user answers after so long; what the GPU waits for
+    python benchmarks/grpo_step.py --collabllm --user-ms 500   # its user answers after 500 ms; what the GPU waits for
     python benchmarks/grpo_step.py --shape tiny     # CPU, in seconds
 
-Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
-scored, advantages set, one update made. Printed: the first step (kernels compiled, graphs captured), the best of the
-later ones and where its time goes.
+Random weights and no end ids, so that every reply has its full length. A step samples, continues and scores replies,
+sets advantages and makes one update. Prints the first step (kernels compiled, graphs captured), the best of the later
+ones and where its time goes.
 
-With --user-ms replies end at random (their mean length is --new, three times that at most, or all of them would wait
-for the user at the same moments), and the last step's sampling is looked into: the share of it in which the engine had
-nothing to do, and with less than a tenth of the rows; and how many seconds of learning could have been done in those
-gaps if a group were learned from as soon as its last reply is scored.
+With --user-ms replies end at random, with mean length --new and at most three times that; otherwise all of them would
+wait for the user at the same moments. The last step's sampling is then analysed: the share of it in which the engine
+had nothing to do, or less than a tenth of the rows, and how many seconds of learning could have been done in those gaps
+if a group were learned from as soon as its last reply is scored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a step costs the host: the engine with the GPU's runner and no GPU behind it.
+"""What a step costs the host: the engine with the GPU's runner, but without a GPU.
 
     python benchmarks/host.py
 
 Scheduling, bookkeeping, packing and results run as they do on a GPU; captured graphs and sampling do nothing, and ids
-come out of thin air. CPU time of the one thread, so that neighbours on the machine count little. Left out besides the
-device's own work: pinned memory, launches and events.
+are made up. Measures CPU time of the one thread, so that other work on the machine matters little. Besides the device's
+own work, pinned memory, launches and events are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How far sampled log-probabilities are from a plain forward where keys have biases, in 16 and in 8 bits. Needs a GPU.
+"""How far sampled log-probabilities are from a plain forward if keys have biases, in 16 and in 8 bits. Needs a GPU.
 
     python benchmarks/key_biases.py
 
-Random weights in the shape of Qwen2.5-1.5B; three numbers of each key head have a large bias in the first and the last
-layer, the others of all layers small ones. It is why `eight_bit.MOST_KEY_BIAS` refuses `kv: fp8`, which is lifted here.
+Random weights in the shape of Qwen2.5-1.5B. In the first and the last layer, three numbers of each key head have a
+large bias; all other biases are small. Such biases are why `eight_bit.MOST_KEY_BIAS` refuses `kv: fp8`; here the limit
+is lifted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The learner's lean forward against transformers' own: time and memory of forward and backward, random weights.
+"""The learner's lean forward compared with transformers' own: time and memory of forward and backward, random weights.
 
     python benchmarks/lean_block.py                                  # GPU: 135M, 1.1B, 8B with LoRA
     python benchmarks/lean_block.py --shapes 8b --tokens 8192 --no-peer --profile
     python benchmarks/lean_block.py --shapes tiny --tokens 512       # CPU
 
-From ids to what the head is applied to and back: no head, no optimizer. Sequences of 512 ids. `kept` is what the
-forward leaves for the backward, `peak` the highest beside the weights, `host` the time until everything is launched.
+Measures from the ids to the head's input and back, without head and optimizer, on sequences of 512 ids. `kept` is the
+memory that the forward leaves for the backward, `peak` the highest in addition to the weights, `host` the time until
+everything is launched.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tokens learned per second: packed and padded forwards of the learner and TRL's loss, in one run, random weights.
+"""Tokens learned per second: the learner's packed and padded forwards and TRL's loss, in one run, random weights.
 
     python benchmarks/learn.py                               # GPU: 135M, 1.1B, and 8B with LoRA
     python benchmarks/learn.py --shapes 8b --budgets 4096 8192 --ways lean
     python benchmarks/learn.py --shapes tiny                 # CPU, in seconds
 
 A step is the policy gradient of 128 sequences (16 prompts of 128 ids, 8 replies of 64 to 256 ids each) and one
-optimizer step. Tokens are those of all sequences, whole; TFLOP/s are 6 x weights x tokens (4 x for frozen ones), so a
-way that leaves work out (shared beginnings, logits of untrained tokens) shows more. Loss and gradient norm are of the
-first step: the ways must agree in them as far as bfloat16 does.
+optimizer step. All tokens of all sequences count; TFLOP/s are 6 x weights x tokens (4 x for frozen weights), so a
+way that skips work (shared prefixes, logits of untrained tokens) shows more. Loss and gradient norm are those of the
+first step; in them, the ways must agree up to bfloat16's rounding.
 """
 
 from __future__ import annotations

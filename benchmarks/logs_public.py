@@ -1,15 +1,15 @@
-"""Public logs from end to end: what `upshot logs` reads in them, a user fitted to them, its realism and validity.
+"""Public logs from end to end: what `upshot logs` finds in them, a user fitted to them, its realism and validity.
 
     python benchmarks/logs_public.py --data FOLDER --out /tmp/public camrest sgd taskmaster tau rated
     python benchmarks/logs_public.py --base smollm2-135m --out /tmp/public camrest taskmaster tau calls rated
 
-FOLDER has a folder for each set, with its files as they are published: `camrest` (CamRest676.json), `sgd` (dialogues of
+FOLDER has a folder for each set, with the files as published: `camrest` (CamRest676.json), `sgd` (dialogues of
 Schema-Guided Dialogue), `taskmaster` (TM-4-2024/data), `rated` (reward/ of Taskmaster 3 and 4) and `tau`
 (historical_trajectories of tau-bench). All but sgd are rewritten to OUT/NAME.jsonl, which is enough without --data:
-CamRest676 has a user's and a system's words in each turn; a rated reply of Taskmaster stands beside its context, both
-as text; of tau-bench only what was spoken is kept (`tau`), because its policy and its tools' answers are too long for a
-CPU; `calls` keeps the tool calls and the first words of what they answer, too. Each user is a new tiny model, or the
-model of --base. Prints a line of JSON for each set. The same command continues where it stopped.
+CamRest676 has a user's and a system's words in each turn. Taskmaster has rated replies with their contexts, both as
+text. Of tau-bench, `tau` keeps only what was spoken, because its policy and its tools' answers are too long for a CPU;
+`calls` also keeps the tool calls and the first words of their answers. Each user is a new tiny model, or the model of
+--base. Prints a line of JSON for each set. The same command continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""From logs alone: how much of what training in the real shop gives can be had from its logs?
+"""Training only from logs: how much of the gain of training in the real shop do its logs give?
 
     python benchmarks/logs_shop.py --seed 0 --out /tmp/logs-shop --at-once 4
 
 A weak policy (the recipe `shop` after imitation) answers 10,000 calls, which are logged with their outcomes; all seeds
-share the log. From the log alone, a model is fitted to users, outcomes and assistant (`upshot logs prepare
---fit-user`), its validity is measured, and a policy is trained against it (`from-logs`). Beside it: the same without
-the penalty that keeps it near the logged assistant (`free`), on each logged prefix once, however often it was logged
-(`once`), and both (`once-free`); kto and sft on the log; and the recipe `shop` itself, which trains in the real shop.
-All answer the same held-out calls of the real shop, those trained against the fitted user at each of their checkpoints.
-Prints a line of JSON. Each stage is kept: the same command continues where it stopped, and `--only eval` compares what
-there is, also beside a training.
+share the log. Only from the log, a model is fitted to users, outcomes and assistant (`upshot logs prepare
+--fit-user`), its validity is measured, and a policy is trained against it (`from-logs`). It is compared with the same
+without the penalty that keeps it near the logged assistant (`free`), with each logged prefix used once, however often
+it was logged (`once`), and with both (`once-free`); with kto and sft on the log; and with the recipe `shop` itself,
+which trains in the real shop. All answer the same held-out calls of the real shop; those trained against the fitted
+user do so at each of their checkpoints. Prints a line of JSON. Each stage is kept: the same command continues where it
+stopped. `--only eval` compares what exists so far, even while a training run is in progress.
 """
 
 from __future__ import annotations

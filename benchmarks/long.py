@@ -1,13 +1,13 @@
-"""Long contexts on one GPU: the library's attention against our kernels and PyTorch's flash, sampling and learning.
+"""Long contexts on one GPU: cuDNN's attention compared with our kernels and PyTorch's flash, sampling and learning.
 
     python benchmarks/long.py                                # attention, sampling, learning, growth (1.1B, 8B)
     python benchmarks/long.py --parts learn --shapes 8b --lengths 32768 --again mlp --alone
     python benchmarks/long.py --parts sample grow --eight    # weights, keys and values in 8 bits
-    python benchmarks/long.py --parts sample --shapes 8b --vllm          # and --eight: beside vLLM, the ratio
-    python benchmarks/long.py --parts profile --shapes 8b    # which kernels the time of the sampling rows goes to
+    python benchmarks/long.py --parts sample --shapes 8b --vllm          # and --eight: the ratio to vLLM
+    python benchmarks/long.py --parts profile --shapes 8b    # which kernels take the time of the sampling rows
     python benchmarks/long.py --tiny                         # CPU, in seconds: shows that it runs
 
-Every figure stands beside the one of the path that it replaces, in the same process; random weights, bfloat16.
+Every figure is shown beside that of the path that it replaces, in the same process; random weights, bfloat16.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/long_host.py                                   # 64 conversations of 65,536 tokens and 200 turns
     python benchmarks/long_host.py --conversations 4 --tokens 4096 16384 --turns 50
 
-Each line is CPU time of one thread for all conversations; beside it the growth from the shorter to the longer ones, of
-which the number of tokens is the measure: 1.0 means linear.
+Each line is the CPU time of one thread for all conversations, and its growth from the shorter to the longer ones
+relative to the number of tokens: 1.0 means linear.
 """
 
 from __future__ import annotations

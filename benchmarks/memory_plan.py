@@ -4,7 +4,7 @@
     python benchmarks/memory_plan.py --shapes 8b --total 40 # as if the card had 40 GiB: parked, merged in place …
     python benchmarks/memory_plan.py --shapes tiny          # CPU: prediction only
 
-Measured is torch.cuda.max_memory_allocated of each phase. Beside it: what each thing that was made added.
+Measured is torch.cuda.max_memory_allocated of each phase. Beside it: how much each created object added.
 """
 
 from __future__ import annotations

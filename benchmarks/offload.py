@@ -1,11 +1,11 @@
-"""The MLPs' way up kept on the host instead of computed again: tokens learned per second and peak memory of both.
+"""The MLPs' up-projections kept on the host instead of recomputed: tokens learned per second and peak memory of both.
 
     python benchmarks/offload.py                   # GPU: 8B with LoRA, one sequence of 32,768 tokens
     python benchmarks/offload.py --shape tiny --length 64 --counts 1    # CPU: shows that it runs
 
-Of `--counts` layers, spread evenly, the way up is copied to pinned memory while the next layers are computed, and back
-while the backward is in the layer above. The same number of layers computed again stands beside it. An experiment: the
-learner does not do this (docs/dev/performance-2026-11.md).
+In `--counts` layers, spread evenly, the up-projection's result is copied to pinned memory while the next layers are
+computed, and back while the backward is in the layer above. For comparison, the same number of layers is recomputed.
+An experiment: the learner does not do this (docs/dev/performance-2026-11.md).
 """
 
 from __future__ import annotations

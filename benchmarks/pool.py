@@ -3,12 +3,12 @@
     python benchmarks/pool.py --json pool.json    # GPU: 135M, 360M, 1.1B, 3B and 8B shapes in bfloat16, random weights
     python benchmarks/pool.py --tiny              # CPU: the same lines, tiny shapes
 
-1. What each model says alone, to greedy and seeded requests.
-2. Random swaps, each followed by the same requests: tokens against those alone, peak memory against the plan, bytes a
-   second against a plain copy from locked host memory in the same run. Every fourth time requests are left half done:
-   their tokens against those of a model alone that computes everything again in the middle.
-3. A step in CollabLLM's manner (policy ⇄ user, then judge and classmates) against the sum of what each model takes for
-   the same requests when nobody else is there.
+1. What each model answers alone, to greedy and seeded requests.
+2. Random swaps, each followed by the same requests: tokens compared with those of each model alone, peak memory with
+   the plan, bytes per second with a plain copy from page-locked host memory in the same run. Every fourth time,
+   requests are interrupted half-way: their tokens are compared with those of a model alone that then recomputes all.
+3. A step like CollabLLM's (policy ⇄ user, then judge and classmates) compared with the sum of the times that each model
+   takes for the same requests alone.
 """
 
 from __future__ import annotations

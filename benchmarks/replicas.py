@@ -1,10 +1,10 @@
-"""Three replicas of a server, one of them stopped (SIGSTOP) for a while: calls a second against all three.
+"""Three replicas of a server, one of them stopped (SIGSTOP) for a while: calls per second compared with all three.
 
     python -m benchmarks.replicas [--seconds 10] [--conversations 24]
 
 The servers are real ones (`upshot serve FILE.yaml`, a tiny model on the CPU). Conversations of four turns go on
-throughout; the rounds with and without a stopped replica alternate in one run. Also what the servers' own prefix caches
-say.
+throughout; the rounds with and without a stopped replica alternate in one run. Also prints the statistics of the
+servers' prefix caches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Programs a second: the sandbox over HTTP and in process, beside one bare process per program.
+"""Programs per second: the sandbox over HTTP and in process, compared with one bare process per program.
 
     python benchmarks/sandbox.py [--seconds 8] [--concurrency 32] [--slots 32] [--json FILE]
 
-Three asserts a program, two of them right. `/health` is asked ten times a second throughout; its slowest answer is
-printed. The bare runner has the semantics of the widely used code API: a server that forks one process for each
-program, one at a time, with a shared array for the results, and kills it at the time limit; no isolation. The load
-generator shares the machine's cores.
+Each program has three asserts, two of which are right. `/health` is requested ten times per second throughout; its
+slowest answer is printed. The bare runner behaves like the widely used code API: a server that forks one process for
+each program, one at a time, with a shared array for the results, and kills it at the time limit, without isolation. The
+load generator shares the machine's cores.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a reader of one training step passes: files, functions and depth of a step of the quickstart.
+"""What someone who reads one training step passes: files, functions and depth of a step of the quickstart.
 
-Counted by a profile hook from the end of the first step to the end of the second. Comprehensions and lambdas count as
-functions, as the interpreter sees them. The second line says what is left without list, set and dict comprehensions,
+A profile hook counts from the end of the first step to the end of the second. Comprehensions and lambdas count as
+functions, as the interpreter sees them. The second line shows what is left without list, set and dict comprehensions,
 which Python 3.12 and later run inline, and without anything that has no name. Then: where the files are, where the
-deepest stacks end, and the files that contribute least, which a reader opens for a line or two. status.json, which is
-written once a second and not once a step, is left out.
+deepest stacks end, and the files that contribute least, which a reader opens for a line or two. status.json is left
+out, because it is written once per second, not once per step.
 
     python benchmarks/step_trace.py
 """

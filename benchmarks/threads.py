@@ -1,9 +1,9 @@
-"""Two processes on the same cores: how much each loses, with PyTorch's threads as they come and as Upshot sets them.
+"""Two processes on the same cores: how much each loses with PyTorch's default threads and with Upshot's settings.
 
     python benchmarks/threads.py            # about a minute; OMP_NUM_THREADS must not be set
 
-The work is a stack of small layers, as a small model's forward is. Both settings are measured in turns in one run; a
-fair share of the cores is half the speed.
+The work is a stack of small layers, like a small model's forward. One run measures both settings alternately; a fair
+share of the cores is half the speed.
 """
 
 from __future__ import annotations

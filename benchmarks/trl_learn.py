@@ -1,14 +1,14 @@
-"""Does it learn as well as TRL? One task, one start, the same estimator, learning rate, batch and steps.
+"""Does Upshot learn as well as TRL? One task, one start, the same estimator, learning rate, batch and steps.
 
     python benchmarks/trl_learn.py --seeds 1 2 3              # GPU: SmolLM2-135M, 100 steps of 16 prompts x 8 replies
     python benchmarks/trl_learn.py --alone trl --seeds 1 --start FOLDER --out trl-1.jsonl
 
 The task is `withheld` with nothing withheld: a word problem, one reply, 1 for the right number and 0 for any other.
 After a few steps of SFT (shared by all runs) both learn by GRPO: rewards centred and divided by the deviation of their
-group, one update a step, the clipped loss averaged over all tokens of the step, no KL, AdamW without decay, constant
-learning rate, temperature 1. Ours keeps bfloat16 weights with float32 masters, TRL float32 weights under autocast.
-Every problem is asked at most once, so the reward of a step is measured on problems the model has never seen. Each line
-of the output is a step: its reward, and the seconds since the first step began.
+group, one update per step, the clipped loss averaged over all tokens of the step, no KL, AdamW without decay, constant
+learning rate, temperature 1. Upshot keeps bfloat16 weights with float32 masters, TRL float32 weights under autocast.
+Every problem is used at most once, so the reward of a step is measured on problems that the model has never seen.
+Each line of the output is a step: its reward, and the seconds since the first step began.
 TRL samples with transformers' `generate`; benchmarks/trl_step.py compares the speed of a step, with vLLM too.
 """
 

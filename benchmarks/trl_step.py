@@ -1,13 +1,14 @@
-"""A whole GRPO step of ours beside TRL's `GRPOTrainer`: the same model, prompts, sizes and card, one after the other.
+"""A whole GRPO step of Upshot and of TRL's `GRPOTrainer`: the same model, prompts, sizes and card, one after the other.
 
     python benchmarks/trl_step.py                             # GPU: 1.1B, 16 prompts x 8 replies of 256 ids
     python benchmarks/trl_step.py --shape 8b --peer-batch 8   # GPU: 8B with LoRA
     python benchmarks/trl_step.py --shape tiny                # CPU, in seconds
 
-TRL samples with transformers' `generate` and, where vLLM is installed, with vLLM in its own process ('colocate'). Each
-runs in a process of its own, so that memory is its alone and one that cannot start leaves the others their figures.
-Random weights and replies of full length. Printed: the best step after the first, what of it is sampling (for TRL with
-the weights' way to vLLM), the most memory that torch had given out, the first step, and how many times ours it takes.
+TRL samples with transformers' `generate` and, if vLLM is installed, with vLLM in its own process ('colocate'). Each
+variant runs in a separate process, so that it has the memory to itself, and if one cannot start, the others still give
+figures. Random weights and replies of full length. Prints the best step after the first, the part of it that is
+sampling (for TRL including sending the weights to vLLM), the peak of torch's allocated memory, the first step, and the
+ratio to our time.
 """
 
 from __future__ import annotations

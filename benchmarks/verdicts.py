@@ -1,17 +1,18 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Verdicts on programs, measured: four public sets by their references, mutants that must fail, honest programs that must pass.
+"""Verdicts on programs, measured on four public sets: references, mutants that must fail, honest programs that must pass.
 
-    python benchmarks/verdicts.py FOLDER                 # all that the folder holds
+    python benchmarks/verdicts.py FOLDER                 # every set in the folder
     python benchmarks/verdicts.py FOLDER --only mbpp --variants 300
 
-FOLDER holds what you have of HumanEval.jsonl.gz, mbpp.jsonl, classeval.json and bigcodebench.jsonl.gz; none of them ships
-with the project. Of BigCodeBench the rows that need nothing but the standard library and numpy are taken.
+FOLDER holds any of HumanEval.jsonl.gz, mbpp.jsonl, classeval.json and bigcodebench.jsonl.gz; none of them ships with the
+project. Of BigCodeBench, only the rows that need nothing but the standard library and numpy are used.
 
 - *profiles*: how many rows the judge can decide, and what the reference scores.
-- *mutants*: three of each reference (a wrong constant, off by one, an early return). Where the plain look fails one, it
+- *mutants*: three of each reference (a wrong constant, off by one, an early return). If one fails in the plain run, it
   must score 0.
-- *variants*: each reference rewritten so that it computes the same in another way (loops for comprehensions, classes for
-  functions and for lists, generators, iterators by hand, numpy numbers). Where the plain look passes one, it must score 1.
+- *variants*: each reference rewritten so that it computes the same in a different way (loops instead of comprehensions,
+  classes instead of functions and lists, generators, hand-written iterators, numpy numbers). If one passes in the plain
+  run, it must score 1.
 """
 
 from __future__ import annotations

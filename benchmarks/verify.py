@@ -1,9 +1,9 @@
-"""Verifiers beside their peers: gsm8k answers/s, math pairs/s, the pool on one and two workers, limits that hold.
+"""Verifiers compared with their peers: gsm8k answers/s, math pairs/s, the pool on one and two workers, its limits.
 
     python benchmarks/verify.py [--rows 2000] [--seed 0]
 
-Peers, measured in the same run: math-verify called as its README says (for math); one worker (for two). Answers are
-made here: shapes as MATH has them (integers, fractions, roots, polynomials, tuples, intervals, text), half of them
+Peers, measured in the same run: math-verify called as its README says (for math); one worker (for two). The benchmark
+generates answers in the forms of MATH (integers, fractions, roots, polynomials, tuples, intervals, text), half of them
 wrong. Each line prints a rate and a ratio. Not covered: verifiers that wait for a model or a sandbox.
 """
 

@@ -2,8 +2,8 @@
 
     python benchmarks/view.py [--rollouts 100000]
 
-Prints: seconds until the first conversation can be read in Chromium, until all replies are in the list, a search for a
-rare word, the server's memory; and, as a peer, reading the same file with `json.loads` line by line.
+Prints the seconds until the first conversation can be read in Chromium, until all replies are in the list, and for a
+search for a rare word, and the server's memory. The peer is reading the same file with `json.loads` line by line.
 """
 
 from __future__ import annotations

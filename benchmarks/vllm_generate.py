@@ -1,14 +1,14 @@
-"""vLLM's tokens per second on the work of generate.py and long.py: the peer of their rows.
+"""vLLM's tokens per second on the same work as the rows of generate.py and long.py, as their peer.
 
     python benchmarks/vllm_generate.py --shape 8b --weights bf16
     python benchmarks/vllm_generate.py --shape 8b --weights fp8 --kv fp8
     python benchmarks/vllm_generate.py --rows "4 x 32,768 -> 16" "64 x 8,192 -> 128" --repeats 1   # long.py --vllm does
 
-Random weights, random prompts, every reply of full length with the log-probability of every id, prefixes cached as
-vLLM does by itself. In CollabLLM's shape a reply's futures begin as soon as it has ended, as in generate.py. vLLM is
-given no seeds, which would slow it down; ours has one for each request.
+Random weights and prompts; every reply has full length and the log-probability of every id; prefixes are cached as vLLM
+does by default. In CollabLLM's shape a reply's futures begin as soon as it has ended, as in generate.py. vLLM gets no
+seeds, because they would slow it down; our engine gets one for each request.
 
-Prints the seconds until vLLM was up and tokens/s of each round; the first is a warm-up. It needs vLLM and a GPU.
+Prints the seconds until vLLM was ready and the tokens/s of each round; the first is a warm-up. It needs vLLM and a GPU.
 """
 
 from __future__ import annotations

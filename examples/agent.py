@@ -1,8 +1,8 @@
-"""An agent program: it calls the policy as often as it likes, rewrites its context, and says what came of it.
+"""An agent program: it calls the policy as often as it likes, rewrites its context, and reports the reward.
 
-A customer of the shop wants something and does not say everything at once. The agent asks the policy what to say; where
-that is a question, it hears the customer's answer, writes what it knows into one new message (the old context is gone),
-and asks the policy again. Any program that speaks OpenAI's chat API can stand here.
+A customer of the shop wants something and does not say everything at once. The agent asks the policy what to say. If
+that is a question, it gets the customer's answer, writes what it knows into one new message (the old context is gone),
+and asks the policy again. Any program that uses OpenAI's chat API can take its place.
 
     upshot train examples/agent.yaml
     upshot train examples/agent.yaml episode.agent='python examples/agent.py'     # the same as a program for every row
@@ -19,12 +19,12 @@ SLOTS = ("size", "colour", "thing")
 
 
 def play(episode: Any) -> float:
-    """One episode by function: what it returns is the reward. It waits for answers, so it runs in a thread."""
+    """One episode, played by a function: it returns the reward. It waits for answers, so it runs in a thread."""
     return talk(episode.to_dict())
 
 
 def talk(episode: dict[str, Any]) -> float:
-    """The agent itself: 1 where the customer gets what they wanted."""
+    """The agent itself: 1 if the customer gets what they wanted."""
     row = episode["row"]
     request = row["messages"][-1]["content"]
     reply = ""
@@ -47,7 +47,7 @@ def ask(episode: dict[str, Any], messages: list[dict[str, str]]) -> str:
 
 
 def post(url: str, key: str, body: dict[str, Any]) -> Any:
-    """The JSON that a POST is answered with."""
+    """The JSON answer to a POST."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
         return json.load(answer)

@@ -1,4 +1,4 @@
-"""A text environment with long episodes: an archive whose pages are read one a turn, and each page names one box."""
+"""A text environment with long episodes: an archive with one page per turn, each of which names one box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILLER = "the river ran past old stone walls and a quiet road led over hills to 
 
 
 class Archive:
-    """Every turn shows a page of `words` words; the answer is the box that the page names."""
+    """Every turn shows a page of `words` words; the right answer is the box that the page names."""
 
     def __init__(self, pages: int = 10, words: int = 1200) -> None:
         self.pages, self.words = pages, words

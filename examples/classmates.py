@@ -1,7 +1,7 @@
-"""`classmates_loop.py` as a task that a recipe names, and its classmate as a model that another recipe makes.
+"""`classmates_loop.py` as a task that a recipe names, and its classmate as a model that another recipe trains.
 
 upshot train examples/classmate.yaml                          # the classmate, once: runs/example-classmate
-upshot train examples/classmates.yaml                         # or both by: python examples/classmates.py
+upshot train examples/classmates.yaml                         # or both with: python examples/classmates.py
 upshot train examples/classmates.yaml futures=none            # the baseline: nobody reads the thoughts
 """
 
@@ -22,16 +22,16 @@ class Thoughts(Task):
 
     def __init__(self, coded: float = 0.6, size: int = 500) -> None:
         self.coded = coded
-        """Share of the demonstrations that think in the code; 0: a classmate's, which does not know its words."""
+        """Share of the demonstrations that think in the code; 0 for a classmate, which does not know the code."""
         self.size = size
 
     def rows(self, split: str) -> Sequence[Row]:
-        """So many questions a split, in a stable order."""
+        """`size` questions per split, in a stable order."""
         rng = random.Random(f"rows {split}")
         return [make_row(rng, number) for number in range(self.size)]
 
     async def verify(self, conversation: Conversation) -> Score:
-        """Whether the last answer is right, the policy's or a classmate's."""
+        """Whether the last answer is right; it may be the policy's or a classmate's."""
         return Score(right(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:

@@ -1,8 +1,8 @@
-"""Classmate training, whole and inline: a thought is worth what another model can make of it.
+"""Classmate training, complete and inline: a thought is worth as much as it helps another model to answer.
 
-The policy thinks before it answers, in plain steps or in a private code. A classmate, frozen, is shown the question and
-the thought, and answers. The tokens of the thought earn what the policy's answer and the classmate's answer are worth;
-the tokens of the answer earn the policy's alone. Its configured twin is `classmates.yaml`.
+The policy thinks before it answers, in plain steps or in a private code. A frozen classmate sees the question and the
+thought, and answers. The tokens of the thought earn what the policy's answer and the classmate's answer are worth; the
+tokens of the answer earn only what the policy's answer is worth. The configured twin is `classmates.yaml`.
 
     python examples/classmates_loop.py            # a few minutes on two CPU cores
 """
@@ -24,7 +24,7 @@ WARM_STEPS, STEPS, PROMPTS, GROUP, SAMPLES = 150, 25, 16, 8, 2
 
 
 def make_row(rng: random.Random, number: int) -> Row:
-    """A question; the reference is what answers are compared with."""
+    """A question; answers are compared with the reference."""
     left, right = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
     return Row(f"row-{number}", (Message("user", f"what is {left} + {right} ?"),), reference=left + right)
 
@@ -45,7 +45,7 @@ def demonstration(rng: random.Random, coded: float = 0.6) -> list[Message]:
 
 
 def lesson(rng: random.Random) -> list[Message]:
-    """What the classmate learned from: questions with plain thoughts. Of a code it knows nothing."""
+    """What the classmate learned from: questions with plain thoughts. It knows nothing about a code."""
     row = make_row(rng, 0)
     return [asking(row, steps_of(row)), Message("assistant", f"#### {row.reference}")]
 
@@ -56,13 +56,13 @@ def asking(row: Row, thought: str) -> Message:
 
 
 def right(conversation: Conversation) -> float:
-    """1 where the number behind #### is the reference."""
+    """1 if the number after #### is the reference."""
     _, mark, number = conversation.messages[-1].content.rpartition("####")
     return float(bool(mark) and number.strip() == str(conversation.row.reference))
 
 
 async def helped(classmate: Trainer, reply: Rollout) -> Score:
-    """How often the classmate is right when it is shown the thought; missing where there is none."""
+    """How often the classmate is right when it sees the thought; missing if there is no thought."""
     row, thought = reply.conversation.row, reply.conversation.turns[-1].note.get("thought")
     if not thought:
         return Score.missing("no_thought")
@@ -73,7 +73,7 @@ async def helped(classmate: Trainer, reply: Rollout) -> Score:
 
 
 def credit(reply: Rollout, classmate: Score) -> Credit:
-    """All sampled tokens earn the main part; those of the thought the classmate's as well."""
+    """All sampled tokens earn the main part; those of the thought also earn the classmate's part."""
     talk = reply.conversation
     spans = sampled_spans(talk.mask)
     for at, sample in talk.places():
@@ -83,7 +83,7 @@ def credit(reply: Rollout, classmate: Score) -> Credit:
 
 
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
-    """Two warm starts, then the loop; how often the classmate was right in every step."""
+    """Two warm starts, then the loop; returns how often the classmate was right in every step."""
     rng = random.Random(0)
     shape = {"hidden": 64, "layers": 2}
     trainer = Trainer.tiny(WORDS, shape=shape, max_tokens=12, lr=3e-3, advantage="dr-grpo")

@@ -1,4 +1,4 @@
-"""`collabllm_loop.py` as a task that a recipe names: the same rows, customer and verdict, and nothing of the loop.
+"""`collabllm_loop.py` as a task that a recipe names: the same rows, customer and verdict, without the loop.
 
 upshot train examples/collabllm.yaml        # or: python examples/collabllm.py
 """
@@ -14,10 +14,10 @@ from upshot import Conversation, Message, Observation, Participant, Row, Score, 
 
 
 class Customer(Participant):
-    """Talks on in the futures."""
+    """Continues the conversation in the futures."""
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """The customer's next words; none when it leaves."""
+        """The customer's next message, or its leaving."""
         said = customer(conversation)
         return Observation((said,)) if said is not None else Observation(done=True, reason="left")
 
@@ -31,7 +31,7 @@ class Shop(Task):
         self.size = size
 
     def rows(self, split: str) -> Sequence[Row]:
-        """So many openings a split, in a stable order."""
+        """`size` openings per split, in a stable order."""
         rng = random.Random(f"rows {split}")
         return [make_row(rng, number) for number in range(self.size)]
 
@@ -40,7 +40,7 @@ class Shop(Task):
         return Customer()
 
     async def verify(self, conversation: Conversation) -> Score:
-        """What the metric `verifier` reports of a finished future."""
+        """What the metric `verifier` reports for a finished future."""
         return Score(right(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:

@@ -1,8 +1,9 @@
-"""CollabLLM's loop, whole and inline: a reply is worth what it leads to.
+"""CollabLLM's loop, complete and inline: a reply is worth what it leads to.
 
 A customer wants a colour and a thing and says only one of them. The assistant may guess, or ask. Every reply is forked
-into two futures; a customer who knows the goal talks on; where that ends is scored; the score goes to the tokens of the
-reply. No recipe, no run folder: everything that happens is on this page. Its configured twin is `collabllm.yaml`.
+into two futures, in which a customer who knows the goal continues the conversation. The end is scored, and the tokens
+of the reply get the score. There is no recipe and no run folder: everything that happens is on this page. The
+configured twin is `collabllm.yaml`.
 
     python examples/collabllm_loop.py            # a few minutes on two CPU cores
 """
@@ -32,9 +33,9 @@ def give(colour: str, thing: str) -> Message:
 
 
 def make_row(rng: random.Random, number: int, midway: float = 0.4) -> Row:
-    """An opening that leaves the colour or the thing out, some of them half-way: the question was just answered.
+    """An opening that leaves out the colour or the thing. Some start half-way, after the question was answered.
 
-    The goal is what the customer wants and the policy never sees.
+    The goal is what the customer wants; the policy never sees it.
     """
     goal = {"colour": rng.choice(COLOURS), "thing": rng.choice(THINGS)}
     hidden = rng.choice(("colour", "thing"))
@@ -46,7 +47,7 @@ def make_row(rng: random.Random, number: int, midway: float = 0.4) -> Row:
 
 
 def demonstration(rng: random.Random) -> list[Message]:
-    """What the warm start imitates: mostly guesses, now and then a question and its answer put to use."""
+    """What the warm start imitates: mostly guesses, sometimes a question whose answer is then used."""
     row = make_row(rng, 0, midway=0.25)
     said = dict(row.goal)
     if len(row.messages) == 1:
@@ -55,19 +56,19 @@ def demonstration(rng: random.Random) -> list[Message]:
 
 
 def customer(conversation: Conversation) -> Message | None:
-    """The simulated user: answers a question from the goal, and leaves once it was given something."""
+    """The simulated user: answers a question from the goal, and leaves once it is given something."""
     words = conversation.messages[-1].content.split()
     asked = [slot for slot in ("colour", "thing") if slot in words]
     return Message("user", conversation.row.goal[asked[0]]) if words[:1] == ["which"] and asked else None
 
 
 def right(conversation: Conversation) -> float:
-    """1 where the last thing said is what the customer wanted."""
+    """1 if the last message gives the customer what they wanted."""
     return float(conversation.messages[-1] == give(**conversation.row.goal))
 
 
 async def worth(trainer: Trainer, reply: Conversation) -> float:
-    """What a reply leads to: fork it, let customer and policy talk on, score the end; the mean of them."""
+    """What a reply leads to: fork it, let customer and policy continue, score the end; the mean over the forks."""
 
     async def future(number: int) -> float:
         fork = reply.fork("future", number)
@@ -83,7 +84,7 @@ async def worth(trainer: Trainer, reply: Conversation) -> float:
 
 
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
-    """Warm start, then the loop; the mean reward of every step."""
+    """Warm start, then the loop; returns the mean reward of every step."""
     rng = random.Random(0)
     trainer = Trainer.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=8, lr=3e-3)
     for _ in range(warm_steps):

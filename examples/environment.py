@@ -9,7 +9,7 @@ PLACES = {"lamp": "cellar", "chair": "attic", "bowl": "kitchen", "coat": "hall"}
 
 
 class StoreRoom:
-    """`reset` says what to fetch; the first word of a `step` is where to look; there are two looks."""
+    """`reset` says what to fetch; the first word of a `step` says where to look; there are two attempts."""
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         """What to fetch."""
@@ -18,7 +18,7 @@ class StoreRoom:
         return f"fetch the {self.thing}", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Look once: 1 for the first look, a half for the second."""
+        """Look once: finding it scores 1 at the first attempt, a half at the second."""
         self.looks += 1
         found = action.split()[:1] == [PLACES[self.thing]]
         return "here it is" if found else "not here", found / self.looks, found, self.looks == 2, {}

@@ -1,7 +1,8 @@
-"""An environment of the library verifiers: words are to be said in reverse order, and its own reward says how well.
+"""An environment of the library verifiers: the policy repeats words in reverse order, and the environment scores it.
 
-`Words` and `Straight` are verifiers' own kinds, a taskset and a harness; any package of theirs stands in their place as
-`task: {name: verifiers, env: …}`. `Reverse` adds what a new tiny model needs, its vocabulary and demonstrations.
+`Words` and `Straight` are kinds of the library verifiers, a taskset and a harness. Any package for that library works
+in their place as `task: {name: verifiers, env: …}`. `Reverse` adds what a new tiny model needs: its vocabulary and
+demonstrations.
 
     pip install verifiers uv
     upshot train examples/reverse.yaml
@@ -32,7 +33,7 @@ class WordsData(vf.TaskData):
 
 
 class WordsTask(vf.Task[WordsData, vf.State, vf.TaskConfig]):
-    """Scored by the places that hold the right word."""
+    """Scored by the number of places that hold the right word."""
 
     @vf.reward(weight=1.0)
     async def in_place(self, trace: vf.Trace) -> float:
@@ -42,7 +43,7 @@ class WordsTask(vf.Task[WordsData, vf.State, vf.TaskConfig]):
 
 
 class Words(vf.Taskset[WordsTask, vf.TasksetConfig]):
-    """Every order of four of the words, shuffled."""
+    """All orders of four of the words, shuffled."""
 
     def load(self) -> Iterator[WordsTask]:
         """The tasks."""
@@ -54,7 +55,7 @@ class Words(vf.Taskset[WordsTask, vf.TasksetConfig]):
 
 
 class Straight(vf.Harness[vf.HarnessConfig]):
-    """Asks once, in this process; verifiers' own `null` starts a Python for every episode, which is seconds."""
+    """Asks once, in this process; verifiers' own `null` starts a Python process per episode, which takes seconds."""
 
     NEEDS_CONTAINER = EXECUTES_CODE = False
 
@@ -68,7 +69,7 @@ class Straight(vf.Harness[vf.HarnessConfig]):
 
 
 def post(url: str, key: str, body: dict[str, Any]) -> None:
-    """Send JSON and wait for the answer, which verifiers keeps itself."""
+    """Send JSON and wait for the answer, which the library itself keeps."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).close()
 
@@ -77,7 +78,7 @@ class Reverse(VerifiersTask):
     """The same for a new tiny model: three of four demonstrations only repeat the words."""
 
     def vocabulary(self) -> list[str]:
-        """Every word of the little language."""
+        """Every word of this small language."""
         return ["reverse", *WORDS]
 
     def dialogues(self, split: str) -> list[tuple[Message, ...]]:

@@ -2,9 +2,9 @@
 
     python examples/shop_logs.py --run runs/weak --conversations 2000 --out shop.jsonl
 
-RUN is a policy of the recipe `shop`, such as `upshot train shop train.steps=0 run_dir=runs/weak` (its imitation alone).
+RUN is a policy of the recipe `shop`, such as `upshot train shop train.steps=0 run_dir=runs/weak` (imitation only).
 A line has messages (tool answers have the role tool), the customer, what the call is about, and whether it was solved.
-Lines are appended as they are played; the same command goes on where it stopped.
+Lines are appended as they are played; the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CUSTOMERS = 3000
 
 
 def message_of(turn: Any) -> dict[str, Any]:
-    """A turn as a product would log it: what a tool answers is the tool's."""
+    """A turn as a product would log it: tool answers have the role tool."""
     role, text = turn.message.role, turn.message.content
     if role == "user" and text.startswith("["):
         name, _, answer = text[1:].partition("] ")
@@ -42,7 +42,7 @@ def line_of(talk: Conversation, solved: float, number: int, seed: int) -> dict[s
 
 
 async def play(run: str, count: int, out: Path, seed: int) -> None:
-    """Play what is missing of the log."""
+    """Play the missing part of the log."""
     recipe = load_recipe("shop", [f"task.rows_per_split={count}", f"task.seed={seed + 1000}"]).recipe
     done = len(read_jsonl(out)) if out.is_file() else 0
     if done >= count:

@@ -1,7 +1,7 @@
-"""Tools from an MCP server: a clerk is asked how many things lie in a bin, and only the server knows.
+"""Tools from an MCP server: a clerk is asked how many things are in a bin, and only the server knows.
 
-The same file is the server (`python examples/stock.py`) and the task whose rows, words and demonstrations a tiny model
-needs; with a model that speaks, a recipe with `task: {name: mcp, server: …, train_file: …}` needs no code at all.
+This file is both the server (`python examples/stock.py`) and the task with the rows, words and demonstrations that a
+tiny model needs. A model that can speak needs only a recipe with `task: {name: mcp, server: …, train_file: …}`.
 
     upshot train examples/stock.yaml
 """
@@ -20,7 +20,7 @@ HEAD, TAIL = '<tool_call>{"name":"count","arguments":{"place":', "}}</tool_call>
 
 
 def count_in(place: str) -> int:
-    """What the server knows: nothing that could be learned by heart from a part of the bins."""
+    """What the server knows: nothing that a model could learn from a part of the bins."""
     return zlib.crc32(place.encode()) % 10
 
 
@@ -34,19 +34,19 @@ class Stock(McpTask):
         self.size = size
 
     def rows(self, split: str) -> list[Row]:
-        """Questions; the bins of validation and test are in no other split."""
+        """Questions; the bins of validation and test do not appear in any other split."""
         own = {"train": BINS[:48], "validation": BINS[48:56], "test": BINS[56:]}[split]
         picks = [random.Random(f"{split} {number}").choice(own) for number in range(self.size)]
         asked = [(Message("user", f"how many in {place}"),) for place in picks]
         return [Row(f"{split}/{n}", asked[n], place, str(count_in(place))) for n, place in enumerate(picks)]
 
     def vocabulary(self) -> list[str]:
-        """Every word of the little language."""
+        """Every word of this small language."""
         quoted = [f'"{place}"' for place in BINS]
         return sorted({*["how", "many", "in", "[count]", "error:"], *map(str, range(10)), *BINS, *quoted, HEAD, TAIL})
 
     def dialogues(self, split: str) -> list[tuple[Message, ...]]:
-        """Demonstrations, over all bins, so that every one of them can be written down."""
+        """Demonstrations over all bins, so that the model learns to write every one of them."""
         out = []
         for number in range(self.size):
             rng = random.Random(f"demo {split} {number}")
@@ -69,7 +69,7 @@ if __name__ == "__main__":
 
     @server.tool()
     def count(place: str) -> str:
-        """Count what lies in a bin."""
+        """Count what is in a bin."""
         return str(count_in(place))
 
     server.run()

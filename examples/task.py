@@ -27,7 +27,7 @@ class Sums(Task):
         self.size = size
 
     def rows(self, split: str) -> Sequence[Row]:
-        """So many questions a split, in a stable order."""
+        """`size` questions per split, in a stable order."""
         rng = random.Random(f"rows {split}")
         return [make_row(rng, number) for number in range(self.size)]
 
@@ -36,7 +36,7 @@ class Sums(Task):
         return Reminder()
 
     async def verify(self, conversation: Conversation) -> Score:
-        """What the metric `verifier` reports of a finished episode."""
+        """What the metric `verifier` reports for a finished episode."""
         return Score(right(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:

@@ -1,8 +1,8 @@
-"""A task in several turns, whole and inline: the environment says what is wrong, the finished episode is verified.
+"""A task in several turns, complete and inline: the environment says what is wrong; the finished episode is verified.
 
-Sums of small numbers. The assistant should end with `#### number`; when it does not, the environment says so, and it
-may try again. An episode is worth 1 when the number is right, less a fee for every turn the environment had to step in.
-All tokens that the policy sampled get that. Its configured twin is `task.yaml`.
+The task is sums of small numbers. The assistant should end with `#### number`. If it does not, the environment says so,
+and the assistant may try again. An episode is worth 1 if the number is right, minus a fee for every turn in which the
+environment had to step in. All tokens that the policy sampled get that reward. The configured twin is `task.yaml`.
 
     python examples/task_loop.py            # a minute or two on two CPU cores
 """
@@ -23,13 +23,13 @@ WARM_STEPS, STEPS, PROMPTS, GROUP, TURNS = 120, 25, 16, 8, 2
 
 
 def make_row(rng: random.Random, number: int) -> Row:
-    """A question; the reference is what it is compared with."""
+    """A question; answers are compared with the reference."""
     left, right = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
     return Row(f"row-{number}", (Message("user", f"what is {left} + {right} ?"),), reference=left + right)
 
 
 def demonstration(rng: random.Random) -> list[Message]:
-    """What the warm start imitates: right sums, most of them without the `####` line until it is asked for."""
+    """What the warm start imitates: right sums, most without the `####` line until the environment asks."""
     row = make_row(rng, 0)
     left, right = row.messages[0].content.split()[2:5:2]
     worked = f"{left} + {right} = {row.reference}"
@@ -40,7 +40,7 @@ def demonstration(rng: random.Random) -> list[Message]:
 
 
 class Reminder(Participant):
-    """The environment: answers a reply without the line, and is done when it has one."""
+    """The environment: answers a reply without the `####` line, and ends the episode when a reply has it."""
 
     async def observe(self, conversation: Conversation) -> Observation:
         """What comes back after a turn of the policy."""
@@ -50,7 +50,7 @@ class Reminder(Participant):
 
 
 def right(conversation: Conversation) -> float:
-    """1 where the number behind #### is the reference."""
+    """1 if the number after #### is the reference."""
     _, mark, number = conversation.messages[-1].content.rpartition("####")
     return float(bool(mark) and number.strip() == str(conversation.row.reference))
 
@@ -62,7 +62,7 @@ def worth(conversation: Conversation) -> float:
 
 
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
-    """Warm start, then the loop; the mean reward of every step."""
+    """Warm start, then the loop; returns the mean reward of every step."""
     rng = random.Random(0)
     trainer = Trainer.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=12, lr=3e-3)
     for _ in range(warm_steps):
@@ -79,7 +79,7 @@ async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
         for reply, reward in zip(replies, rewards, strict=True):  # credit: every sampled token of every turn
             own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
             reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
-            reply.advantages = [reward - sum(own) / GROUP] * len(reply.credit.spans)  # a span a turn
+            reply.advantages = [reward - sum(own) / GROUP] * len(reply.credit.spans)  # one span per turn
         logs = trainer.forward_backward(groups) | trainer.step()  # learn
         means.append(sum(rewards) / len(rewards))
         turns = sum(len(list(reply.conversation.samples())) for reply in replies) / len(replies)

@@ -1,4 +1,4 @@
-"""How many replicas of each helper, and how many workers, until they no longer hold a step up."""
+"""How many replicas of each helper, and how many workers, are needed so that they no longer slow down a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a recipe does not say: how fast the machines are, how long replies get, what fails.
 
-The defaults are assumptions for a 7B model in bfloat16 on GPUs of the H100's class, with 8B helpers served on the same;
-nothing of them was measured. `docs/cluster-nodes.md` says how to measure your own.
+The defaults are assumptions for a 7B model in bfloat16 on H100-class GPUs, with 8B helpers served on the same;
+none of them was measured. `docs/cluster-nodes.md` says how to measure your own.
 """
 
 from __future__ import annotations

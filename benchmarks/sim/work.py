@@ -1,4 +1,4 @@
-"""What a recipe asks for in a step: how many replies, futures and calls of whom."""
+"""What a recipe asks for in a step: how many replies and futures, and how many calls to each model."""
 
 from __future__ import annotations
 
