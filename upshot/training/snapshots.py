@@ -18,10 +18,9 @@ import asyncio
 import contextvars
 import copy
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -257,12 +256,11 @@ class RolloutSchedule:
 
     def start_next(self, step: int) -> None:
         """Before step `step` is learned: start playing a later step with the weights as they are now."""
-        if self.ahead:
-            self.sampler.renew(step)
-            # This copy has just played `step` and plays next what comes `ahead` steps later: it is free until then, so
-            # its weights can be replaced while the other copies are still sampling.
-            self.sampler.ahead[step % self.ahead].catch_up(step)
-            self._begin(step + self.ahead)
+        self.sampler.renew(step)
+        # This copy has just played `step` and plays next what comes `ahead` steps later: it is free until then, so its
+        # weights can be replaced while the other copies are still sampling.
+        self.sampler.ahead[step % self.ahead].catch_up(step)
+        self._begin(step + self.ahead)
 
     async def _play(self, step: int) -> TimedGroups:
         """Play a step, and measure where the time went."""
@@ -271,7 +269,10 @@ class RolloutSchedule:
             groups = await self.play(step)
         took = time.perf_counter() - started
         times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
-        tokens = count_sampled(chain.from_iterable(groups))
+        samples = [sample for group in groups for reply in group for sample in reply.samples()]
+        futures = [future for group in groups for reply in group for future in reply.futures]
+        turns = [turn for future in futures for turn in future.conversation.turns[future.shared :]]
+        tokens = sum(len(s.ids) for s in [*samples, *(turn.sample for turn in turns)] if s is not None)
         return groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)}
 
     def _begin(self, step: int) -> None:
@@ -311,13 +312,3 @@ async def in_thread(work: Callable[[], T]) -> T:
     if cancelled:
         task.cancel()
     return future.result()
-
-
-def count_sampled(replies: Iterable[Rollout]) -> int:
-    """Tokens that the policy sampled for replies and their futures."""
-    count = 0
-    for reply in replies:
-        turns = (turn for future in reply.futures for turn in future.conversation.turns[future.shared :])
-        samples = [*reply.samples(), *(turn.sample for turn in turns if turn.sample is not None)]
-        count += sum(len(sample.ids) for sample in samples)
-    return count

@@ -41,7 +41,7 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 from upshot.training.loops.phase import Lesson, learn
 from upshot.training.loops.sft import Dialogues, Sft
-from upshot.training.objectives.objectives import logged_drift
+from upshot.training.objectives.objectives import MEAN
 from upshot.training.snapshots import PolicyModel
 
 S = TypeVar("S", bound=Section)
@@ -195,7 +195,7 @@ class Trainer:
             )
         objective = lesson.objective()
         logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {}
-        return logs | (logged_drift(lesson.logs) or objective.drift(self.learner.ranks))
+        return logs if MEAN in lesson.logs else logs | objective.drift(self.learner.ranks)
 
     def step(self) -> dict[str, float]:
         """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""

@@ -13,7 +13,6 @@ from upshot.training.learner.batch import (
     end_to_end,
     micro_batches,
     pack,
-    shareable,
     shared_tokens,
     tree,
     worth_sharing,
@@ -94,7 +93,7 @@ def test_sharing_pays_for_long_prompts_and_not_for_short_ones() -> None:
     assert worth_sharing(group(128, 256))
     assert not worth_sharing(group(16, 1000))
     assert not worth_sharing(group(0, 100))
-    assert not shareable([[Datum([1] * 40, [1] * 40)]]), "there is nobody to share with"
+    assert not worth_sharing([[1] * 40]), "there is nobody to share with"
 
 
 def test_end_to_end_shares_nothing() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.training.workshop import TINY, datum, learner, metrics, recipe, update
+from upshot.config.recipe import TrainConfig
 from upshot.run.run import train
 from upshot.training.loops.phase import Lesson
-from upshot.training.objectives.objectives import MismatchMeter, PolicyGradient, weigh
+from upshot.training.objectives.objectives import PolicyGradient, weigh
 
 
 class Batchlike:
@@ -22,11 +23,11 @@ class Batchlike:
 
 
 def test_drift_is_the_mean_and_the_largest_difference_over_all_micro_batches() -> None:
-    meter = MismatchMeter()
-    assert meter.drift() == {}, "what was not sampled has no drift, not none"
+    objective = PolicyGradient(TrainConfig())
+    assert objective.drift() == {}, "what was not sampled has no drift, not none"
     for old, new in (([-1.0, -2.0], [-1.5, -2.0]), ([-3.0], [-3.25])):
-        meter.watch(Batchlike(old), torch.tensor(new))  # type: ignore[arg-type]
-    assert meter.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
+        objective.watch(Batchlike(old), torch.tensor(new))  # type: ignore[arg-type]
+    assert objective.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "kind": "rslora"}, {"r": 4, "kind": "dora"}])

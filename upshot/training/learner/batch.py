@@ -166,7 +166,7 @@ COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "we
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:
     """Lay sequences end to end; with `share`, a beginning that several have in common is laid once."""
-    sequences = _ids(data)
+    sequences = [np.array(datum.ids, dtype=np.int32) for datum in data]
     lengths = tuple(map(len, sequences))
     layout = tree(sequences) if share else end_to_end(lengths)
     ids, positions = np.empty((2, layout.tokens), dtype=np.int64)
@@ -204,10 +204,6 @@ def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if cuda else tensor.to(device)
 
 
-def _ids(data: Sequence[Datum]) -> list[Ids]:
-    return [np.array(datum.ids, dtype=np.int32) for datum in data]
-
-
 def unpack(data: Sequence[Datum], values: Tensor) -> list[list[float]]:
     """Values of the trained tokens [M] as lists beside the ids of each datum, 0 where a token is not trained."""
     left = iter(values.tolist())
@@ -227,7 +223,7 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     unit larger than the budget gets its own bin.
     """
     token_budget = token_budget or WITHOUT_PLAN
-    ids = [_ids(unit) for unit in units]
+    ids = [[np.array(datum.ids, dtype=np.int32) for datum in unit] for unit in units]
     sizes = [_added_tokens(sequences, []) if share else sum(map(len, sequences)) for sequences in ids]
     by: Callable[[int], Any] = (lambda i: (prefix_key(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
     bins: list[list[Datum]] = []
@@ -248,11 +244,6 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
 def _added_tokens(added: Sequence[Ids], last: Sequence[Ids]) -> int:
     """How many tokens sequences add at most to a tree that holds `last`."""
     return shared_tokens([*added, *last]) - shared_tokens(last)
-
-
-def shareable(units: Sequence[Sequence[Datum]]) -> bool:
-    """Whether computing shared beginnings once saves more than it costs."""
-    return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 
 def data_of(reply: Rollout | Branch, share: float = 1.0, counted: bool = True) -> list[Datum]:
@@ -331,9 +322,9 @@ def prefix_key(ids: Ids) -> bytes:
     return ids.astype(">i4").tobytes()
 
 
-def worth_sharing(sequences: Sequence[Ids]) -> bool:
+def worth_sharing(sequences: Sequence[Sequence[int] | Ids]) -> bool:
     """Whether a tree saves more tokens than it costs in keys that must be copied side by side for attention."""
-    layout = tree(sequences)
+    layout = tree([np.array(ids, dtype=np.int32) for ids in sequences])
     saved = sum(map(len, sequences)) - layout.tokens
     keys = sum(sum(layout.segments[i].length for i in line) for line in layout.lines())
     return saved > COPY * keys

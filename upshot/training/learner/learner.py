@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.engine.kernels.plain import choose_attention_without_cudnn
 from upshot.engine.llama.driver import out_of_training
 from upshot.models.local import DAMAGED, describe_damage
-from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
+from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, unpack, worth_sharing
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
 from upshot.training.learner.forward.packed import without_dropout
 from upshot.training.learner.forward.padded import Forward
@@ -109,7 +109,7 @@ class Learner:
         self._rng = self._rng or random_states()
         self.module.train()
         # Replies that share a beginning would share its noise.
-        share = self.forward.shares and not objective.dropout and shareable(units)
+        share = self.forward.shares and not objective.dropout and worth_sharing([datum.ids for datum in data])
         with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
             chunks = micro_batches(self._share(units), self.config.token_budget, share)
             most = max(self.ranks.all_gather_object("chunks", len(chunks)))
@@ -180,7 +180,7 @@ class Learner:
         """A column of what the model says of the data, beside each datum's ids."""
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
-        share = self.forward.shares and shareable(units)
+        share = self.forward.shares and worth_sharing([datum.ids for datum in data])
         with torch.no_grad(), out_of_training(self.module.modules()), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
@@ -192,6 +192,8 @@ class Learner:
 
     def _share(self, units: Sequence[Unit]) -> Sequence[Unit]:
         """This rank's part of what there is to learn or read."""
+        if self.ranks.size == 1:
+            return units
         sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
         share = shares(sizes, self.ranks.size)[self.ranks.rank]
         return units[share.start : share.stop]

@@ -16,7 +16,6 @@ from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services, build_held_out
 from upshot.tasks.base import Task, groups_of
 from upshot.training.learner.batch import Datum
-from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import HELD_OUT
@@ -32,7 +31,7 @@ async def play_held_out(run: LoopRun, services: Services, context: RolloutContex
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
     seed = derive_seed(run.recipe.seed, "eval")
     groups_of_rank = await play_step(context, rows, config.samples, seed, only=run.ranks.own(len(rows)))
-    groups = interleave(await run.ranks.all_gather_object_async("eval", groups_of_rank))
+    groups = await run.ranks.gather_own("eval", groups_of_rank)
     replies = list(chain.from_iterable(groups))
     watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
     return summarise_held_out(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
@@ -59,7 +58,7 @@ async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollo
     cases = [case_of(reply.conversation, reply.reward, run.task, manager, label(reply)) for reply in replies]
     monitor = Monitor(services.models[str(run.recipe.eval.monitor)])
     seen = await monitor.look_at_all([cases[i] for i in run.ranks.own(len(cases))])
-    predicted = interleave(await run.ranks.all_gather_object_async("monitor", [one.prediction for one in seen]))
+    predicted = await run.ranks.gather_own("monitor", [one.prediction for one in seen])
     return measure([MonitorPrediction(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
 
 

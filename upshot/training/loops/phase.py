@@ -35,7 +35,7 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
-from upshot.training.objectives.objectives import Objective, logged_drift
+from upshot.training.objectives.objectives import MEAN, Objective
 
 T = TypeVar("T")
 Evaluate = Callable[[], Awaitable[Logs]]
@@ -59,25 +59,22 @@ class ThroughputMeter:
         tera = next((tera for part, tera in PEAK.items() if part in name), 0)
         self.peak = devices * tera * 1e12 if module.dtype in (torch.bfloat16, torch.float16) else 0.0
 
-    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
-        """How fast tokens were learned, and with which share of the device's peak where that is known."""
-        times = {"time/learn": seconds}
-        if tokens and seconds > 0:
-            times["time/learned_per_s"] = tokens / seconds
+    def measure(self, step: float, learn: float, tokens: int) -> dict[str, float]:
+        """What to log of a step that took `step` seconds, and `learn` seconds of those to learn tokens: how fast, with
+        which share of the device's peak where that is known, and the peak of its memory in GiB since the last step; on
+        the CPU that of the process so far."""
+        times = {"time/learn": learn, "time/step": step}
+        if tokens and learn > 0:
+            times["time/learned_per_s"] = tokens / learn
             if self.peak:
-                times["time/mfu"] = tokens * self.flops / seconds / self.peak
-        return times
-
-    def step_times(self, started: float) -> dict[str, float]:
-        """Seconds since a step `started`, and the peak of the device's memory since the last call, in GiB; on the CPU
-        that of the process so far."""
+                times["time/mfu"] = tokens * self.flops / learn / self.peak
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             unit = 1 if sys.platform == "darwin" else 1024
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return {"time/step": time.perf_counter() - started, "time/memory_gib": peak / 2**30}
+        return times | {"time/memory_gib": peak / 2**30}
 
 
 @dataclass
@@ -143,12 +140,13 @@ class TrainingPhase:
         return self.learner
 
     @contextmanager
-    def learning(self, logs: Logs) -> Iterator[None]:
-        """Inside, all ranks change the weights together; afterwards `logs` says how fast."""
-        before, started = self.learner.read, time.perf_counter()
+    def learning(self, started: float, logs: Logs) -> Iterator[None]:
+        """Inside, all ranks change the weights together; afterwards `logs` has the times of the step that `started`."""
+        before, begun = self.learner.read, time.perf_counter()
         with self.run.ranks.update():
             yield
-        logs |= self.meter.learned(self.learner.read - before, time.perf_counter() - started)
+        now = time.perf_counter()
+        logs |= self.meter.measure(now - started, now - begun, self.learner.read - before)
 
     def write_stop(self, logs: Logs) -> None:
         """Write the evaluation that `stopped` the training, and say why it ends."""
@@ -167,10 +165,9 @@ class TrainingPhase:
                 kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
                 self.run.say(f"{lost}: {kept}")
 
-    async def evaluate_if_due(self, step: int, evaluate: Evaluate) -> Logs:
-        """What the recipe's evaluation of the model after `step` steps logs; nothing where none is due."""
-        due = bool(self.eval.every) and step % self.eval.every == 0
-        return await self.evaluate(step, evaluate) if due else {}
+    def evaluates(self, step: int) -> bool:
+        """Whether the recipe evaluates the model after `step` steps."""
+        return bool(self.eval.every) and step % self.eval.every == 0
 
     async def evaluate(self, step: int, evaluate: Evaluate) -> Logs:
         """Evaluate the model after `step` steps and return metrics under `eval/`; save it if it is the best so far."""
@@ -188,11 +185,12 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
     log. `seed`: for the order of minibatches."""
     lesson = prepare(learner, items)
     learned: list[tuple[Logs, Objective]] = []
-    drift = logged_drift(lesson.logs)
+    drift: Logs = {}
     for units in minibatches(lesson.units, learner.config.minibatches, seed):
         objective = lesson.objective()
         logs = learner.forward_backward(units, objective)
-        drift = drift or objective.drift(learner.ranks)
+        if MEAN not in lesson.logs:
+            drift = drift or objective.drift(learner.ranks)
         learned.append((logs | learner.step(), objective))
     return lesson.logs | join_logs(learned) | drift | lesson.counts
 
@@ -272,13 +270,14 @@ async def learn_examples(
 
     for number in phase.left:
         started, logs = time.perf_counter(), dict[str, float]()
-        logs |= await phase.evaluate_if_due(number, evaluate)
-        if phase.stopped:
-            phase.write_stop(logs)
-            break
+        if phase.evaluates(number):
+            logs |= await phase.evaluate(number, evaluate)
+            if phase.stopped:
+                phase.write_stop(logs)
+                break
         picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, number, seed)]
-        with phase.learning(logs):
+        with phase.learning(started, logs):
             logs |= learn(learner, picked, derive_seed(seed, "minibatches", number), prepare)
-        run.step_done(number + 1, logs | phase.meter.step_times(started))
+        run.step_done(number + 1, logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     await phase.finish(evaluate)

@@ -25,7 +25,7 @@ from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Branch, Rollout
 from upshot.rollout.tree import compared, measure_tree
 from upshot.training.learner.batch import Datum, data_of
-from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
+from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dynamic_sampling import other_rows, replace_flat
@@ -80,26 +80,27 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
                 started = time.perf_counter()
                 groups, logs = await schedule.get(number)
                 logs |= policy.sampler.sync_times() | measure(groups, context, config)
-                if config.async_steps:
-                    logs |= staleness(groups, number)
-                logs |= await phase.evaluate_if_due(number, evaluate)
-                if phase.stopped:
-                    phase.write_stop(logs)
-                    break
+                if phase.evaluates(number):
+                    logs |= await phase.evaluate(number, evaluate)
+                    if phase.stopped:
+                        phase.write_stop(logs)
+                        break
                 stop_if_missing(groups, recipe.reward.max_missing)
                 if number == 0 and (pull := describe_pull(groups)):
                     run.say(pull)
                 if recipe.reward.blamed == "worst":
                     logs |= blame(groups, context.futures)
-                schedule.start_next(number)
+                if config.async_steps:
+                    logs |= staleness(groups, number)
+                    schedule.start_next(number)
                 await run.pause_helpers()
                 seed = derive_seed(recipe.seed, "minibatches", number)
-                with phase.learning(logs):
+                with phase.learning(started, logs):
                     if config.async_steps:  # other steps are played meanwhile
                         logs |= await in_thread(partial(learn, learner, groups, seed, prepare))
                     else:
                         logs |= learn(learner, groups, seed, prepare)
-                run.step_done(number + 1, logs | phase.meter.step_times(started), groups)
+                run.step_done(number + 1, logs, groups)
                 await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
         await phase.finish(evaluate)
 
@@ -128,7 +129,7 @@ async def play(
         total += len(groups_of_rank) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
         played = await play_step(context, [rows[i] for i in places], config.group_size, seed, count, groups_of_rank)
-        played = interleave(await ranks.all_gather_object_async(f"play/{step}/{number}", played))
+        played = await ranks.gather_own(f"play/{step}/{number}", played)
         if number:
             replace_flat(groups, played)
         else:

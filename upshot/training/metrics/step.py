@@ -139,9 +139,10 @@ def measure_task(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = list(chain.from_iterable(groups))
     out: dict[str, float] = {}
+    solved = [[value >= SOLVED for value in present(map(verdict, group))] for group in groups]
     largest = max([1, *map(len, groups)])
     for k in (2**n for n in range(12) if 2**n <= largest):
-        put_mean(out, f"pass@{k}", [value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None])
+        put_mean(out, f"pass@{k}", [value for group in solved if (value := pass_at_k(group, k)) is not None])
     put_mean(out, "maj@k", [value for group in groups if (value := majority(group)) is not None])
     put_mean(out, "turns", [float(turns) for reply in replies if (turns := len(list(reply.samples())))])
     counts: Counter[str] = Counter()
@@ -163,11 +164,6 @@ def verdict(reply: Rollout) -> Score:
     return reply.reward.means.get("verifier", reply.reward.total)
 
 
-def verdicts(group: Iterable[Rollout]) -> list[bool]:
-    """Solved or not, of the replies that have a verdict."""
-    return [value >= SOLVED for reply in group if (value := verdict(reply).value) is not None]
-
-
 def pass_at_k(solved: Sequence[bool], k: int) -> float | None:
     """Unbiased estimate of the chance that one of k samples is right; None with fewer than k samples."""
     n, c = len(solved), sum(solved)
@@ -180,19 +176,13 @@ def majority(group: Sequence[Rollout]) -> float | None:
     """Whether the commonest answer of a group is right; ties share the vote; None when no reply shows its answer."""
     votes: dict[str, list[bool]] = defaultdict(list)
     for reply in group:
-        value, answer = verdict(reply).value, answer_of(reply)
-        if value is not None and answer is not None:
-            votes[answer].append(value >= SOLVED)
+        value = verdict(reply).value
+        # The verifier notes the answer it read from a reply with the score.
+        scores = [future.scores["verifier"] for future in reply.futures if "verifier" in future.scores]
+        answers = [score.detail["answer"] for score in scores if score.detail.get("answer") is not None]
+        if value is not None and answers:
+            votes[str(answers[0])].append(value >= SOLVED)
     if not votes:
         return None
     most = max(map(len, votes.values()))
     return statistics.fmean(float(solved[0]) for solved in votes.values() if len(solved) == most)
-
-
-def answer_of(reply: Rollout) -> str | None:
-    """The answer the verifier read from a reply, as it noted it with the score."""
-    for future in reply.futures:
-        answer = future.scores["verifier"].detail.get("answer") if "verifier" in future.scores else None
-        if answer is not None:
-            return str(answer)
-    return None

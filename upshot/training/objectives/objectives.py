@@ -172,19 +172,17 @@ class PolicyGradient(Objective):
     """The surrogate that the recipe names, with an optional KL penalty to the initial model and an entropy bonus."""
 
     def __init__(self, config: TrainConfig, importance: ImportanceConfig | None = None) -> None:
-        """`importance`: how tokens are weighed in passing."""
         self.config = config
         self.surrogate = surrogate(config.loss.name, config.loss.options)
         self.needs_entropy = bool(config.entropy)
-        self.mismatch = MismatchMeter(importance)
-
-    def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """See `Objective`."""
-        return self.mismatch.drift(ranks)
+        self.importance = importance
+        """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
+        self._gaps: list[Tensor] = []
+        """Of each micro-batch: how far its log-probabilities are from the sampled ones (`measure_gaps`)."""
 
     def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
         """Surrogate x importance + kl x divergence - entropy bonus."""
-        batch = self.mismatch.watch(batch, output.logprobs.detach())
+        batch = self.watch(batch, output.logprobs.detach())
         config, columns, logprobs = self.config, batch.columns, output.logprobs
         pg = self.surrogate(batch, logprobs, config)
         check_shape(pg, logprobs, config.loss.name)
@@ -208,30 +206,6 @@ class PolicyGradient(Objective):
         logs["loss/policy"] = loss.detach()
         return loss, logs
 
-
-class LogprobSource(Protocol):
-    """What a learner says of data without learning from them: ours, or numbers that another program's has computed."""
-
-    @property
-    def config(self) -> TrainConfig:
-        """How the policy learns."""
-
-    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
-
-    def values(self, data: Sequence[Datum]) -> list[list[float]]:
-        """The value head's estimate before each trained token of the data."""
-
-
-class MismatchMeter:
-    """Sees in passing how far the log-probabilities of a gradient's forward are from the sampled ones."""
-
-    def __init__(self, importance: ImportanceConfig | None = None) -> None:
-        self.importance = importance
-        """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
-        self._gaps: list[Tensor] = []
-        """Of each micro-batch: `measure_gaps`."""
-
     def watch(self, batch: TrainBatch, logprobs: Tensor) -> TrainBatch:
         """Take note of a micro-batch; as it is, or weighed by the learner's log-probabilities [M]."""
         if not len(logprobs):
@@ -251,9 +225,18 @@ class MismatchMeter:
         return join_gaps([row for rows in ranks.all_gather_object("drift", of_rank) for row in rows])
 
 
-def logged_drift(logs: Mapping[str, float]) -> dict[str, float]:
-    """The drift that is logged already, by `weigh`."""
-    return {name: logs[name] for name in (MEAN, LARGEST) if name in logs}
+class LogprobSource(Protocol):
+    """What a learner says of data without learning from them: ours, or numbers that another program's has computed."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """How the policy learns."""
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The value head's estimate before each trained token of the data."""
 
 
 def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.rewards.workers.pool import PoolManager
 from upshot.rollout.reply import Rollout
-from upshot.run import services as run_services
+from upshot.run import run as runs
 from upshot.run.folder import RunFolder
 from upshot.run.forecast import plan
 from upshot.run.run import RunServices
@@ -137,9 +137,9 @@ def test_limits_of_every_endpoint_are_shared_among_ranks(tmp_path: Path, monkeyp
         },
         budget=Budget(),
     )
-    monkeypatch.setattr(run_services, "build_services", lambda *_, **__: services)
-    monkeypatch.setattr(run_services, "ModelPool", lambda *_: None)
-    monkeypatch.setattr(run_services, "configure_helpers", lambda recipe, _: recipe)
+    monkeypatch.setattr(runs, "build_services", lambda *_, **__: services)
+    monkeypatch.setattr(runs, "ModelPool", lambda *_: None)
+    monkeypatch.setattr(runs, "configure_helpers", lambda recipe, _: recipe)
     shared: list[Any] = []
     ranks = SimpleNamespace(size=2, share=shared.append)
     opened = RunServices(recipe(tmp_path), RunFolder(tmp_path), ranks)  # type: ignore[arg-type]

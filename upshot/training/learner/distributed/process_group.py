@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from upshot.core.errors import UserError, reason_of
 from upshot.models.client.budget import Budget
 from upshot.training.learner.distributed.pickling import dumps, loads
-from upshot.training.learner.distributed.ranks import ALONE, Ranks
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
 
 T = TypeVar("T")
 GO = "go"
@@ -83,12 +83,12 @@ class ProcessGroup(Ranks):
 
     # Objects
 
-    async def all_gather_object_async(self, topic: str, mine: T) -> list[T]:
+    async def gather_own(self, topic: str, mine: list[T]) -> list[T]:
         """See `Ranks`."""
         key = self._post(topic, mine)
         for pause in self._pauses(key):
             await asyncio.sleep(pause)
-        return self._collect(key, mine)
+        return interleave(self._collect(key, mine))
 
     def all_gather_object(self, topic: str, mine: T, seconds: float = math.inf) -> list[T]:
         """See `Ranks`; `RankLost` when a rank has posted nothing after `seconds`."""

@@ -39,12 +39,12 @@ class Ranks:
         """Which of `count` things this rank does."""
         return range(self.rank, count, self.size)
 
-    async def all_gather_object_async(self, topic: str, mine: T) -> list[T]:
-        """What every rank gives for a topic, in the order of the ranks; the event loop goes on meanwhile."""
-        return self.all_gather_object(topic, mine)
+    async def gather_own(self, topic: str, mine: list[T]) -> list[T]:
+        """What all ranks did of their `own` things, in the order of the things; the event loop goes on meanwhile."""
+        return mine
 
     def all_gather_object(self, topic: str, mine: T) -> list[T]:
-        """The same, for those that cannot await."""
+        """What every rank gives for a topic, in the order of the ranks."""
         return [mine]
 
     def broadcast_object(self, topic: str, value: T) -> T:

@@ -73,7 +73,8 @@ class LeanForward:
         with torch.no_grad():
             for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._blocks, strict=True)):
                 products = tuple(map(products_of, groups, last.products if last is not None else (None,) * len(groups)))
-                if last is None or not last.holds(products):  # a small model's step would be spent on new blocks
+                # Kept while projections and trained norms stay the same: new ones cost a small model most of a step.
+                if last is None or last.products != products or last.needs != [w.requires_grad for w in last.weights]:
                     last = Block(index, layer, products, self.options)
                 blocks.append(last)
             self._blocks = list(blocks)
@@ -147,10 +148,6 @@ class Block:
         """The weights of all norms."""
         self.needs = [weight.requires_grad for weight in self.weights]
         self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
-
-    def holds(self, products: tuple[Product | CalledProjections, ...]) -> bool:
-        """Whether projections and trained norms are still those that the block was made of."""
-        return products == self.products and self.needs == [weight.requires_grad for weight in self.weights]
 
     @property
     def random(self) -> bool:
