@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from tests.support.option_types import option_types
 from upshot.config.bools import is_misplaced_bool
 from upshot.config.load import load_recipe
+from upshot.config.method import method_of, methods
+from upshot.config.recipe import TrainConfig
 from upshot.config.registry import Registry, check_options
 from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
@@ -67,6 +69,11 @@ def refused(recipe: str, *overrides: str) -> str:
         ("credit.split=true", "credit.split has no effect with credit.by=tree; leave it out"),
         ("credit.gamma=0.5", "credit.gamma has no effect with credit.by=tree"),
         ("credit.gama=0.5", "unknown option 'gama' of credit rule 'tree' in credit"),
+        (
+            "train.method=ppo train.advantage=rloo",
+            "advantage has no effect with train.method=ppo, only with rl",
+        ),
+        ("train.kto.beta=1", "train.kto has no effect with train.method=rl, only with kto; leave it out"),
         ("train.method=dpoo", "unknown training method 'dpoo' in train.method; did you mean 'dpo'"),
         ("train={method: online-dpo, group_size: 1}", "online-dpo ranks the replies to a prompt"),
         ("train.group_size=1 credit=reply", "train.group_size is 1, but 'dr-grpo' compares the replies"),
@@ -102,6 +109,21 @@ def refused(recipe: str, *overrides: str) -> str:
 def test_a_value_that_would_train_on_nothing_or_fall_over_is_refused(override: str, message: str) -> None:
     said = refused("quickstart", *re.split(r" (?=[\w.]+=)", override))
     assert re.search(message, said), said
+
+
+def test_a_methods_keys_are_keys_of_train() -> None:
+    keys = {key for name in methods.names() for key in method_of(name).reads}
+    assert keys <= TrainConfig.model_fields.keys() and {"advantage", "data", "kl", "ppo"} <= keys
+    assert not keys & {"method", "steps", "lr", "save"}, "what every method reads is not named"
+
+
+def test_a_key_that_the_method_does_not_read_is_a_note_where_a_file_set_it() -> None:
+    """Recipes for several methods share files."""
+    recipe = load_recipe("quickstart", ["train.method=ppo"]).recipe
+    notes = [finding.says for finding in find(recipe, offline=True) if not finding.fatal]
+    assert "train.advantage has no effect with train.method=ppo, only with rl; leave it out" in notes
+    notes = [finding.says for finding in find(load_recipe("quickstart").recipe, offline=True)]
+    assert not any("has no effect" in says for says in notes)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from upshot.config.layers import (
     tag,
     untag,
 )
+from upshot.config.method import describe_unread
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
@@ -85,6 +86,11 @@ def load_recipe(
         train[replaced] = Sourced(unset, lengths[asked[0]].origin)
     origins = {key: leaf.origin for key, leaf in leaves(tree)}
     loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
+    # Files may share a section `train` between methods; who sets a key here and now expects it to do something.
+    for key, says in describe_unread(loaded.recipe.train).items():
+        for name, origin in origins.items():
+            if origin in (COMMAND_LINE, CALL) and f"{name}.".startswith(f"train.{key}."):
+                raise UserError(f"{origin}: {says}")
     for folder in loaded.recipe.code:
         look_in(Path(folder))
     return loaded

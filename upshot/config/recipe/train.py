@@ -208,7 +208,8 @@ class TrainConfig(Section):
     """rl, online-dpo, ppo: sample a step's replies with the weights from this many steps earlier, while those steps are
     still being learned; 0: with the newest weights, strictly on-policy."""
     dynamic_sampling: int = Field(0, ge=0)
-    """rl: replace groups whose rewards are all equal by groups of other rows, at most this many times per step."""
+    """rl, online-dpo, ppo: replace groups whose rewards are all equal by groups of other rows, at most this many times
+    per step."""
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group's mean and divided by its standard deviation. dr-grpo: only centred. rloo: leave one
     out. separated: each part centred on its own, then summed ({non_negative: true}: only the main part can be

@@ -1,16 +1,19 @@
-"""What would run to its end and learn nothing: replies that are all alike, thoughts that the model cannot mark."""
+"""Settings without effect, and what would run to its end and learn nothing: replies that are all alike, thoughts that
+the model cannot mark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from upshot.config.method import method_of
+from upshot.config.method import describe_unread, method_of
 from upshot.rollout.check_names import thought_key
 from upshot.run.checks.context import CheckContext, Finding
 
 
 def check(context: CheckContext) -> Iterator[Finding]:
-    """Look at how the policy is sampled and at what of its replies is trained."""
+    """Look at what the method reads, at how the policy is sampled and at what of its replies is trained."""
+    # Files may share a section `train` between methods, so this is only worth knowing.
+    yield from (Finding(says, fatal=False) for says in describe_unread(context.recipe.train).values())
     if not context.sampled:
         return
     method_of(context.recipe.train.method).check_loss(context.recipe)

@@ -14,6 +14,7 @@ class DPOMethod(TrainingMethod):
     """Pairs of replies from a file."""
 
     pairs = True
+    reads = ("data", "dpo")
     best_metric = "eval/loss/dpo"
     evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
     held_out = "pairs"

@@ -13,6 +13,7 @@ from upshot.tasks.datasets.records import MarkedReply, read_marked_replies
 class KTOMethod(TrainingMethod):
     """Single replies marked good or bad."""
 
+    reads = ("data", "kto")
     best_metric = "eval/loss/kto"
     evaluates = ("loss/kto", "kto/good", "kto/bad")
     held_out = "replies"

@@ -13,6 +13,7 @@ class OnlineDPOMethod(RLMethod):
     """Pairs of the policy's own replies, ranked by reward."""
 
     credits_tokens = on_ray = False
+    reads = ("group_size", "async_steps", "dynamic_sampling", "dpo")
     lessons = "upshot.training.loops.online_dpo"
 
     def needs_reference(self, config: TrainConfig) -> bool:

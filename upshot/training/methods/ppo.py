@@ -12,4 +12,8 @@ class PPOMethod(RLMethod):
 
     credits_tokens = compares = False
     value_head = True
+    reads = (
+        "group_size", "async_steps", "dynamic_sampling", "loss", "length_norm", "clip", "kl", "entropy", "importance",
+        "ppo",
+    )  # fmt: skip
     lessons = "upshot.training.loops.ppo"

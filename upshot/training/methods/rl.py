@@ -15,6 +15,10 @@ class RLMethod(TrainingMethod):
     """Policy gradient over groups."""
 
     samples = credits_tokens = compares = on_ray = True
+    reads: tuple[str, ...] = (
+        "group_size", "async_steps", "dynamic_sampling", "advantage", "loss", "length_norm", "clip", "kl", "entropy",
+        "importance",
+    )  # fmt: skip
 
     loop = lessons = "upshot.training.loops.rl"
 

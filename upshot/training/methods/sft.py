@@ -16,6 +16,7 @@ class SFTMethod(TrainingMethod):
     """Imitation of whole dialogues."""
 
     imitates = dropout = True
+    reads = ("data", "length_norm")
     best_metric = "eval/loss/nll"
     evaluates = ("loss/nll",)
     loop = "upshot.training.loops.sft"
