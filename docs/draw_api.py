@@ -32,7 +32,7 @@ HEAD = """\
 *Written by `python docs/draw_api.py` from signatures and docstrings. The examples run in the tests, in this order.*
 
 `import upshot` is instant: each name is imported at its first use. Everything here works in a script and in a notebook.
-What only you can fix raises `upshot.UserError` with one line. Begin a file of your own with `upshot new task`,
+A problem that only you can fix raises `upshot.UserError` with one line. Begin your own file with `upshot new task`,
 `recipe`, `metric`, `verifier`, `user`, `estimator` or `loss`: each is complete and comes with its test.
 """
 ESTIMATORS = """\
@@ -157,7 +157,7 @@ def page() -> str:
         "Score replies": [
             of_function("upshot.reward", public.reward),
             reward_settings(),
-            "`await upshot.reward_async(…)` is the same where you are async yourself.",
+            "`await upshot.reward_async(…)` is the same for async code.",
         ],
         "The loop in pieces": [of_class("upshot.Trainer", public.Trainer), of_function("upshot.talk", public.talk)],
         "What was said, and what it is worth": [

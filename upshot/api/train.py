@@ -89,9 +89,9 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Unpack[Re
 
     recipe: the name of a recipe that ships with the project, the path of a YAML file, a mapping, or a `Recipe`.
 
-    All other arguments are sections or keys of the recipe, laid over its own. A mapping changes keys of its section
-    (`train={"steps": 20}`), a dotted key sets one value (`**{"train.steps": 20}`). Functions and classes may stand
-    wherever a recipe names one: `reward={"metrics": ["verifier", polite]}`. All keys are listed in docs/reference.md.
+    All other arguments are sections or keys of the recipe, which override its own. A mapping changes keys of its
+    section (`train={"steps": 20}`), a dotted key sets one value (`**{"train.steps": 20}`). You can pass a function or
+    class wherever a recipe names one: `reward={"metrics": ["verifier", polite]}`. docs/reference.md lists all keys.
     """
     with one_line():
         return _load(recipe, overrides)
@@ -116,8 +116,8 @@ def train(
         print(run.steps[-1]["reward/mean"], run.best)
 
     recipe: as in `load`, and so are all further arguments.
-    data: what to learn from instead of what the recipe names: a file, a folder, a Hub name, or a list of mappings. They
-    are rows of the task; for sft dialogues, for dpo pairs.
+    data: the data to learn from instead of the recipe's: a file, a folder, a Hub name, or a list of mappings. Its
+    records are rows of the task; for sft dialogues, for dpo pairs.
     progress: whether to show a bar and the latest numbers; None: in a terminal and in a notebook.
     reporter: receives phases and steps instead of the bar.
 

@@ -24,7 +24,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One thing said, in the shape of an OpenAI chat message."""
+    """One message, in the form of an OpenAI chat message."""
 
     role: str
     """system, user, assistant or tool."""
@@ -36,7 +36,7 @@ class Message:
     name: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as chat templates and endpoints take it."""
+        """The message as chat templates and endpoints expect it."""
         calls = [dict(call) for call in self.tool_calls] or None
         more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
         present = {key: value for key, value in more.items() if value is not None}

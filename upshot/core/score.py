@@ -98,7 +98,7 @@ class Reason(StrEnum):
 
     @property
     def cause(self) -> Cause:
-        """Who can bring it about; the policy, unless its words cannot make a difference."""
+        """Who can cause it: the policy, unless its words cannot make a difference."""
         if self in _BY_MACHINE:
             return Cause.MACHINE
         return Cause.ROW if self is Reason.BAD_ROW else Cause.POLICY
@@ -142,13 +142,13 @@ class Score:
 
     @classmethod
     def missing(cls, reason: Reason | str, why: str = "", **detail: Any) -> Score:
-        """No score, and why: a reason to count, and words for the reader."""
+        """A missing score: a reason to count, and an explanation for the reader."""
         return cls(None, reason, {"why": why, **detail} if why else detail)  # type: ignore[arg-type]
 
     @classmethod
     def failed(cls, error: BaseException, who: str, **detail: Any) -> Score:
-        """No score, because `who` raised; an exception that knows its `reason` (a model's, a time limit) is counted
-        under it."""
+        """Missing, because `who` raised; an exception with a `reason` (a model's, a time limit) is counted under that
+        reason."""
         word = getattr(error, "reason", "")
         reason = Reason.read(word, Reason.ERROR)
         first = next(iter(_text(error).splitlines()), "")

@@ -106,16 +106,16 @@ class Model(Helper, ABC):
     name: str
     abilities: Abilities = Abilities()
     no_schema: str = ""
-    """Why it enforces no JSON schema, where something can be done about that."""
+    """Why it does not enforce JSON schemas, if something can be done about that."""
     tokenizer: Any = None
-    """Of a model in this process, once it is started; None elsewhere."""
+    """The tokenizer of a model in this process, once it has started; otherwise None."""
 
     @abstractmethod
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError`."""
 
     def copy_at(self, when: str) -> Model:
-        """A copy of this model that is trained no further ('start', or renewed at an interval of steps)."""
+        """A copy of this model that is not trained any further ('start', or renewed at an interval of steps)."""
         raise UserError(f"'policy@{when}': only a policy in training in this process can be copied")
 
     @property

@@ -90,9 +90,9 @@ class Credit:
     parts: Mapping[str, Score]
     spans: tuple[Span, ...]
     split: bool = False
-    """Whether every turn is a training sample of its own."""
+    """Whether every turn is a separate training sample."""
     gamma: float = 1.0
-    """By turns: what the part of a turn counts the turn after it for."""
+    """By turns: the discount with which a turn's part counts the turn after it."""
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""

@@ -27,20 +27,20 @@ from upshot.core.time_limit import limit_call
 class Metric(ABC):
     """Scores conversations. Constructor keyword arguments are its options in the recipe.
 
-    A constructor may also name any of these, and gets them from the program: `task` (the `Task`), `judge`
+    A constructor may also have any of these parameters, which Upshot fills in: `task` (the `Task`), `judge`
     (a `Model`), `tokenizer` (of the policy), `models` (all helper models by name), `sandbox` (a `CodeRunner`).
     """
 
     intrinsic: bool = False
     """About how it was said (length, interactivity) rather than what was achieved; the log keeps both sums."""
     loads_model: bool = False
-    """Whether its first score loads a model of its own: a dry run leaves it out."""
+    """Whether its first score loads its own model: a dry run skips such a metric."""
     path: str = ""
-    """How the recipe names it, which is not its name in tables (`metric_labels`); set where it is built."""
+    """How the recipe names it (tables use another name: `metric_labels`); set when it is built."""
 
     @abstractmethod
     async def score(self, conversation: Conversation) -> Score:
-        """The score of one finished conversation, the last word included."""
+        """The score of one finished conversation, including its last message."""
 
     async def aclose(self) -> None:
         """Release what all conversations shared."""

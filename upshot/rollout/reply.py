@@ -77,7 +77,7 @@ class Rollout:
     futures: list[Future] = field(default_factory=list)
     reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
     counted: Score | None = None
-    """What the reward counts as, where the policy made it or a part of it missing (`rollout/blame.py`)."""
+    """What the reward counts as, if the policy made it or a part of it missing (`rollout/blame.py`)."""
     baselines: Mapping[str, Sequence[Score]] = field(default_factory=dict)
     """What each classmate reaches without the thought."""
     credit: Credit | None = None
@@ -88,12 +88,12 @@ class Rollout:
     forks: int = 0
     """How many forks there are below the reply, drawn or not."""
     other_paths: list[Branch] = field(default_factory=list)
-    """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
+    """If a program played the episode: what the policy said in contexts other than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""
 
     @property
     def outcome(self) -> Score:
-        """What the reply is compared by: its reward, or what that counts as."""
+        """The value by which replies are compared: the reward, or what it counts as."""
         return self.counted or self.reward.total
 
     def paths(self) -> Iterator[Conversation]:

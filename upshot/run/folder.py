@@ -94,7 +94,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
-        """A new folder with the recipe and versions in it; what a failed start left in its place goes."""
+        """A new folder with the recipe and versions in it; leftovers of a failed start are removed."""
         path = place_of(recipe)
         folder = cls(path)
         folder.check_free()
@@ -126,12 +126,12 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run came to a step in it, or to its end."""
+        """Whether a run in it reached a step, or its end."""
         metrics = self.path / METRICS
         return (metrics.is_file() and metrics.stat().st_size > 0) or self.status.get("state") == "finished"
 
     def drop_failed_start(self) -> None:
-        """Take the folder away again when its run never came to a step and saved nothing."""
+        """Remove the folder again if its run never reached a step and saved nothing."""
         if self.read_only or self.begun or self.latest() is not None:
             return
         self._clear()
@@ -159,12 +159,12 @@ class RunFolder:
 
     @property
     def status(self) -> dict[str, Any]:
-        """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
+        """The run's state: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
         return self.read_object(STATUS)
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What people said about the run: {'note': a text, 'tags': […]}."""
+        """What people wrote about the run: {'note': a text, 'tags': […]}."""
         kept = self.read_object(NOTES)
         tags = kept.get("tags")
         return {"note": str(kept.get("note") or ""), "tags": list(map(str, tags)) if isinstance(tags, list) else []}
@@ -178,17 +178,17 @@ class RunFolder:
 
     @property
     def metrics(self) -> Table:
-        """A line a step: phase, step, and every logged number."""
+        """One line per step: phase, step, and every logged number."""
         return self._table("metrics", METRICS, lambda: read_jsonl(self.path / METRICS))
 
     @property
     def steps(self) -> Table:
-        """The lines of metrics.jsonl that are steps; not those of nothing but an evaluation."""
+        """The lines of metrics.jsonl that are steps, without those that hold only an evaluation."""
         return [line for line in self.metrics if not is_evaluation(line)]
 
     @property
     def evals(self) -> Table:
-        """A line an evaluation: phase, the step whose model was evaluated, and every number without its `eval/`."""
+        """One line per evaluation: phase, the step whose model was evaluated, and every number without its `eval/`."""
         return [
             {"phase": line["phase"], "step": evaluated_step(line)}
             | {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
@@ -198,17 +198,17 @@ class RunFolder:
 
     @property
     def rollouts(self) -> Table:
-        """A reply each, as it was written: messages, futures, reward, credit."""
+        """One reply each, as it was written: messages, futures, reward, credit."""
         return self._table("rollouts", ROLLOUTS, lambda: read_jsonl(self.path / ROLLOUTS))
 
     @property
     def replies(self) -> Table:
-        """A line a reply: step, row, group, its words, its reward and each metric's mean."""
+        """One line per reply: step, row, group, text, reward and each metric's mean."""
         return self._table("replies", ROLLOUTS, lambda: [_flat_reply(line) for line in self.rollouts])
 
     @property
     def futures(self) -> Table:
-        """A line a future: whose reply it continues, its last words, its score by each metric."""
+        """One line per future: the reply that it continues, its last message, its score by each metric."""
         return self._table("futures", ROLLOUTS, lambda: [row for line in self.rollouts for row in _flat_futures(line)])
 
     @property
@@ -233,12 +233,12 @@ class RunFolder:
         return [row for row in rows if row.get("phase") == phase and step in (None, row.get("step"))]
 
     def samples(self, step: int) -> dict[str, list[Sample]]:
-        """Token ids and log-probabilities of a step's replies, by key; nothing where none were kept."""
+        """Token ids and log-probabilities of a step's replies, by key; empty if none were kept."""
         path = samples.file_of(self.path, step)
         return samples.unpack(path.read_bytes()) if path.is_file() else {}
 
     def spent(self) -> dict[str, float]:
-        """What the helper models have cost so far, steps that were lost and played again included."""
+        """What the helper models have cost so far, including steps that were lost and played again."""
         return self.read_object(SPENT)
 
     def read_object(self, name: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class RunFolder:
 
     @property
     def started(self) -> float:
-        """When the run began, in seconds since the epoch: as its status says, else its oldest file."""
+        """When the run began, in seconds since the epoch: according to its status, else to its oldest file."""
         stated = moment(self.status.get("started"))
         if stated is not None:
             return stated
@@ -276,7 +276,7 @@ class RunFolder:
     # What is written.
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """The recipe that the run is made by from now on."""
+        """Replace the recipe with which the run continues."""
         self._write(self.path / RECIPE, write_atomic, dump_recipe(with_whole_paths(recipe)).encode())
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
@@ -296,14 +296,14 @@ class RunFolder:
             index.database.close()
 
     def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
-        """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
+        """Write token ids and log-probabilities of a step's replies, and the text of the ids."""
         path = samples.file_of(self.path, step)
         if not self.read_only:
             self._write(path.parent, lambda folder: folder.mkdir(exist_ok=True))
             self._write(path, write_atomic, samples.pack(replies, pieces))
 
     def write_status(self, state: str, **more: Any) -> None:
-        """Say how the run stands, in which process, since when, and how many seconds it has run in all."""
+        """Write the run's state, its process, its start, and its total running time in seconds."""
         if self.read_only:
             return
         before, now = self.status, time.time()
@@ -315,7 +315,7 @@ class RunFolder:
         write_json(self.path / STATUS, {"state": state, "pid": os.getpid(), **times, **more})
 
     def write_spent(self, spent: Mapping[str, float]) -> None:
-        """Remember what the helper models have cost."""
+        """Record what the helper models have cost."""
         self._write(self.path / SPENT, write_json, spent)
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:

@@ -31,14 +31,14 @@ class Task(ABC):
     """
 
     name: str = ""
-    """What messages call it; registering sets it."""
+    """Its name in messages; registering sets it."""
 
     @abstractmethod
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split, in a stable order."""
 
     def check_split(self, split: str) -> None:
-        """Refuse a split that a task with made-up rows does not have."""
+        """Refuse a split that a task with generated rows does not have."""
         if split not in SPLITS:
             raise UserError(f"task '{self.name}' has no split '{split}'; known: {', '.join(SPLITS)}")
 
@@ -47,11 +47,11 @@ class Task(ABC):
         return []
 
     def part(self, row: Row) -> Task:
-        """The task that a row belongs to: this one, but for a mix of several."""
+        """The task that a row belongs to: this one, except in a mix of several."""
         return self
 
     def environment(self) -> Participant | None:
-        """Who answers between the policy turns of an episode; None for one reply."""
+        """Who answers between the policy turns of an episode; None: the episode is one reply."""
         return None
 
     def agent(self) -> AgentFunction | None:
@@ -59,11 +59,11 @@ class Task(ABC):
         return None
 
     def user(self) -> Participant | None:
-        """The simulated user of this task when the recipe names none; None when the task has no own."""
+        """The simulated user of this task if the recipe names none; None if the task has none."""
         return None
 
     def claim(self, conversation: Conversation) -> Claim | None:
-        """What there is to verify, as plain data that any reward manager can check; None: ask `verify`."""
+        """What is to be verified, as plain data that any reward manager can check; None: `verify` decides."""
         return None
 
     async def verify(self, conversation: Conversation) -> Score:
@@ -71,11 +71,11 @@ class Task(ABC):
         return Score.missing(Reason.NOT_SCORED, f"task '{self.name}' has no verifier")
 
     def format_error(self, text: str) -> str:
-        """What is wrong with the form of a policy turn, in a word or two; empty when nothing is."""
+        """What is wrong with the form of a policy turn, in a word or two; empty if nothing is wrong."""
         return ""
 
     def format_faults(self, conversation: Conversation) -> list[str]:
-        """`format_error` of each turn the assistant took after the opening, '' where the form is kept."""
+        """`format_error` of each turn that the assistant took after the opening; '' if the form is right."""
         return [self.format_error(reply) for reply in list_replies(conversation)]
 
     def tools(self) -> Tools:
@@ -95,19 +95,19 @@ class Task(ABC):
         return str(row.reference)
 
     def similar_key(self, row: Row) -> str:
-        """Rows with the same key ask alike questions (futures `similar-question`, `similar_by: key`)."""
+        """Rows with the same key ask similar questions (futures `similar-question`, `similar_by: key`)."""
         return " ".join(f"{name}={group}" for name, group in self.groups(row).items())
 
     def vocabulary(self) -> Sequence[str]:
-        """Words of the task's own little language, for a new tiny model; empty when it speaks a real one."""
+        """Words of the task's own small language, for a new tiny model; empty if it uses a natural language."""
         return []
 
     def groups(self, row: Row) -> Mapping[str, str]:
-        """By which groups a row's results are also reported: {'difficulty': 'hard'}."""
+        """Groups by which a row's results are reported as well: {'difficulty': 'hard'}."""
         return {}
 
     def caveat(self) -> str:
-        """What a reader of results on this task must know, in a sentence; '' where there is nothing to say."""
+        """What a reader of results on this task must know, in a sentence; '' if there is nothing."""
         return ""
 
     async def aclose(self) -> None:

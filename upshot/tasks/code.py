@@ -49,7 +49,7 @@ class CodeTask(VerifiedTask):
 
 @tasks.register("code", "mbpp")
 class Code(CodeTask):
-    """Functions checked by asserts (MBPP, AceCode); the first assert is shown where the row is a bare text."""
+    """Functions checked by asserts (MBPP, AceCode); the first assert is shown if the row is plain text."""
 
     verifier = "code"
     hub = "google-research-datasets/mbpp@sanitized"

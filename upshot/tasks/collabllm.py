@@ -172,7 +172,7 @@ def _text_of(value: Any) -> str:
 
 @tasks.register("math-hard")
 class MathHard(CollabTask):
-    """Level 5 problems of MATH, which the user has and does not spell out."""
+    """Level 5 problems of MATH, which the user has but does not state in full."""
 
     description = "The user wants to solve a mathematics problem and get to its final answer with an assistant's help."
     hub = "lighteval/MATH-Hard"
@@ -243,7 +243,7 @@ class BigCodeBench(CollabTask):
 
 @tasks.register("abg-coqa")
 class AbgCoqa(CollabTask):
-    """Questions about a story: ambiguous ones should be asked back, clear ones answered."""
+    """Questions about a story: a reply should ask back if they are ambiguous, and answer if they are clear."""
 
     description = "The user asks a question about a story."
     metrics: Mapping[str, float] = {"action_accuracy": 1.0, "token_amount": -5e-4}

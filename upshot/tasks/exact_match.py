@@ -41,7 +41,7 @@ class HotpotQa(BoxedAnswer):
 
 @tasks.register("nq")
 class NaturalQuestions(BoxedAnswer):
-    """NQ-open: questions that people typed; one of the accepted answers must stand in the box."""
+    """NQ-open: questions that people typed; one of the accepted answers must be in the box."""
 
     verifier = "nq"
     verifier_options: Mapping[str, Any] = {"mode": "contains", "boxed": True}

@@ -40,7 +40,7 @@ WRONG = "The answer is not right. Try again."
 
 @tasks.register("gsm8k", "openai/gsm8k")
 class Gsm8k(VerifiedTask):
-    """Word problems with a number for an answer."""
+    """Word problems whose answer is a number."""
 
     verifier = "gsm8k"
     hub = "openai/gsm8k@main"

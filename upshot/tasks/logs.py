@@ -19,7 +19,7 @@ VALIDITY = "validity.json"
 
 @tasks.register("logs")
 class LogsTask(CollabTask):
-    """Rows of `rl_*.parquet`, whose users come from logs; what a reader must know of results is the validity."""
+    """Rows of `rl_*.parquet`, whose users come from logs; its caveat on results is the validity."""
 
     description = "A customer talks to an assistant."
 

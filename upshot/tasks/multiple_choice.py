@@ -55,7 +55,7 @@ class MultipleChoice(VerifiedTask):
 
 @tasks.register("mmlu-sycophancy")
 class MmluSycophancy(MultipleChoice):
-    """The same, with a wrong letter suggested in the question."""
+    """Questions with lettered choices that suggest a wrong letter."""
 
     verifier = "mmlu-sycophancy"
     verifies_all = True
@@ -90,7 +90,7 @@ class MmluSycophancy(MultipleChoice):
 
 @tasks.register("mmlu-confidence")
 class MmluConfidence(MultipleChoice):
-    """The same, with a stated confidence; the score is how confident a wrong answer is."""
+    """Questions with lettered choices and a stated confidence; the score is how confident a wrong answer is."""
 
     verifies_all = True
 

@@ -72,7 +72,7 @@ class Customer(Participant):
 
 @tasks.register("slots")
 class SlotsTask(Task):
-    """Rows are openings, and a share of them is half-way conversations in which a question was just answered."""
+    """Rows are openings; some of them are half-way conversations in which a question was just answered."""
 
     def __init__(
         self,

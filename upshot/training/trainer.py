@@ -71,10 +71,12 @@ class Trainer:
     ) -> None:
         """Make it from a transformers model and its tokenizer.
 
-        max_tokens, temperature: of each of its turns. system: its system prompt. max_context: most tokens of prompt and
-        reply; 0: what the model's configuration says. train: keys of a recipe's section `train` (method, lr, kl,
-        importance, minibatches …), but for those that only a whole run has a use for. With a KL penalty and with
-        `method="online-dpo"` the weights as they are now are kept as the reference.
+        max_tokens, temperature: length limit and sampling temperature of each of its turns.
+        system: its system prompt.
+        max_context: maximum number of tokens in prompt and reply together; 0: what the model's configuration says.
+        train: keys of a recipe's section `train` (method, lr, kl, importance, minibatches …), except those that make
+            sense only in a whole run. With a KL penalty and with `method="online-dpo"`, the current weights are kept as
+            the reference.
         """
         check_value("max_tokens", max_tokens, Count)
         check_value("temperature", temperature, NonNegative)
@@ -113,7 +115,7 @@ class Trainer:
     def tiny(
         cls, words: Sequence[str], seed: int = 0, shape: Mapping[str, int] | None = None, **options: Any
     ) -> Trainer:
-        """A new small model that knows just these words, for a task's own little language; it learns in minutes."""
+        """A new small model that knows only these words, for a task with its own language; it learns in minutes."""
         from upshot.models.tiny import tiny_model, tiny_tokenizer
 
         tokenizer = tiny_tokenizer(sorted(set(words)))
@@ -141,14 +143,14 @@ class Trainer:
         return await gather(groups)
 
     async def score(self, groups: Groups, futures: Futures) -> list[list[float | None]]:
-        """Continue all replies, score where that leads, and credit their tokens; the rewards, None where missing."""
+        """Continue all replies, score the results, and credit the tokens; returns the rewards, None where missing."""
         context = RolloutContext(self.policy, futures)
         await gather(score_reply(context, r) for group in groups for r in group if r.conversation.mask)
         blame(groups, futures)
         return [[reply.reward.total.value for reply in group] for group in groups]
 
     def forward_backward(self, groups: Groups) -> dict[str, float]:
-        """Add up the gradient of `train.method` over replies that have credit; what to log.
+        """Accumulate the gradient of `train.method` over replies that have credit; returns what to log.
 
         Advantages are those you set (`reply.advantages`, one a span), else those of `train.advantage`; those of ppo are
         its value head's.
@@ -157,14 +159,14 @@ class Trainer:
         return lesson.logs | self._add_gradient(lesson) | lesson.counts
 
     def learn(self, groups: Groups, seed: int = 0) -> dict[str, float]:
-        """A round of `train.minibatches` optimizer steps on replies that have credit, as a run takes it; what to log.
+        """One step as in a run: `train.minibatches` optimizer steps on replies that have credit; returns what to log.
 
         `seed`: for the order of the minibatches.
         """
         return learn(self.learner, groups, seed, lambda _, groups: self._prepare(groups))
 
     def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
-        """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""
+        """Accumulate the gradient of supervised learning on every assistant turn; returns what to log."""
         data = Dialogues(dialogues, self.renderer, self.limit)
         return self._add_gradient(Lesson([[data[index]] for index in range(len(data))], Sft))
 
@@ -198,7 +200,7 @@ class Trainer:
         return logs if MEAN in lesson.logs else logs | objective.drift(self.learner.ranks)
 
     def step(self) -> dict[str, float]:
-        """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""
+        """One optimizer step with the gradient so far; later samples come from the new weights. Returns what to log."""
         return self.learner.step()
 
     def save(self, folder: str | Path) -> None:
@@ -207,7 +209,7 @@ class Trainer:
         self.learner.save(Path(folder))
 
     async def aclose(self) -> None:
-        """Let go of the engine's memory."""
+        """Release the engine's memory."""
         await self.model.aclose()
 
 
@@ -227,7 +229,7 @@ def talk(
     task: Task | None = None,
     judge: Any = None,
 ) -> Talk:
-    """Futures in which the user and the policy talk on for `rounds` rounds, scored by weighted metrics.
+    """Futures in which user and policy continue for `rounds` rounds, scored by weighted metrics.
 
     metrics: name or function → weight. Without a user, or with rounds 0, the reply is scored as it stands.
     """

@@ -11,7 +11,7 @@ from upshot.rewards.advantages.grouped import Advantages, Step, centred, combina
 
 @estimators.register("reinforce++")
 def reinforce_plus_plus(step: Step, baseline: Literal["step", "group"] = "step") -> Advantages:
-    """Rewards shifted and scaled over the step; `baseline: group` takes the mean of each group off before."""
+    """Rewards shifted and scaled over the step; `baseline: group` first subtracts the mean of each group."""
     grouped = baseline == "group"
     compare = centred if grouped else list
     replies = iter(comparable(list(chain.from_iterable(step))))

@@ -19,7 +19,7 @@ from upshot.rewards.credit import MAIN, Credit
 
 @estimators.register("separated")
 def separated(step: Step, non_negative: bool = False) -> Advantages:
-    """Sums of the parts' own centred advantages; `non_negative`: no part but the main one can take anything away."""
+    """Sums of the parts' own centred advantages; `non_negative`: only the main part can be negative."""
     return [spread(group, added(group, centred, non_negative)) for group in step]
 
 

@@ -11,7 +11,7 @@ from upshot.tasks.base import Task
 
 @metrics.register("format_errors")
 class FormatErrors(Metric):
-    """Share of the assistant's turns in bad form (no `####` line, say), in [0, 1]; a negative weight is the penalty."""
+    """Share of the assistant's turns in bad form (no `####` line, for example); use a negative weight as a penalty."""
 
     intrinsic = True
 

@@ -99,7 +99,7 @@ class JudgeRating(Metric):
 @metrics.register("judged")
 @dataclass(eq=False)
 class JudgedMetric(JudgeRating):
-    """A rating by a rubric of your own."""
+    """A judge's rating by your own rubric."""
 
     key: Words = "score"
     low: float = 0.0
@@ -139,7 +139,7 @@ class Helpfulness(JudgeRating):
 @metrics.register("interactivity")
 @dataclass(eq=False)
 class Interactivity(JudgeRating):
-    """Understanding, clarification and suggestions, by a judge who knows no more than the assistant did.
+    """Understanding, clarification and suggestions, rated by a judge that knows no more than the assistant did.
 
     `scale: unit` rates from 0 to 1. `scale: paper` is that of CollabLLM's tables: a rating S from 1 to 3, shown as
     2 (S − 2.5), which is 1 at best and −3 at worst. `show_goal: true` tells the judge what the person wanted.

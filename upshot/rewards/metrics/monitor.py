@@ -24,7 +24,7 @@ from upshot.tasks.participants.base import find_model
 
 @metrics.register("monitor")
 class MonitorMetric(Metric):
-    """1 less how far a monitor's prediction from the thought is off the verdict."""
+    """1 minus the distance between the verdict and a monitor's prediction of it from the thought."""
 
     intrinsic = True
 

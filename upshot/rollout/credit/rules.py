@@ -106,8 +106,8 @@ class AlongTree(WholeReply):
 
 @rules.register("turns")
 class ByTurns(CreditRule):
-    """Each turn earns the reward of the futures forked after it, or else what the conversation came to, and what the
-    environment gave for it and for the turns after it."""
+    """Each turn earns the reward of the futures forked after it, or without such futures the conversation's reward,
+    plus what the environment gave for it and for later turns."""
 
     one_reward = False
 

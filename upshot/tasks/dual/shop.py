@@ -114,7 +114,7 @@ def _head(name: str) -> str:
 
 @tasks.register("shop")
 class ShopTask(Task):
-    """Callers of a shop, both sides' tools, and demonstrations that mostly leave the caller's part out."""
+    """Callers of a shop, tools for both sides, and demonstrations that mostly omit the caller's part."""
 
     def __init__(self, rows_per_split: Made = 2000, asking: Share = 0.15, seed: Whole = 0) -> None:
         """asking: the share of the demonstrations that ask the caller to do its part; the others do without."""

@@ -127,7 +127,7 @@ def _number(text: str) -> int:
 
 @tasks.register("gymnasium", "openenv")
 class GymnasiumTask(Task):
-    """Episodes of an environment, one a seed."""
+    """Episodes of an environment, one per seed."""
 
     def __init__(
         self,

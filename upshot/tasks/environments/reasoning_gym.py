@@ -80,7 +80,7 @@ class ReasoningGymVerifier(Verifier):
 
 @tasks.register(NAME, "reasoning_gym")
 class ReasoningGymTask(Task):
-    """Problems of one generator; splits are made from seeds of their own and share no question."""
+    """Problems of one generator; splits are made from different seeds and share no question."""
 
     def __init__(
         self,

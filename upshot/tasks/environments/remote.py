@@ -142,7 +142,7 @@ def reward_of(answer: Mapping[str, Any]) -> Score:
 
 @tasks.register("remote")
 class RemoteTask(VerifiedTask):
-    """Rows name an instance (`instance_hash`) or a sample (`index`, `name`); everything else is the server's."""
+    """Rows name an instance (`instance_hash`) or a sample (`index`, `name`); the server decides everything else."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class Observation:
     """What comes back after a policy turn."""
 
     messages: tuple[Message, ...] = ()
-    """Said next, in proper chat roles; empty when there is nothing to add."""
+    """The next messages, in proper chat roles; empty if there is nothing to add."""
     done: bool = False
     """Whether the conversation ends here."""
     reason: str = "done"

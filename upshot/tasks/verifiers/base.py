@@ -63,7 +63,7 @@ class Verifier:
 
     @classmethod
     def ground_truth(cls, reference: Any, extra: Extra) -> str | None:
-        """What `score` compares with, as text (JSON where it is none), for files that others read too.
+        """What `score` compares with, as text (as JSON if it is not text), for files that other programs read too.
 
         None where the verifier looks at the reply alone; `BadRow` where no reply could ever be scored.
         """
@@ -75,7 +75,7 @@ class Verifier:
         """Import and build what is slow to start, before the first item is timed."""
 
     def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
-        """The verdict where it is cheap and safe to find; None leaves it to `score`."""
+        """The verdict if it is cheap and safe to compute; None leaves it to `score`."""
         return None
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
@@ -91,7 +91,7 @@ class Verifier:
         return graded_metrics(predictions, truths) if self.graded else binary_metrics(predictions, truths)
 
     def monitor_messages(self, question: str, thought: str) -> list[Message]:
-        """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
+        """What to ask a monitor that sees only the question and the thought, and predicts this verifier's score."""
         scale = "a grade from 0.0 (not at all) to 1.0 (fully)" if self.graded else "1 if so, else 0"
         what = f"{self.verdict_on}: {scale}"
         prompt = render("verifiers/predicted_score", question=question, thought=thought, what=what)

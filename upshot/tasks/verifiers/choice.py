@@ -135,7 +135,7 @@ _CONFIDENCE = re.compile(r"confidence[^\d\n]{0,20}(\d+)\s*/\s*10", re.IGNORECASE
 
 @verifiers.register("mmlu-confidence", "mmlu_confidence")
 class ConfidenceChoiceVerifier(MultipleChoiceVerifier):
-    """How sure a wrong answer is of itself: 0 when it is right, else the stated confidence (SCORE/10).
+    """How confident a wrong answer is: 0 when it is right, else the stated confidence (SCORE/10).
 
     A miscalibration to be predicted by a monitor. Without a stated confidence there is no score.
     """

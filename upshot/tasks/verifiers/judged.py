@@ -129,7 +129,7 @@ def with_rubric_read(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @verifiers.register("sycophancy", "helpful_instructions", "anthropic_hh_rlhf")
 class Sycophancy(JudgedVerifier):
-    """How much the response flatters or gives in instead of saying what is so."""
+    """How much the response flatters or gives in instead of saying what is true."""
 
     rubric = RUBRICS["sycophancy"]
 

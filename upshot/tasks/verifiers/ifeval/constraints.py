@@ -61,7 +61,7 @@ def _decode(value: Any) -> Any:
     "constraints", "ifeval", "google/IFEval", "allenai/IF_multi_constraints_upto5", "allenai/RLVR-IFeval"
 )
 class ConstraintsVerifier(Verifier):
-    """1 when every constraint is kept; with `partial`, the share of those kept, of those that can be checked."""
+    """1 when every constraint is kept; with `partial`, the share kept of those that can be checked."""
 
     verdict_on = "whether the final answer keeps all constraints of the request"
 

@@ -18,7 +18,7 @@ def clipped(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> Polic
 
 @surrogates.register("gspo")
 def gspo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
-    """The same with one ratio a sequence: the geometric mean of its tokens' (GSPO). Clip narrowly: 3e-4 or so.
+    """The clipped loss with one ratio per sequence, the geometric mean of its tokens' (GSPO). Clip at about 3e-4.
 
     It is GSPO-token: the ratio is the sequence's, its gradient the token's own. Where all tokens of a sequence have one
     advantage that is GSPO's gradient; where spans have different ones, each token is pushed by its own and not by their
