@@ -27,8 +27,7 @@ from upshot.run.run import train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 from upshot.training.loops.dpo import Dpo, dpo_loss
-from upshot.training.loops.evaluate import sft_loss
-from upshot.training.loops.sft import Sft
+from upshot.training.loops.sft import Sft, sft_loss
 from upshot.training.metrics.alarms import WINDOW, Alarms
 from upshot.training.metrics.best import BestTracker
 

@@ -1,5 +1,7 @@
-"""Held-out examples while training: played in the same context at a temperature of their own, or as a loss. Nothing is
-learned, no dropout. When they are, and what follows: `phase.py`.
+"""Held-out examples while training: rows are played in the same context at a temperature of their own.
+
+Nothing is learned, and there is no dropout. When they are played, and what follows: `phase.py`. The losses of held-out
+examples stand beside their loops; what those have in common is at the end of this file.
 """
 
 from __future__ import annotations
@@ -60,14 +62,6 @@ async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollo
     seen = await monitor.look_at_all([cases[i] for i in run.ranks.own(len(cases))])
     predicted = await run.ranks.gather_own("monitor", [one.prediction for one in seen])
     return measure([MonitorPrediction(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
-
-
-def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
-    """Mean negative log-likelihood of the assistant's tokens."""
-    spoken = [datum for datum in data if any(datum.mask)]
-    tokens = sum(sum(datum.mask) for datum in spoken)
-    total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(spoken), spoken, strict=True))
-    return {"loss/nll": -total / max(tokens, 1)}
 
 
 def gains(learner: Learner, data: Sequence[Datum]) -> list[float]:

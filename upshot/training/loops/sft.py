@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.evaluate import sft_loss
+from upshot.training.loops.evaluate import sum_trained
 from upshot.training.loops.phase import Lesson, learn_examples
 from upshot.training.objectives.objectives import Objective, normalise
 
@@ -71,6 +72,14 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
         return Lesson(units, Sft)
 
     await learn_examples(run, config, data, prepare, evaluate)
+
+
+def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
+    """Mean negative log-likelihood of the assistant's tokens."""
+    spoken = [datum for datum in data if any(datum.mask)]
+    tokens = sum(sum(datum.mask) for datum in spoken)
+    total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(spoken), spoken, strict=True))
+    return {"loss/nll": -total / max(tokens, 1)}
 
 
 class Sft(Objective):
