@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Classmates from zero
 #
-# A thought is worth what it makes *other* models answer. Here a tiny policy can think in plain steps or in a
-# private code, and answers well either way. A classmate understands only plain steps. If the classmate's answer counts
-# in the reward, the policy learns to think in plain steps.
+# A thought is worth as much as it helps *other* models to answer. Here a tiny policy can think in plain steps or in a
+# private code, and it answers well either way. A classmate understands only plain steps. If the classmate's answer
+# counts in the reward, the policy learns to think in plain steps.
 
 # %%
 import upshot
@@ -32,8 +32,8 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## Two twins
 #
-# Same start, same rows, same steps. One is rewarded only for its own answer (`futures=none`), the other also for the
-# classmate's answer, which is credited to the tokens of the thought.
+# Both have the same start, the same rows and the same number of steps. One is rewarded only for its own answer
+# (`futures=none`). The other is also rewarded for the classmate's answer, which is credited to the thought's tokens.
 
 # %%
 shared = {
@@ -72,9 +72,9 @@ for run in (alone, together):
     print(run.path.name, "|", run.rollouts[-1]["messages"][-1])
 
 # %% [markdown]
-# This is one seed, a few steps, and evaluation at temperature 0, where each model always thinks in its most likely
-# way, so the numbers are extreme. The measured table, with three seeds at temperature 1, its caveats and all options
-# are in [classmates](../classmates.md). With real models (not run here: their data and models come from a hub):
+# This is one seed with a few steps. The evaluation is at temperature 0, where each model always thinks in its most
+# likely way, so the numbers are extreme. The measured table (three seeds at temperature 1), its caveats and all options
+# are in [classmates](../classmates.md). With real models (not run here, because data and models come from a hub):
 #
 #     upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k
 #     upshot train classmate-gsm8k model.path=MODEL models.peer=PEER                     # (GPU)

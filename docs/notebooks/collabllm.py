@@ -1,9 +1,9 @@
 # %% [markdown]
 # # CollabLLM from zero
 #
-# CollabLLM scores a reply by the conversation that follows from it. This page goes through all of it with a tiny model
-# on a CPU: a warm start, what single replies are worth, training with two rewards, a comparison. The last section has
-# the commands for real models.
+# CollabLLM scores a reply by the conversation that follows it. This page shows every stage with a tiny model
+# on a CPU: a warm start, what single replies are worth, training with two rewards, and a comparison. The last section
+# has the commands for real models.
 
 # %%
 import upshot
@@ -26,7 +26,7 @@ print("wants ", row.goal)
 # %% [markdown]
 # ## A model that mostly guesses
 #
-# The warm start imitates demonstrations in which the assistant mostly guesses what was left unsaid.
+# The warm start imitates demonstrations in which the assistant mostly guesses what the customer left unsaid.
 
 # %%
 warm = upshot.train("quickstart", warm_start={"steps": WARM_STEPS}, train={"steps": 0}, run_dir="runs/warm")
@@ -36,8 +36,8 @@ print(warm.status["state"], warm.checkpoint)
 # ## What is a reply worth?
 #
 # Scored as it stands (0 rounds), a question earns nothing. Scored by its futures (2 rounds), it earns what the
-# conversation leads to: the customer answers, and the model continues. `upshot.reward` plays that for any candidates,
-# policy and user.
+# conversation leads to: the customer answers, and the model continues. `upshot.reward` plays these futures for any
+# candidates, policy and user.
 
 # %%
 candidates = ["which size and colour and thing ?", "here is a small red lamp"]

@@ -14,7 +14,7 @@ THINGS, PRICES = ("tea", "milk", "bread", "soap"), ("1", "2", "3", "4", "5")
 WARM_STEPS, STEPS, SIZE = 150, 20, 400
 
 # %% [markdown]
-# ## The environment: what comes back after a turn of the policy
+# ## The environment: what the policy sees after its turn
 #
 # One object serves all conversations at once. Whatever belongs to a single conversation is kept in `conversation`.
 
@@ -80,7 +80,7 @@ class Kiosk(Task):
 # %% [markdown]
 # ## The recipe, as a mapping
 #
-# Where a recipe file has names, a mapping may have classes and functions.
+# Where a recipe file has names, a mapping may hold the classes and functions themselves.
 
 # %%
 recipe = {
@@ -105,13 +105,13 @@ for line in (steps[0], steps[len(steps) // 2], steps[-1]):
     print(f"step {line['step']:3}  right {line['reward/mean']:.2f}  turns {line['rollout/turns']:.2f}")
 
 # %% [markdown]
-# A guess is right one time in five; looking it up costs a turn and gives the price. A reply without a score would show
-# the reward `None` here:
+# A guess is right one time in five; looking it up costs a turn and gives the price. For a reply without a score, the
+# reward shown here would be `None`:
 
 # %%
 for reply in run.replies[-3:]:
     print(reply["reward"], reply["reply"])
 
 # %% [markdown]
-# `upshot view runs/kiosk` shows the page of the run. The same task as files, with tests, a simulated user and a
-# metric: `upshot new task kiosk` and [your own task](../own-task.md).
+# `upshot view runs/kiosk` shows the page of the run. `upshot new task kiosk` writes the same task as files, with tests,
+# a simulated user and a metric; [your own task](../own-task.md) explains them.
