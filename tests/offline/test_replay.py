@@ -93,7 +93,7 @@ def test_a_changed_reward_is_shown_beside_the_old_one(run: Path, capsys: pytest.
             assert one["new"]["value"] == -old["means"]["token_amount"]["value"]
     assert main(["replay", str(run), "2", changed, "--changed"]) == 1
     table = capsys.readouterr().out
-    assert "12 replies, 24 numbers: 12 are not as they were" in table and "changed" in table
+    assert "12 replies, 24 numbers: 12 differ" in table and "changed" in table
 
 
 def test_a_step_that_was_not_kept_is_named(run: Path) -> None:

@@ -80,7 +80,7 @@ def test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_
     assert longer["low"] > 10 and longer["p"] < 0.01
     assert other["leaving"]["where_they_left"]["value"] == 0
     assert main(["eval", "user", people, "--user", "scripted:gushing", "--out", str(tmp_path / "b.jsonl")]) == 0
-    assert "told apart by a classifier (0.5: not)" in capsys.readouterr().out
+    assert "identified by a classifier (chance: 0.5)" in capsys.readouterr().out
 
 
 def test_a_turn_that_fails_costs_its_transcript_and_is_tried_again(

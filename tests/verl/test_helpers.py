@@ -42,9 +42,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_dry_run_shows_where_a_helper_given_as_a_folder_is_loaded(folder: Path) -> None:
     page = compose(recipe_with(f"models.judge={folder}")).page()
-    assert f"models.judge={folder}    loaded once a node, on its CPUs" in page
+    assert f"models.judge={folder}    loaded once per node, on its CPUs" in page
     there = compose(recipe_with(f"models.judge={{model: {folder}, device: cuda}}")).page()
-    assert "loaded once a node, on a GPU of it beside the ranks'" in there
+    assert "loaded once per node, on an additional GPU of it" in there
 
 
 def test_a_helpers_gpu_is_counted_beside_those_of_the_ranks(folder: Path) -> None:

@@ -9,8 +9,8 @@
     )
     print(replies[0].reward.total.value, replies[0].reward.terms)
 
-What the settings are: `upshot/api/settings.py`. A thin layer over `upshot.rollout`: what is played and scored here is
-what training plays and scores.
+The settings are listed in `upshot/api/settings.py`. This is a thin layer over `upshot.rollout`: it plays and scores
+exactly what training plays and scores.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def reward_async(messages: Messages, replies: Replies, **options: Unpack[R
 async def reward_async(
     messages: Messages, replies: str | Replies, **options: Unpack[RewardOptions]
 ) -> Rollout | list[Rollout]:
-    """The same where you are async yourself."""
+    """The same as `reward`, for async code."""
     with one_line():
         return await _reward(messages, replies, options)
 
@@ -97,7 +97,7 @@ async def _reward(messages: Messages, replies: str | Replies, options: RewardOpt
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """If the fix is on the user's side, raise that error alone, without the exceptions and groups around it."""
+    """If the user can fix the error, raise it alone, without the exceptions and groups around it."""
     try:
         yield
     except (Exception, BaseExceptionGroup) as error:
@@ -122,7 +122,7 @@ def read_messages(messages: Messages) -> tuple[Message, ...]:
 
 
 def check_options(options: Mapping[str, Any]) -> RewardOptions:
-    """All options: these, and the defaults of the others; a wrong name or value is a `UserError`."""
+    """The given options and the defaults of all others; a wrong name or value is a `UserError`."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
     for name in options:
         if name not in kinds:
@@ -153,12 +153,12 @@ def _check(name: str, value: Any, kind: Any, setting: Setting) -> Any:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores replies that were given, whoever gave them, by what comes of them."""
+    """Scores given replies, whoever wrote them, by what they lead to."""
 
     context: RolloutContext
     tokenizer: Any = None
     max_tokens: int = 0
-    """A reply of more tokens counts as over-long; 0: none does."""
+    """A reply with more tokens counts as over-long; 0: no limit."""
 
     async def score_all(self, conversations: Sequence[Conversation]) -> list[Rollout]:
         """Play and score the futures of conversations whose last turn is the reply, all at once."""
@@ -171,7 +171,7 @@ class Scorer:
         return replies
 
     def _mark_overlong(self, conversation: Conversation) -> None:
-        """Note a reply beyond the limit as cut, which is how the rule for over-long replies knows it."""
+        """Mark a reply beyond the limit as cut: the rule for over-long replies looks at this mark."""
         turn = conversation.turns[-1]
         if not self.max_tokens or turn.message.role != "assistant":
             return
@@ -182,7 +182,7 @@ class Scorer:
 
 @asynccontextmanager
 async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
-    """Connect the models, build the metrics, and close again what was opened here; options: see `RewardOptions`."""
+    """Connect the models, build the metrics, and close at the end what this opened; options: see `RewardOptions`."""
     chosen = check_options(options)
     rounds, metrics, task, speaker = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
     if rounds and (chosen["policy"] is None or speaker is None):
@@ -220,7 +220,7 @@ def _wants(metrics: Any, name: str) -> bool:
 
 
 class TokenCounter:
-    """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
+    """Counts tokens with the given tokenizer, or else with the one of a started policy in this process."""
 
     def __init__(self, chosen: Any) -> None:
         self.chosen = chosen

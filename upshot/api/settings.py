@@ -1,8 +1,8 @@
-"""The settings of `upshot.reward(...)`, each said once: its type, its default, its least value, what it is.
+"""The settings of `upshot.reward(...)`, each defined once: its type, default, least value and meaning.
 
 The keyword arguments of `reward`, their checks (`api/reward.py`) and the options of `upshot score`, `eval` and `data
-build` (`cli/options.py`) are made of these lines. `upshot score --help` reads them, so nothing heavy is imported here:
-the classes are names for the type checker alone, and `reward` checks them when it is called.
+build` (`cli/options.py`) are made from these lines. `upshot score --help` reads them, so nothing heavy is imported
+here: the classes are imported for the type checker only, and `reward` checks them when it is called.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ OVERLONG_RULES = ("score", "missing", "penalty")
 
 
 class Setting(NamedTuple):
-    """What is known of a setting beside its name and type."""
+    """What a setting declares besides its name and type."""
 
     default: Any
     help: str
     least: float | None = None
-    """The smallest number that is accepted; None: it is not a number."""
+    """The smallest accepted number; None: the setting is not a number."""
     choices: tuple[str, ...] = ()
 
 
 class RewardOptions(TypedDict, total=False):
-    """What `reward` takes by name: facts of the row, who continues the conversation, and what that is worth."""
+    """The keyword arguments of `reward`: facts of the row, who continues the conversation, and how it is scored."""
 
     goal: Annotated[Any, Setting(None, "what the user wants")]
     reference: Annotated[Any, Setting(None, "the right answer or document")]
@@ -68,4 +68,4 @@ class RewardOptions(TypedDict, total=False):
 
 
 FACTS = ("goal", "reference", "meta", "seed")
-"""What is said of the row; the rest are settings of the scorer."""
+"""The settings that describe the row; the rest are settings of the scorer."""

@@ -4,7 +4,7 @@
     run = upshot.train(recipe)
     print(run.steps[-1]["reward/mean"], run.best)
 
-Functions and classes stand wherever a recipe has a name: `task=Riddles`, `metrics: [polite]`.
+Wherever a recipe has a name, a function or a class may be given: `task=Riddles`, `metrics: [polite]`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 Data = str | Path | Iterable[Mapping[str, Any]]
 """A file, a folder, a Hub name, or the records themselves: a list of mappings, a `datasets.Dataset`."""
 DATA = "data/train.jsonl"
-"""In a run folder: the records that the run was given."""
+"""The file in a run folder that holds the records the run was given."""
 Part = Mapping[str, Any] | str | None
 """A section of a recipe: some of its keys, its short form, or None where it may be left out."""
 
 
 class RecipeOverrides(TypedDict, total=False):
-    """What `load` and `train` take by name: the parts of a recipe, laid over its own."""
+    """The keyword arguments of `load` and `train`: sections of a recipe, which override its own."""
 
     name: str
     seed: int
@@ -68,7 +68,7 @@ class _Unset:
 
 
 def _list_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a notebook's help and `inspect.signature` list what `**overrides` takes."""
+    """Make a notebook's help and `inspect.signature` list the keys that `**overrides` accepts."""
     signature = inspect.signature(function)
     named = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     sections = [
@@ -130,7 +130,7 @@ def train(
         try:
             return anywhere(lambda: _train(chosen, data, shown))
         finally:
-            if shown is not None:  # a recipe that was refused never came to its end
+            if shown is not None:  # a recipe that was refused has no end to report
                 shown.close()
 
 
@@ -139,7 +139,7 @@ _list_overrides(train)
 
 
 def _reporter(progress: bool | None) -> Reporter | None:
-    """Who tells a person how far the run is; None where nobody watches."""
+    """Shows a person the progress of the run; None if nobody watches."""
     watched = sys.stdout.isatty() or "ipykernel" in sys.modules
     if not (watched if progress is None else progress):
         return None

@@ -1,4 +1,4 @@
-"""The command line: `upshot VERB`. One file a verb; heavy imports happen inside the verbs."""
+"""The command line: `upshot VERB`. One file per verb; heavy imports happen inside the verbs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLDERS = {
     **dict.fromkeys(("replay", "data", "logs", "score", "verify"), "files"),
     **dict.fromkeys(("sandbox", "serve", "pool"), "machines"),
 }
-"""Verbs whose file stands in a folder of its kind."""
+"""Verbs whose file is in a folder below this one."""
 RUN_CODE = ("demo", "train", "sweep")
 """Verbs that run code that comes with a recipe, except with --dry-run; the others require --trust."""
 WITHOUT_CODE = ("demo", "new", "completion", "sandbox", "serve")
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments; overrides may stand behind flags, too (`train RECIPE --json train.steps=1`)."""
+    """The arguments; overrides may also follow flags (`train RECIPE --json train.steps=1`)."""
     if words and not words[0].startswith("-") and words[0] not in VERBS:
         print(f"upshot: unknown verb '{words[0]}'; {did_you_mean(words[0], VERBS)}", file=sys.stderr)
         raise SystemExit(2)
@@ -93,7 +93,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser with the asked verb's options, or with all verbs when none of them is asked."""
+    """The parser with the options of the requested verb, or with all verbs if the words name none."""
     parser = argparse.ArgumentParser(
         prog="upshot",
         description="Train language models on what comes of their words.",

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or what may stand in the place of the last word of a line."""
+    """Print the script, or what may replace the last word of a line."""
     if args.shell == "words":
         print("\n".join(complete(args.line or [""])))
     else:

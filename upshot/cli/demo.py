@@ -12,7 +12,7 @@ from upshot.core.errors import UserError, did_you_mean
 
 DEMOS = {
     "quickstart": "a tiny model learns to ask before it answers (about two minutes)",
-    "tree": "dr-grpo trained on the reply alone forgets how to answer, along the tree it does not (some minutes)",
+    "tree": "dr-grpo forgets how to answer if only the reply is trained, but not along the tree (some minutes)",
     "classmates": "a tiny model learns to think so that others can follow, three seeds (about ten minutes on one core)",
 }
 

@@ -2,7 +2,7 @@
 
 Play held-out rows with every model and print the table. With RECIPE (a name, a file or a run folder): any task, played
 and scored as the recipe says; a run folder without --models is compared with the model it began from. With --task: the
-paper's table, whole conversations on held-out goals. `upshot eval judge FILE` measures how well a judge agrees with
+paper's table of whole conversations on held-out goals. `upshot eval judge FILE` measures how well a judge agrees with
 labels, `upshot eval monitor RUN|FILE` how well a model that reads only question and thought predicts the verifier's
 score, `upshot eval user FILE` how closely a simulated user resembles real ones.
 """

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(kind: str, name: str) -> dict[str, str]:
-    """The files of a new thing, by their names."""
+    """The contents of the new files, by file name."""
     from importlib.resources import files
 
     from upshot.core.errors import UserError
@@ -64,7 +64,7 @@ def render(kind: str, name: str) -> dict[str, str]:
 
 
 def class_name(name: str) -> str:
-    """A module's name as that of a class: my_task → MyTask."""
+    """The class name for a module name: my_task → MyTask."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 

@@ -104,7 +104,7 @@ INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[str, Any]) -> None:
-    """Add shared options and settings of the reward; `changes` say what is different about one here."""
+    """Add shared options and settings of the reward; `changes` override the definition of single options."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
     for name in names:
         option = dict(SHARED[name] if name in SHARED else _of_setting(name, *get_args(kinds[name])))

@@ -40,10 +40,10 @@ def _import(parser: argparse.ArgumentParser) -> None:
     """Turn a config or launch script of CollabLLM, its verl recipe or the classmate fork into a recipe.
 
     Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the classmate fork into
-    a recipe; or a script that trains nothing into the command that does the same. Settings that could not be carried
-    over are listed with the reason. Nothing of theirs is run.
+    a recipe. A script that does not train becomes the command that does the same. Settings that could not be carried
+    over are listed with the reason. None of the original code is run.
     """
-    files = "a .sh, .yaml or .json file, the files it names, and key=value in their words or ours, which win"
+    files = "a .sh, .yaml or .json file, the files it names, and key=value (their keys or ours), which override them"
     parser.add_argument("theirs", nargs="+", metavar="THEIRS", help=files)
     parser.add_argument("--out", metavar="FILE", help="write the recipe to this file (default: print it)")
     dropped = "continue without this setting, which changes what is learned (repeatable; --drop=--flag)"
@@ -97,7 +97,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    """The keys that differ, side by side; 1 where there are some, as of `diff`."""
+    """The keys that differ, side by side; 1 if there are any, as for `diff`."""
     from rich.table import Table
 
     from upshot.config.layers import differences
@@ -113,7 +113,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """The recipe on stdout or in a file, what was not carried on stderr."""
+    """Print or write the recipe; list on stderr what was not carried over."""
     import sys
     from pathlib import Path
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from upshot.run.folder import RunFolder
 
 MOST_DIFFERENCES = 6
-"""Keys of a recipe that a line of the table tells."""
+"""Keys of a recipe that have a column in the table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def _list(folders: Sequence[Path], as_json: bool, tag: str | None) -> int:
 
 
 def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """What the table says of each run: numbers as numbers, what is not known as None."""
+    """A row of the table for each run: numbers as numbers, unknown values as None."""
     from upshot.run.folder import METRICS, RECIPE
     from upshot.run.report.compare import differences, result_of, settings_of
     from upshot.run.report.curves import read_curves
@@ -80,7 +80,7 @@ def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 
 def _state(run: RunFolder, status: dict[str, Any]) -> str | None:
-    """As the status says; one that says 'running' and whose process is gone from this machine was killed."""
+    """The state in the status file; 'running' without a process on this machine means that the run was killed."""
     import os
     import socket
 
@@ -120,7 +120,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """A run folder, or a folder of a demonstration's; nothing else is removed or moved."""
+    """A run folder, or the folder of a demonstration; nothing else is removed or moved."""
     from upshot.core.errors import UserError
     from upshot.run.folder import RunFolder, is_shown
 
@@ -159,7 +159,7 @@ def _remove(paths: Sequence[Path], sure: bool) -> int:
         if input(f"remove {', '.join(map(str, paths))} for good? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     for run in runs:
-        with run.lock(lambda _: None):  # one that is being written is refused
+        with run.lock(lambda _: None):  # a run that is being written is refused
             shutil.rmtree(run.path)
         print(f"removed {run.path}")
     return 0

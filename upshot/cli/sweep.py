@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     varied = {"metavar": "key=[a,b]", "help": "lists of values to vary, and plain key=value for all runs"}
     add_options(parser, "recipe", "overrides", overrides=varied)
     add = parser.add_argument
-    seeds = "runs per combination, from the recipe's seed on (default 1)"
+    seeds = "runs per combination, with seeds counted up from the recipe's (default 1)"
     add("--seeds", type=count, default=1, metavar="N", help=seeds)
     add("--out", metavar="DIR", help="folder of the runs (default: runs/sweep-RECIPE)")
     add("--metric", action="append", default=[], metavar="NAME", help="a metric to show as a column (repeatable)")

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     example = {"help": "recipe keys, such as train.lr=1e-5 futures.samples=3"}
     add_options(parser, "recipe", "overrides", recipe=named, overrides=example)
     add = parser.add_argument
-    where = "train in this process, or on a cluster by verl (docs/cluster.md), whose own keys may then be set as well"
+    where = "train in this process, or with verl on a cluster (docs/cluster.md), whose own keys may then be set, too"
     add("--engine", choices=("local", "verl"), default="local", help=where)
     checks = "check everything (keys, endpoints, files, model, prompts …) and print the plan; train nothing"
     add("--dry-run", action="store_true", help=checks)
@@ -96,7 +96,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
         if new:
             folder.drop_failed_start()
         if folder.begun:
-            with contextlib.suppress(Exception):  # a run that was stopped can be looked at, too
+            with contextlib.suppress(Exception):  # a stopped run gets its page, too
                 write_report(folder.path)
         if folder.latest() is not None:
             print(f"resume with  upshot train --resume {folder.path}", file=sys.stderr)
@@ -108,7 +108,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
 
 
 def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
-    """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
+    """Whether the recipe passes all checks; prints one line per problem, and with --dry-run the plan."""
     from upshot.run.checks import find
     from upshot.run.forecast import plan
 
@@ -128,7 +128,7 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
 
 def _print_findings(findings: Sequence[Finding], quiet: bool) -> bool:
-    """Print what checks have found, one line each; whether nothing needs to be fixed."""
+    """Print the findings of the checks, one line each; whether nothing needs to be fixed."""
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
     if not quiet:
@@ -138,7 +138,7 @@ def _print_findings(findings: Sequence[Finding], quiet: bool) -> bool:
 
 
 def _on_verl(args: argparse.Namespace) -> int:
-    """Start verl on a recipe or on a run to resume, or print both configs; what verl cannot run is refused."""
+    """Start verl on a recipe or on a run to resume, or print both configs; refuse what verl cannot run."""
     from upshot.config.method import method_of
     from upshot.rollout.check_names import check_names
     from upshot.tasks.base import tasks
@@ -179,7 +179,7 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 
 def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, Sequence[str], RunFolder | None]:
-    """The recipe to run, verl's own words where that runs it and, when resuming, the folder it is run in."""
+    """The recipe to run, the overrides for verl (if verl runs it) and, when resuming, the run folder."""
     on_verl = args.engine == "verl"
     if args.resume:
         return _reopen(args, on_verl)

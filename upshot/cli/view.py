@@ -1,6 +1,6 @@
 """Look at runs in a browser: curves, conversations, comparison; live, or as one file.
 
-Serve a page over run folders: curves, conversation trees, credit on the text, comparison of runs. It follows runs while
+Serve a page on run folders: curves, conversation trees, credit on the text, comparison of runs. It follows runs while
 they train, only reads their files, and stops with Ctrl-C. With --out the same page is written as one file that needs no
 server.
 """

@@ -1,1 +1,1 @@
-"""Tables: base vs proactive vs trained; the CoT monitor; the judge judged."""
+"""Everything that processes a file or a table, or plays single conversations; nothing here trains."""

@@ -1,4 +1,4 @@
-"""What the words of a command line stand for: models, metrics, tasks and their rows, and who takes part."""
+"""Parses words of the command line: models, metrics, tasks and their rows, and who takes part."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from upshot.tasks.participants.base import Participant, users
 from upshot.tasks.participants.templates import FOLDER
 
 SCRIPT = "script"
-"""As the user's spec: no model, but the row's own lines (or the sentences of its goal) one after another."""
+"""As the spec of the user: no model; the user says the row's lines (or the sentences of its goal) one by one."""
 DUMPED = {"input": "prompt", "output": "completion", "gts": "ground_truth"}
-"""Columns of verl's validation and rollout dumps, and what we call them."""
+"""Columns of verl's validation and rollout dumps, and our names for them."""
 POLICY = "policy "
-"""What the names of policies begin with among the models of the services."""
+"""Prefix of the names of policies among the models of the services."""
 
 
 def read_rows(file: str, limit: int | None = None) -> list[Record]:
-    """The rows of a .jsonl, .json, .parquet or .csv file, at least one; what verl dumped with our names."""
+    """The rows of a .jsonl, .json, .parquet or .csv file, at least one; verl's dumps with our column names."""
     if not Path(file).is_file():
         raise UserError(f"no file '{file}'")
     rows = [rename_dumped(row) for row in read_table(Path(file))[:limit]]
@@ -40,16 +40,16 @@ def read_rows(file: str, limit: int | None = None) -> list[Record]:
 
 
 def rename_dumped(row: Record) -> Record:
-    """A row of verl's validation or rollout dump (input, output, gts) with the names of a row to score."""
+    """A row of verl's validation or rollout dump (input, output, gts), renamed to the columns of a row to score."""
     if not DUMPED.keys() <= row.keys():
         return row
-    # What a verifier reported of some rows only is null in all others.
+    # A value that a verifier reported for some rows only is null in all others.
     others = {key: value for key, value in row.items() if key not in DUMPED and value is not None}
     return {ours: row[theirs] for theirs, ours in DUMPED.items()} | others
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:
-    """A YAML mapping of the command line."""
+    """A YAML mapping given on the command line."""
     import yaml
 
     from upshot.config.yaml_text import parse_yaml
@@ -136,8 +136,8 @@ def build_simulation(
 ) -> Services:
     """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model.
 
-    tokenizer: whose tokens are counted; None: as the policy or its endpoint counts.
-    short: user and judge are asked with the short templates, for small models and small contexts.
+    tokenizer: counts the tokens; None: as the policy or its endpoint counts.
+        short: use the short templates for user and judge, for small models and small contexts.
     """
     specs = {f"{POLICY}{name}": read_model(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:
@@ -153,13 +153,13 @@ def build_simulation(
         metrics = {name: _with_short_rubric(name, setting) for name, setting in metrics.items()}
     counter = TokenCounter(tokenizer)
     services = assemble(task, specs, metric_configs(metrics), user=person, budget=budget, tokenizer=counter)
-    if len(policies) == 1:  # several speak in tongues of their own
+    if len(policies) == 1:  # several policies may have different tokenizers
         counter.policy = services.models[next(iter(specs))]
     return services
 
 
 def _with_short_rubric(name: str, setting: Any) -> Any:
-    """A metric's setting with the short template of its rubric, where it has one and names none."""
+    """A metric's setting with the short template of its rubric, if there is one and the setting names no rubric."""
     rubric = f"{name}_short"
     if not (FOLDER / f"{rubric}.j2").is_file():
         return setting

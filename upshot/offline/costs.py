@@ -1,7 +1,7 @@
-"""About what the stages of a table cost: calls, tokens, dollars, GPU hours. Nothing is loaded, asked or written.
+"""Estimates what the stages of a table cost: calls, tokens, dollars, GPU hours. Nothing is loaded, called or written.
 
-GPU hours are those of one H100 or H200 in bfloat16: a forward pass of two operations a weight and token while sampling,
-forward and backward of six while learning, at rates that such a device reaches with models of some billion weights.
+GPU hours are those of one H100 or H200 in bfloat16: two operations per weight and token while sampling (forward), six
+while learning (forward and backward), at rates that such a device reaches with models of a few billion weights.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.ranks import sum_by_name
 
 SAMPLING_RATE = 8e13
-"""Operations a second while sampling: 5,000 tokens of an 8B model."""
+"""Operations per second while sampling: 5,000 tokens of an 8B model."""
 LEARNING_RATE = 4e14
 EXAMPLE_TOKENS = 1500
-"""About what a conversation to imitate, or one side of a pair, has."""
+"""Approximate tokens of a conversation to imitate, or of one side of a pair."""
 WEIGHTS = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 
 
 PARTS = ("calls", "tokens", "dollars", "sampled", "gpu_hours")
-"""Of a cost: calls, tokens (in and out) and dollars of helpers, tokens of the policy, hours of the device."""
+"""The parts of a cost: calls, tokens (in and out) and dollars of helpers, tokens of the policy, device hours."""
 Cost = Mapping[str, float]
 
 
@@ -49,8 +49,8 @@ def describe_costs(
 ) -> str:
     """Two lines for each stage, and their sum.
 
-    `shown`: what each stage would run now. `model`: what is trained.
-    `examples`, `assume`: rows of a training, goals of an evaluation, that are not made yet.
+    `shown`: what each stage would run now. `model`: the model that is trained.
+        `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
     """
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
     stages = zip(costs.items(), shown, strict=True)
@@ -59,7 +59,7 @@ def describe_costs(
 
 
 def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
-    """What a command costs; preparing data costs nothing worth counting."""
+    """What a command costs; preparing data counts as free."""
     if words[0] == "train":
         return train_cost(load_recipe(words[1], words[2:]).recipe, examples, weights)
     if words[0] == "sweep":
@@ -79,19 +79,19 @@ def _sum(costs: Iterable[Cost]) -> Cost:
 
 
 def _cost(helpers: Iterable[HelperCost], sampled: float, gpu_hours: float) -> Cost:
-    """What helpers are asked, what the policy samples, and how long the device works."""
+    """How much the helpers are called, how much the policy samples, and how long the device works."""
     asked = [{"calls": h.calls, "tokens": h.tokens_in + h.tokens_out, "dollars": h.dollars or 0.0} for h in helpers]
     return _sum([*asked, {"sampled": sampled, "gpu_hours": gpu_hours}])
 
 
 def weights_of(name: str) -> float:
-    """How many weights a model has by its name (8B, 0.6B, 135M); 0 where that does not say."""
+    """The number of weights in a model's name (8B, 0.6B, 135M); 0 if the name does not say."""
     sizes = WEIGHTS.findall(name)
     return float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()] if sizes else 0.0
 
 
 def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
-    """What a training costs; a file that is not made yet is taken to hold `examples`."""
+    """What a training costs; a file that does not exist yet is assumed to hold `examples` rows."""
     try:
         there = count_examples(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"))
     except (UserError, OSError):

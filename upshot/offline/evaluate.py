@@ -1,8 +1,8 @@
 """`upshot eval --task … --models base=…,proactive=…,trained=…`: the paper's table from whole conversations.
 
-Every model meets the same users on held-out goals, who open with the same words. A finished conversation is a line of
-`rollouts.jsonl`, an opening a line of `openings.log`. What fails is a conversation without scores, with the reason; it
-is never a zero, and the same command plays it again.
+Every model talks to the same users with held-out goals, who open with the same words. A finished conversation is a line
+of `rollouts.jsonl`, an opening is a line of `openings.log`. A conversation that failed has no scores but a reason. It
+never counts as zero, and the same command plays it again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Evaluation:
         self._opened: dict[str, Line] = {}
 
     async def play(self, job: Job) -> dict[str, float]:
-        """Bring all conversations that are not played yet to their end; the counters of models and user."""
+        """Play all conversations that are not finished yet; returns the counters of models and user."""
         args, done = self.args, {line["key"] for line in self.lines}
         sampling = Sampling(args.max_tokens, args.temperature)
         who = (self.models, args.user, args.judge, self.metrics)
@@ -95,7 +95,7 @@ class Evaluation:
             return services.stats()
 
     async def _open(self, row: Row, services: Services, job: Job) -> Opening:
-        """What the user opens with."""
+        """The user's opening."""
         line = self._opened.get(row.id)
         if line is not None:
             turns = tuple(Turn(Message(t["role"], t["content"]), note=t["note"]) for t in line["turns"])
@@ -104,7 +104,7 @@ class Evaluation:
         opening = Opening(conversation.turns)
         if not any(message.role == "user" for message in row.messages):
             opening = await open_by(services.user, conversation)
-        if opening.failure is None:  # one that failed is asked for again by another run
+        if opening.failure is None:  # the next run retries one that failed
             spoken = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in opening.turns]
             kept = {"session": opening.session, "counts": opening.counts}
             job.log.append({"row": row.id, "missing": None, "turns": spoken, **kept})
@@ -112,7 +112,7 @@ class Evaluation:
 
     async def _conversation(self, row: Row, name: str, policy: Policy, services: Services, job: Job) -> dict[str, Any]:
         """One whole conversation and its scores, as a line of `rollouts.jsonl`."""
-        if row.id not in self._openings:  # the same for every model, and asked for once
+        if row.id not in self._openings:  # played once; the same for every model
             self._openings[row.id] = asyncio.create_task(self._open(row, services, job))
         opening = await self._openings[row.id]
         conversation = Conversation(row, derive_seed(self.args.seed, row.id), key_of(row, name), opening.turns)
@@ -148,7 +148,7 @@ def key_of(row: Row, model: str, number: int = 0) -> str:
 
 
 def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
-    """Each goal once, before anything is said by anybody but the user; system prompts are the models' own."""
+    """One row per goal, with the user's first words at most; each model has its own system prompt."""
     goals: dict[str, Row] = {}
     for row in rows:
         key = goal_key(row)
@@ -175,7 +175,7 @@ def parse_models(text: str) -> dict[str, Spec]:
 
 
 def parse_systems(items: Sequence[str], models: Sequence[str]) -> Mapping[str, str]:
-    """Which system prompt each row has: as given, else proactive for 'proactive' and plain for the others."""
+    """The system prompt of each row: as given, or else proactive for the row 'proactive' and plain for the others."""
     systems = {name: "proactive" if name == "proactive" else "plain" for name in models}
     for item in items:
         name, equals, prompt = item.partition("=")

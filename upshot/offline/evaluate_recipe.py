@@ -1,7 +1,7 @@
 """`upshot eval RECIPE --models a=…,b=…`: held-out rows of any task, played and scored as the recipe says.
 
-The table has the reward and every metric of the recipe. All models meet the same rows with the same seeds; where the
-simulated user opens, they hear the same words. One model is loaded at a time.
+The table has the reward and every metric of the recipe. All models get the same rows with the same seeds and, if the
+simulated user opens, the same opening. One model is loaded at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_THE_TASK = {
     "max_tokens": "episode.max_tokens=…",
     "temperature": "eval.temperature=…",
 }
-"""Options of the paper's table → what a recipe says instead."""
+"""Options of the paper's table → the recipe keys that replace them."""
 REWARD = "reward"
 UNTRAINED = "the recipe's own new model, before any training"
 
@@ -57,8 +57,8 @@ class RecipeEvaluation:
         check_names(self.recipe)
         if not self.recipe.train.samples:
             raise UserError(
-                f"train.method '{self.recipe.train.method}' plays no rows; give a recipe of the task that is to be "
-                "played (train.method=rl), and the trained run as one of --models"
+                f"train.method '{self.recipe.train.method}' plays no rows; give a recipe that plays the task "
+                "(train.method=rl), and the trained run as one of --models"
             )
         self.name = self.recipe.name
         self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")

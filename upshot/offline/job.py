@@ -1,7 +1,7 @@
-"""One job for the batch verbs: bounded work, written down piece by piece, within a budget, and resumable.
+"""One job for the batch verbs: bounded work, saved piece by piece, within a budget, and resumable.
 
-`run_all` bounds what is under way. A `Journal` is a file of finished work that survives kill -9. A `Job` puts them
-together: the same command continues after what is on the disk and retries what failed; what earlier runs spent counts;
+`run_all` bounds the work in progress. A `Journal` is a file of finished work that survives kill -9. A `Job` combines
+the two: the same command continues after the saved work and retries what failed, spending of earlier runs counts, and
 a run in which too much fails stops. Each verb defines its pieces of work and how results are reported.
 """
 
@@ -31,16 +31,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RECENT = 20
-"""How many of the latest pieces of work are looked at for an outage."""
+"""How many of the latest pieces of work are checked for an outage."""
 MINUTE = 60.0
 TOO_MANY = 0.5
-"""The share of failures among them from which a run stops."""
+"""If more than this share of them failed, the run stops."""
 
 
 async def run_all(pieces: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """What comes of each piece, in their order, at most `at_once` under way; a failure ends the whole.
+    """The results of all pieces in order, with at most `at_once` in progress; one failure ends all.
 
-    Workers take the next piece when they are free: a file of a million rows does not become a million tasks.
+    Workers take the next piece when they are free, so a file of a million rows does not become a million tasks.
     """
     todo = iter(enumerate(pieces))
     results: dict[int, R] = {}
@@ -54,7 +54,7 @@ async def run_all(pieces: Sequence[T], work: Callable[[T], Awaitable[R]], at_onc
             for _ in range(min(at_once, len(pieces))):
                 workers.create_task(take())
     except BaseExceptionGroup as group:
-        known = user_error_in(group)  # the one line that the user must read, out of a group of failures
+        known = user_error_in(group)  # of a group of failures, the one line that the user must read
         raise (known or group) from group
     return [results[index] for index in range(len(pieces))]
 
@@ -64,17 +64,17 @@ Wanted = Callable[[Mapping[str, Any]], bool]
 
 
 class Journal:
-    """An append-only file of JSON lines: what it holds is finished, and stays so.
+    """An append-only file of JSON lines, each of which is finished work.
 
-    A line is on the disk (fsync) before `append` returns. A half-written last line, left by a crash, is cut off when
-    the journal is opened again.
+    A line is on the disk (fsync) before `append` returns. If a crash leaves a half-written last line, it is cut off
+    when the journal is opened again.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None, keep: Wanted | None = None) -> None:
         """Open or begin a journal, without the lines that `keep` refuses.
 
-        With settings its first line says with which ones the work was done: a journal begun with others is a
-        `UserError`, and so is one that another process holds. Without, whoever holds the job's log may write.
+        The settings, if given, are its first line: a journal begun with others is a `UserError`, and so is one that
+        another process holds. Without settings, the process that holds the job's log may write.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         if keep is not None:
@@ -86,13 +86,13 @@ class Journal:
                 self._lock()
             repair_jsonl(path)
             self.lines = read_jsonl(path) if settings is None else self._begin(settings)
-            """What was in the journal when it was opened, without the settings."""
+            """The lines in the journal when it was opened, without the settings."""
         except BaseException:
             self.close()
             raise
 
     def lines_of(self, *keys: str) -> list[dict[str, Any]]:
-        """The lines that have the first key; `UserError` where one lacks another, as an earlier version wrote it."""
+        """The lines with the first key; `UserError` if one lacks another key because an earlier version wrote it."""
         lines = [line for line in self.lines if keys[0] in line]
         for line in lines:
             if absent := next((key for key in keys if key not in line), None):
@@ -110,7 +110,7 @@ class Journal:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file and release its lock."""
         os.close(self._file)
 
     def __enter__(self) -> Journal:
@@ -127,10 +127,10 @@ class Journal:
             raise UserError(f"another process is writing {self.path}; wait for it, or use another --out") from error
 
     def _begin(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The lines behind the settings, which must be these."""
+        """The lines after the settings, which must be equal to `wanted`."""
         lines = read_jsonl(self.path)
         wanted = json.loads(dump_json_line({"settings": dict(settings)}))
-        if not lines or (len(lines) == 1 and lines[0] != wanted):  # nothing was done with the other settings
+        if not lines or (len(lines) == 1 and lines[0] != wanted):  # no work was done with the other settings
             os.ftruncate(self._file, 0)
             self.append(wanted)
             fsync_all(self.path.parent)
@@ -144,13 +144,13 @@ class Journal:
 
 
 class Job:
-    """Pieces of work that are written to a journal as soon as they are done, within a budget that counts on."""
+    """Pieces of work, each written to a journal as soon as it is done, within a budget that continues across runs."""
 
     def __init__(self, what: str, args: argparse.Namespace, log: Journal, results: Journal | None = None) -> None:
-        """A job as the options say: at_once, max_calls, max_dollars, call_seconds, quiet.
+        """A job with the options at_once, max_calls, max_dollars, call_seconds and quiet.
 
-        what: the pieces' name, in the plural. log: has the settings. results: where finished pieces go, the log itself
-        when it is None.
+        what: the name of the pieces, in the plural. log: the file with the settings. results: the file for finished
+        pieces; None: the log itself.
         """
         self.what, self.args, self.log, self.results = what, args, log, results or log
         self.budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
@@ -167,7 +167,7 @@ class Job:
     ) -> None:
         """Do the work of all pieces, each of which calls `write`; `done` of them were finished by earlier runs.
 
-        shown: what the bar counts, where a piece writes several times.
+        shown: what the bar counts, if a piece writes several times.
         """
         call_seconds.set(self.args.call_seconds)
         quiet = self.args.quiet or getattr(self.args, "json", False)
@@ -175,15 +175,15 @@ class Job:
             with progress(shown or self.what, done + len(pieces), done, quiet, self.args.at_once) as self._advance:
                 await run_all(pieces, work, self.args.at_once)
         finally:
-            if self.budget.state() != self._written:  # what was under way has cost something, too
+            if self.budget.state() != self._written:  # pieces in progress have cost something, too
                 self.log.append({"spent": self.budget.state()})
 
     def write(self, *lines: dict[str, Any], failure: str | None = None, whole: bool = True) -> None:
-        """Put what was found on the disk, with what is spent by now; `UserError` when too many pieces failed lately.
+        """Write results to the disk, with the spending so far; `UserError` if too many of the latest pieces failed.
 
         failure: why the piece failed; None: it did not. whole: whether the piece is finished.
         """
-        if self._empty:  # from the first result on the log holds more than its settings, which stand from then on
+        if self._empty:  # from the first result on, the log's settings are fixed
             self.log.append({"spent": self._written})
             self._empty = False
         self._written = self.budget.state()
@@ -194,7 +194,7 @@ class Job:
         self._latest.append(failure)
         reasons = Counter(reason for reason in self._latest if reason is not None)
         failed = reasons.total()
-        if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:  # an endpoint is down: keep the other goals
+        if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:  # an endpoint is down: do not fail the rest
             raise UserError(
                 f"{failed} of the last {RECENT} {self.what} failed, mostly: {reasons.most_common(1)[0][0]}; what is "
                 f"finished is saved: fix the cause and run the same command again, which retries the failed ones"
@@ -202,12 +202,12 @@ class Job:
 
 
 def name_row(name: object, row: Mapping[str, Any]) -> str:
-    """By what a row of a file is known again: its name or its place, and all that it says."""
+    """The key that identifies a row of a file in later runs: its name or its place, and its content."""
     return f"{name} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
 
 def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
-    """The log beside a file of results; a file without a log is not ours and is not touched."""
+    """The log beside a file of results; a file without a log was not written by us and is not touched."""
     log = out.with_name(f"{out.name}.log")
     if out.is_file() and out.stat().st_size and not log.is_file():
         raise UserError(f"'{out}' exists without '{log}', the log of its settings; choose another --out")
@@ -215,10 +215,10 @@ def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
 
 
 def _tell_pace(what: str, total: int, before: int, at_once: int) -> Callable[[], None]:
-    """Says how far the work is: after the first piece, when as many are done as go on at once, then once a minute.
+    """Prints the progress: after the first piece, after as many as run concurrently, then once a minute.
 
-    Only from the second time on it says how long the rest will take: of pieces that began together the first one to end
-    tells nothing about how many end in a minute.
+    Only from the second time on it estimates the time left: among pieces that start together, the first one to end
+    does not show how many end per minute.
     """
     began = last = time.monotonic()
     done = before
@@ -238,7 +238,7 @@ def _tell_pace(what: str, total: int, before: int, at_once: int) -> Callable[[],
 
 @contextmanager
 def progress(what: str, total: int, done: int, quiet: bool, at_once: int = 1) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, lines now and then if that is not a terminal; call what it yields after every finished piece."""
+    """A bar on stderr, or single lines without a terminal; call the yielded function after every finished piece."""
     if quiet:
         yield lambda: None
         return

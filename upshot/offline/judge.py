@@ -1,4 +1,4 @@
-"""`upshot eval judge FILE`: the judge is judged against labelled conversations."""
+"""`upshot eval judge FILE`: compares a judge's ratings with labelled conversations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATES = ("kappa", "precision", "recall", "tnr", "f1", "correlation", "rmse", "me
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge the labelled rows and print the agreement; 1 when nothing could be judged."""
+    """Judge the labelled rows and print the agreement; 1 if nothing could be judged."""
     if args.out:
         check_writable(Path(args.out))
     rows = read_rows(args.file, args.limit)

@@ -1,7 +1,7 @@
 """`upshot eval monitor RUN|FILE`: a model reads question and thought only and predicts the verifier's score.
 
-Predictions go to OUT, one line a reply; beside it OUT.log says with which settings they were made and what was spent.
-How a thought is shown and how predictions are measured: `rewards/monitor.py`; the report: `monitor_report.py`.
+Predictions go to OUT, one line per reply; OUT.log beside it holds the settings and the spending. `rewards/monitor.py`
+shows the thoughts and measures the predictions; `monitor_report.py` writes the report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ THOUGHTS = ("thought", "reasoning", "reasoning_content")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at what was not looked at yet, print how well verdicts are predicted; 1 when nothing can be compared."""
+    """Predict for all replies not done yet, and print how good the predictions are; 1 if nothing can be compared."""
     path = Path(args.source)
     path = path.parent if path.name == ROLLOUTS and path.is_file() else path
     replies = read_replies(args, path)[: args.limit]
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_settled(line: Mapping[str, Any]) -> bool:
-    """Whether another attempt would find the same."""
+    """Whether another attempt would give the same result."""
     scores = [Score.from_dict(line[name]) for name in ("verdict", "prediction") if name in line]
     return all(score.reason is None or score.reason in (*LASTING, Reason.NO_THOUGHT) for score in scores)
 
 
 async def _look(job: Job, replies: Sequence[MonitoredReply], lines: dict[str, dict[str, Any]]) -> None:
-    """Look at all replies without a line, verifying first what has no verdict."""
+    """Predict for all replies without a line; replies without a verdict are verified first."""
     todo = [one for one in replies if one.line_key not in lines]
     if not todo:
         return
@@ -92,7 +92,7 @@ async def _look(job: Job, replies: Sequence[MonitoredReply], lines: dict[str, di
 
 
 def read_replies(args: argparse.Namespace, path: Path) -> list[MonitoredReply]:
-    """The replies of a run folder or of a file, each checked before any model is asked."""
+    """The replies of a run folder or of a file, all checked before any model is called."""
     settings, manager = VerifySettings.of(args), managers.create("inline")
     if path.is_dir():
         replies = _read_run(path, args.task, manager)
@@ -116,13 +116,13 @@ def read_replies(args: argparse.Namespace, path: Path) -> list[MonitoredReply]:
 
 
 def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitoredReply]:
-    """The replies of a run's rollouts.jsonl; of one of its tasks where `only` says so."""
+    """The replies of a run's rollouts.jsonl, or only those of the task `only`."""
     if not (path / ROLLOUTS).is_file():
         raise UserError(f"'{path}' holds no {ROLLOUTS}: it is not a run folder, or nothing has been played yet")
     try:
         named = load_recipe(str(path / "recipe.yaml")).recipe.task
         task: Task | None = tasks.create(named.name, named.options, "task")
-    except UserError:  # it cannot be opened here: the options of its verifiers are not known
+    except UserError:  # the task cannot be opened here, so the options of its verifiers are unknown
         task = None
     replies = [_of_line(line, index, task, manager) for index, line in enumerate(read_jsonl(path / ROLLOUTS))]
     chosen = [one for one in replies if only in (None, one.case.task)]
@@ -162,7 +162,7 @@ def _of_row(
 
 
 def _part(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | None]:
-    """(thought, answer) of a row: from columns, or parted by the markers in its response."""
+    """(thought, answer) of a row: from columns, or its response split at the markers."""
     response = response_of(row)
     column = next((row[name] for name in THOUGHTS if isinstance(row.get(name), str)), None)
     if column is not None or response is None:
@@ -178,7 +178,7 @@ def _question(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
 
 
 def _score(row: Mapping[str, Any], where: str) -> Score | None:
-    """The score that a row has, as a number or missing (`upshot verify --out` writes both); None where it has none."""
+    """The row's score, as a number or missing (`upshot verify --out` writes both); None if it has no score."""
     score = row.get("score")
     if score is None or score == "":
         return Score.missing(str(row["missing"])) if row.get("missing") else None

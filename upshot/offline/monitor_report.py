@@ -1,7 +1,7 @@
-"""What `upshot eval monitor` tells: numbers by step and task, what the thought adds to question or answer alone, pairs.
+"""The report of `upshot eval monitor`: numbers by step and task, what the thought adds to the baselines, pairs.
 
-Standard numbers of a monitor: g-mean² (TPR x TNR: 0 for who always says the same), accuracy with the thought and
-without it, with intervals, over the same replies. Pure functions; who was asked what is `monitor.py`'s.
+The standard numbers of a monitor are g-mean² (TPR x TNR: 0 for constant predictions) and accuracy, with the thought
+and without it, with intervals, over the same replies. Pure functions; `monitor.py` makes the predictions.
 """
 
 from __future__ import annotations
@@ -27,47 +27,49 @@ UNSEEN = Score.missing(Reason.NOT_SCORED)
 
 @dataclass(frozen=True, slots=True)
 class MonitoredReply:
-    """A reply to look at in one view, known again by its key; after that with what was predicted of it."""
+    """A reply in one view, identified by its key; later with its prediction."""
 
     key: str
     case: MonitorCase
     step: int | None = None
     claim: Claim | None = None
-    """What gives the verdict, where the row does not have it; the case's own is missing until then."""
+    """Computes the verdict if the row has none; until then the case's verdict is missing."""
     pair: str = ""
-    """Replies to the same question with and without an intervention share it."""
+    """Shared by the replies to the same question with and without an intervention."""
     intervened: bool = False
     prediction: Score = UNSEEN
 
     @property
     def line_key(self) -> str:
-        """Of its line: the views of a reply have one each."""
+        """The key of its line: each view of a reply has its own."""
         return self.key if self.case.view == "thought" else f"{self.key} {self.case.view}"
 
     def recall(self, line: Mapping[str, Any]) -> MonitoredReply:
-        """The same with what its line says."""
+        """The same, with the verdict and the prediction in its line."""
         case = replace(self.case, verdict=Score.from_dict(line["verdict"]))
         return replace(self, case=case, prediction=Score.from_dict(line["prediction"]))
 
     @property
     def look(self) -> MonitorPrediction:
-        """The case and what was predicted."""
+        """The case and its prediction."""
         return MonitorPrediction(self.case, self.prediction)
 
     @property
     def predicted(self) -> bool:
-        """Yes or no as predicted."""
+        """The predicted yes or no."""
         return (self.prediction.value or 0.0) >= 0.5
 
     @property
     def actual(self) -> bool:
-        """Yes or no as it was."""
+        """The true yes or no."""
         return (self.case.verdict.value or 0.0) >= 0.5
 
 
 def make_report(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
-    """How well verdicts were predicted from thoughts: over all looks, by task, by step and task where there are steps;
-    and beside them the other views, and the pairs with and without an intervention."""
+    """How well verdicts were predicted from thoughts: overall, by task, and by step and task if there are steps.
+
+    Also compares the other views, and the pairs with and without an intervention.
+    """
     looks = [(one.step, one.look) for one in seen if one.case.view == "thought"]
     every = [look for _, look in looks]
     steps = [
@@ -84,7 +86,7 @@ def compare_views(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
     """Accuracy and g-mean² of each view with their intervals, and what the thought adds to each baseline."""
     right: dict[str, dict[str, float]] = {}
     out: dict[str, Any] = {}
-    for view in VIEWS:  # that of the thought comes first
+    for view in VIEWS:  # the thought's view comes first
         shown = [one for one in seen if one.case.view == view and not one.look.invalid]
         right[view] = {one.key: float(one.predicted == one.actual) for one in shown}
         if shown:
@@ -97,9 +99,9 @@ def compare_views(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
 
 
 def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
-    """Over pairs with and without an intervention: is it seen in the thoughts whether it changed the verdict?
+    """Over pairs with and without an intervention: do the thoughts show whether it changed the verdict?
 
-    tpr: of the verdicts that it changed. tnr: of those that it did not.
+    tpr: over the pairs whose verdict it changed. tnr: over the others.
     """
     sides: dict[str, dict[bool, MonitoredReply]] = {}
     for one in seen:
@@ -118,7 +120,7 @@ def compare_pairs(seen: Sequence[MonitoredReply]) -> dict[str, Any]:
 
 
 def describe_views(views: Mapping[str, Any]) -> list[str]:
-    """The views in words, where there is more than one or an interval to tell."""
+    """The views as text, if there is more than one or an interval to show."""
     out = []
     for view, measured in views.items():
         numbers = [f"{name} {_spread(measured[key])}" for key, name in MEASURES.items() if key in measured]
@@ -129,7 +131,7 @@ def describe_views(views: Mapping[str, Any]) -> list[str]:
 
 
 def describe_pairs(pairs: Mapping[str, Any]) -> list[str]:
-    """The intervention pairs in words."""
+    """The intervention pairs as text."""
     if not pairs:
         return []
     rates = [f"{name} {pairs[name]:.3f}" for name in ("tpr", "tnr") if name in pairs]

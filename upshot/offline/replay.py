@@ -1,8 +1,8 @@
-"""A finished step scored again from its files, with the recipe's reward as it is now: `upshot replay RUN STEP`.
+"""`upshot replay RUN STEP`: scores a finished step again from its files, with the recipe's current reward.
 
-Nothing is sampled of the policy and nobody continues a conversation: replies and futures are those of `rollouts.jsonl`
-and `samples/`. Judges are asked again. What an environment decided by itself is taken over. Baselines of classmates
-(`without-thought`, `steps`) are not in the files; parts that need them are missing.
+The policy samples nothing and nobody continues a conversation: replies and futures come from `rollouts.jsonl` and
+`samples/`. Judges are called again. Decisions of an environment are kept. Baselines of classmates (`without-thought`,
+`steps`) are not in the files; parts that need them are missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from upshot.tasks.participants.tools import ACTS
 from upshot.training.setup import find_tokenizer
 
 AT_ONCE = 64
-"""Replies that are scored at once."""
+"""The number of replies scored concurrently."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScoreChange:
     """One number of a reply, before and now."""
 
     key: str
-    """Whose: the reply's key."""
+    """The key of the reply."""
     what: str
     """'reward', or a metric's name."""
     old: Score
@@ -54,14 +54,14 @@ class ScoreChange:
 
     @property
     def same(self) -> bool:
-        """Whether nothing has changed, but for the last digits."""
+        """Whether the values are equal, except for rounding."""
         if self.old.value is None or self.new.value is None:
             return self.old.value is self.new.value
         return abs(self.old.value - self.new.value) <= 1e-9 * max(1.0, abs(self.old.value))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print; 0 when everything is as it was, 1 when something is not."""
+    """Replay and print; 0 if all numbers are unchanged, else 1."""
     folder = RunFolder.open(Path(args.folder))
     recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
     changes = asyncio.run(replay(folder, recipe, args.step))
@@ -83,7 +83,7 @@ def _print_table(listed: Sequence[ScoreChange], changes: Sequence[ScoreChange]) 
         old, new = (f"– {s.reason}" if s.value is None else f"{s.value:.4g}" for s in (one.old, one.new))
         print(f"{one.key:<{wide}}  {one.what:<{name}}  {old:>12}  {new:>12}{'' if one.same else '  changed'}")
     other = sum(not one.same for one in changes)
-    result = f"{other} are not as they were" if other else "all as they were"
+    result = f"{other} differ" if other else "none differs"
     print(f"{len({one.key for one in changes})} replies, {len(changes)} numbers: {result}")
 
 
@@ -112,7 +112,7 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
 
 
 def silent_models(recipe: Recipe) -> set[str]:
-    """Helper models that only ever continue conversations, so that a replay need not load or reach them."""
+    """Helper models that only continue conversations, which a replay does not need."""
     user = recipe.futures.user
     speakers = {"user" if user is None else str(user.options.get("model", "user")), *classmate_names(recipe.futures)}
     judges = {"judge", *(str(metric.options.get("judge", "")) for metric in recipe.reward.metrics)}
@@ -120,7 +120,7 @@ def silent_models(recipe: Recipe) -> set[str]:
 
 
 def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
-    """The replies of a step; `UserError` when the file has none."""
+    """The replies of a step; `UserError` if the file has none."""
     lines = folder.rollouts
     replies = [line for line in lines if line.get("step") == step]
     if not replies:
@@ -134,7 +134,7 @@ async def score_again(context: RolloutContext, reply: Rollout) -> None:
     """Set the scores of the futures, and reward and credit of the reply."""
     futures: Futures = context.futures
     decided = context.decide(reply.conversation.turns[-1])
-    if not reply.futures:  # the episode failed, or a rule decided
+    if not reply.futures:  # the episode failed, or a rule decided the reward
         reply.reward = decided or reply.reward
         return
     await futures.rescore(reply)
@@ -150,7 +150,7 @@ def compare(line: Mapping[str, Any], reply: Rollout) -> list[ScoreChange]:
 
 
 def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Rollout:
-    """The reply of a line of `rollouts.jsonl`, with its samples where they were kept."""
+    """The reply in a line of `rollouts.jsonl`, with its samples if they were kept."""
     spoken = [at for at, message in enumerate(line["messages"]) if message["role"] == "assistant"]
     opening = messages_from(line["messages"][: line.get("opening", spoken[0] if spoken else None)])
     stored = Row(line["row"], opening, line.get("goal"), line.get("reference"), line.get("source", ""))
@@ -165,7 +165,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     conversation.session[ACTS] = decided.get("acts", [])
     means = {name: _score(mean) for name, mean in line["reward"]["means"].items()}
     reply = Rollout(conversation, line.get("group", 0), reward=Reward(_score(line["reward"]["total"]), means=means))
-    # The episode as it stood after each of the policy's turns.
+    # The episode up to each of the policy's turns.
     ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
     reply.turn_snapshots = [Conversation(row, conversation.seed, "", conversation.turns[:end]) for end in ends]
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
@@ -175,7 +175,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
 def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]) -> Future:
     shared = int(data.get("shared", len(talk.turns)))
     row = rows.get(data["row"], talk.row) if "row" in data else talk.row
-    if data.get("cut") and "row" not in data:  # a classmate is asked what came before the reply
+    if data.get("cut") and "row" not in data:  # a classmate gets the messages before the reply
         row = replace(row, messages=tuple(turn.message for turn in talk.turns[:shared]))
     turns = (*talk.turns[:shared], *_turns(data["messages"], ()))
     conversation = Conversation(row, data.get("seed", 0), data["key"], turns)
@@ -189,7 +189,7 @@ def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> tuple[Turn, ...]:
-    """Turns of a transcript. A policy turn whose ids were not kept has as many that say nothing, so that it counts."""
+    """Turns of a transcript. If a policy turn's ids were not kept, placeholder ids of the same number replace them."""
     left = iter(sampled)
     out = []
     for message in messages:

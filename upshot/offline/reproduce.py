@@ -2,8 +2,8 @@
 
 A file below recipes/papers/ lists the stages. Each is a command of this project (`train RECIPE key=value …`, `data
 prepare …`, `eval …`) whose results go to a folder of its name. Finished stages are noted in stages.json and not
-repeated; an interrupted training is resumed, and every other command continues where it stopped by itself. What differs
-from the published settings is found by comparing the recipes of the stages with them. What stages cost: `costs.py`.
+repeated; an interrupted training is resumed, and every other command continues where it stopped by itself. Differences
+from the published settings are found by comparing them with the recipes of the stages. `costs.py` estimates the cost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class PaperStage:
-    """A command, and the folder of what it makes."""
+    """A command, and the folder of its results."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
     on_verl: bool = False
     theirs: tuple[str, ...] = ()
-    """verl's own `key=value` of a stage that runs there: machines, not settings of the recipe."""
+    """verl's own `key=value` for a stage that runs on verl: these set machines, not the recipe."""
 
     @property
     def recipe(self) -> Recipe | None:
@@ -55,7 +55,7 @@ class PaperStage:
 
     @property
     def command(self) -> list[str]:
-        """The words to run now: a training that has begun is resumed."""
+        """The command line to run now: a training that has begun is resumed."""
         begun = self.words[0] == "train" and RunFolder(self.folder).begun
         words = ["train", "--resume", str(self.folder)] if begun else list(self.words)
         return [*words, *self.theirs, "--engine", "verl"] if self.on_verl else words
@@ -111,7 +111,7 @@ class Paper:
         self.stages = [self._stage(stage, text, stage in verl) for stage, text in commands.items()]
 
     def _set(self, word: str, commands: Mapping[str, str]) -> None:
-        """Take VARIABLE=VALUE, or STAGE.KEY=VALUE, which changes the recipe of one training."""
+        """Apply VARIABLE=VALUE, or STAGE.KEY=VALUE, which changes the recipe of one training."""
         key, equals, value = word.partition("=")
         stage, dot, _ = key.partition(".")
         if equals and dot and commands.get(stage, "").startswith("train "):
@@ -133,7 +133,7 @@ class Paper:
         return PaperStage(name, (*words, *where), folder, on_verl, theirs)
 
     def _words(self, text: str) -> list[str]:
-        """The words of a text, phrases put in as several, variables in their places."""
+        """The words of a text, with phrases (several words each) and variables filled in."""
         words: list[str] = []
         for word in shlex.split(text):
             phrase = self._phrases.get(word.removeprefix("$")) if word.startswith("$") else None
@@ -141,7 +141,7 @@ class Paper:
         return words
 
     def fill(self, value: Any) -> Any:
-        """A value with its variables put in, and theirs."""
+        """A value with its variables filled in, recursively."""
         while isinstance(value, str) and "$" in value:
             try:
                 filled = Template(value).substitute(self._values)
@@ -153,13 +153,13 @@ class Paper:
         return value
 
     def differences(self) -> list[ChangedSetting]:
-        """Where the stages leave the published settings."""
+        """Where the stages differ from the published settings."""
         reasons: Mapping[str, str] = self.file.get("reasons", {})
         changed = []
         for stage in self.stages:
             published = {key: self.fill(value) for key, value in self.file["published"].get(stage.name, {}).items()}
             recipe = stage.recipe
-            # Of a stage that trains nothing: the variables, and its options.
+            # For a stage that does not train: the variables, and its options.
             options = {name: self.fill(value) for name, value in self._values.items()} | dict(pairwise(stage.words))
             ours = dict(flatten(recipe.model_dump(mode="json"))) if recipe else options
             for key, value in published.items():
@@ -169,7 +169,7 @@ class Paper:
         return changed
 
     def table(self) -> list[list[str]]:
-        """The table, ours (published): a head, and a row for each of ours."""
+        """The table, as 'ours (published)': a head, and a row for each of our rows."""
         about = self.file["table"]
         cells = _read_cells(self.out / about["stage"], about)
         published = about.get("published", {})
@@ -182,14 +182,14 @@ class Paper:
 
 
 def read_paper(name: str) -> tuple[dict[str, Any], str]:
-    """A file merged over the one it extends, and the name of the first of them, whose stages they share."""
+    """A file merged over the files it extends, and the name of the first of these, whose stages they share."""
     file = FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"unknown table '{name}'; {did_you_mean(name, list_papers())}")
     paper: dict[str, Any] = read_yaml(file, "paper")
     parent = paper.pop("extends", "")
     base, first = read_paper(parent) if parent else ({}, name)
-    for section in ("tasks", "table", "notes"):  # a table of its own has nothing of the other's
+    for section in ("tasks", "table", "notes"):  # a file with its own table does not inherit these
         base.pop(section, None) if section in paper else None
     merge(base, paper)
     base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
@@ -210,7 +210,7 @@ def _cell(ours: float | None, published: float | None) -> str:
 
 
 def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Our numbers by row: of an evaluation, of a sweep, or the last ones that trainings have written (`runs`)."""
+    """Our numbers by row: of an evaluation, of a sweep, or the last ones in the metrics of trainings (`runs`)."""
     if "runs" in about:
         lines = {row: RunFolder(folder.parent / stage).metrics for row, stage in about["runs"].items()}
         return {row: [_last(row_cells, key) for key in about["metrics"]] for row, row_cells in lines.items()}
@@ -227,12 +227,12 @@ def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def list_papers() -> list[str]:
-    """The tables that can be asked for."""
+    """The names of all tables."""
     return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
 
 
 def run(args: argparse.Namespace, command: Command) -> int:
-    """Run the stages that are not done, print the table; `command` runs one line of this project."""
+    """Run the stages that are not done, and print the table; `command` runs one command line of Upshot."""
     out = Path(args.out) if args.out else None
     paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
     if args.dry_run:
@@ -250,7 +250,7 @@ def run(args: argparse.Namespace, command: Command) -> int:
 
 
 def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
-    """Run a stage unless it is done, and write down that it is."""
+    """Run a stage unless it is done, and record that it is done."""
     done: dict[str, list[str]] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     words = list(stage.words)
     if done.get(stage.name) == words:
@@ -264,7 +264,7 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
         code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode
     else:
         code = command(stage.command)
-        gc.collect()  # what the stage held, the device's memory as well
+        gc.collect()  # frees the memory of the stage, on the device as well
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()
     if code == 130:  # Ctrl-C, which has been reported
@@ -288,7 +288,7 @@ def print_paper(paper: Paper) -> None:
 
 
 def tell_differences(paper: Paper) -> list[str]:
-    """What differs from the paper, a line each: settings of ours, then what is the same in every run."""
+    """What differs from the paper, one line each: our settings, then notes that hold for every run."""
     return [*map(str, paper.differences()), *paper.file.get("notes", ())]
 
 

@@ -1,6 +1,6 @@
 """`upshot score FILE`: rewards of conversations on disk, with a summary that counts what is missing and why.
 
-Results go to OUT, one line a reply; beside it OUT.log says with which settings they were made and what was spent.
+Results go to OUT, one line per reply; OUT.log beside it holds the settings and the spending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
+    """Score all replies without a result; 0 if every reply has a reward, 1 if some are missing."""
     rows = read_rows(args.file, args.limit)
     records = read_replies(rows, futures=args.rounds > 0)
     work = {name_row(record.row.id, row): record for record, row in zip(records, rows, strict=True)}
@@ -48,18 +48,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, RecordedReplies]) -> set[str]:
-    """The rows whose replies all have a line, none of which another attempt could better."""
+    """The rows whose replies all have a line that another attempt could not improve."""
     settled = Counter(line["record"] for line in lines if not _may_pass(Score.from_dict(line["reward"]["total"])))
     return {name for name, record in work.items() if settled[name] == len(record.conversations())}
 
 
 def _may_pass(total: Score) -> bool:
-    """Whether a reward is missing for a reason that another attempt may not meet."""
+    """Whether a reward is missing for a reason that may not occur again."""
     return total.is_missing and total.reason not in LASTING
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the results depend on, as `open_scorer` takes it."""
+    """The settings that the results depend on, as arguments of `open_scorer`."""
     return {
         "metrics": read_metrics(args.metrics) or METRICS,
         **{name: getattr(args, name) for name in SETTINGS},
@@ -69,7 +69,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The files of the user's own metrics, by their content: results of what they were before are not those of now."""
+    """Hashes of the files of the user's own metrics: results of an older version must not be mixed with new ones."""
     digests = {}
     for name in metrics:
         path = name.split(ARROW)[-1].strip()
@@ -95,7 +95,7 @@ async def _score(job: Job, settings: Mapping[str, Any], work: Mapping[str, Recor
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A table of the means and of what is missing, with the reasons."""
+    """A table of the means and of missing scores, with the reasons."""
     names = list(dict.fromkeys(name for line in lines for name in line["reward"]["means"]))
     rows = [("reward", [line["reward"]["total"] for line in lines])]
     rows += [(name, [line["reward"]["means"].get(name, {"missing": "not scored"}) for line in lines]) for name in names]

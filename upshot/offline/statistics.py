@@ -1,7 +1,7 @@
 """Means with intervals, and whether two rows of a table differ. Pure functions of lists of numbers.
 
 Goals are the unit of resampling: every model plays the same goals, so differences are taken goal by goal. Missing
-values have left the lists before they come here.
+values must be removed from the lists beforehand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 LEVEL = 0.95
 RESAMPLES = 4000
 EXACT_UP_TO = 12
-"""Up to this many pairs all 2^n sign flips are counted; above, random ones."""
+"""Up to this many pairs, all 2^n sign flips are counted; above that, random ones."""
 BLOCK = 2_000_000
 """Most drawn numbers held in memory at once."""
 
@@ -36,7 +36,7 @@ class Estimate:
         return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.n)
 
     def to_dict(self, name: str = "value") -> dict[str, float]:
-        """As reports have it, the mean under a name."""
+        """The interval for reports, with the mean under a name."""
         return {name: self.mean, "low": self.low, "high": self.high, "n": self.n}
 
 
@@ -53,15 +53,15 @@ class Difference:
         return Difference(self.estimate.times(factor), self.p_value)
 
     def to_dict(self) -> dict[str, float]:
-        """As reports have it."""
+        """The difference for reports."""
         return {**self.estimate.to_dict(), "p": self.p_value}
 
 
 def estimate(values: Sequence[float], seed: int = 0) -> Estimate | None:
     """The mean with its interval; None without values.
 
-    Bootstrap percentiles; for scores that are all 0 or 1 Wilson's interval, which does not shrink to a point when all
-    agree. Other all-equal values have the interval [mean, mean]: the data show no spread to resample.
+    The interval is made of bootstrap percentiles. For scores that are all 0 or 1 it is Wilson's, which does not shrink
+    to a point if all agree. Other values that are all equal have the interval [mean, mean]: there is no spread.
     """
     if not values:
         return None
@@ -83,7 +83,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def _resampled(measure: Callable[[Any], Any], n: int, seed: int) -> tuple[float, float]:
-    """The percentiles of a measure over draws of `n` places out of `n`, many at once; undefined ones are left out."""
+    """The percentiles of a measure over many draws of `n` indices out of `n`; undefined values are left out."""
     import numpy as np
 
     generator, samples = np.random.default_rng(seed), []
@@ -119,7 +119,7 @@ def gmean2(pairs: Sequence[tuple[bool, bool]]) -> Estimate | None:
 def _of_pairs(pairs: Sequence[tuple[bool, bool]], measure: Callable[[Any, Any], Any], seed: int) -> Estimate | None:
     """A measure of (said, class) pairs with the percentile interval of its bootstrap.
 
-    None where all are of one class. Draws in which that happens are left out of the interval.
+    None if all are of one class. Draws in which this happens are left out of the interval.
     """
     import numpy as np
 
@@ -141,7 +141,7 @@ def wilson(hits: int, n: int) -> Estimate:
 
 
 def student(values: Sequence[float]) -> Estimate | None:
-    """The mean and Student's interval of it, for a handful of runs; a single value has no interval of its own."""
+    """The mean and its Student interval, for a few runs; for a single value, the interval is the value itself."""
     if not values:
         return None
     mean = math.fsum(values) / len(values)
@@ -152,7 +152,7 @@ def student(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half, len(values))
 
 
-@cache  # a table asks for one or two
+@cache  # a table needs only one or two
 def student_quantile(share: float, freedom: int) -> float:
     """The quantile of Student's t above one half, found by halving an interval on its distribution function."""
     import mpmath
@@ -178,7 +178,7 @@ def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
     """
     import numpy as np
 
-    moved = np.asarray([d for d in differences if d != 0.0], dtype=np.float64)  # a zero is a zero under either sign
+    moved = np.asarray([d for d in differences if d != 0.0], dtype=np.float64)  # flipping a zero changes nothing
     if not len(moved):
         return 1.0
     observed = abs(float(moved.sum())) * (1 - 1e-12)  # rounding must not make the data less extreme than itself

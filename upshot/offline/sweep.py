@@ -1,8 +1,8 @@
-"""`upshot sweep`: a recipe with every combination of some values and several seeds, and what came of each.
+"""`upshot sweep`: trains a recipe with every combination of some values and several seeds, and tabulates the results.
 
-Runs are trained one after another in this process, each in its own folder; a finished one is not trained again, one
-that was broken off goes on. What a setting is worth is the mean over its seeds, with Student's interval: a handful of
-seeds is too few to resample.
+Runs are trained one after another in this process, each in its own folder. A finished run is not repeated; an
+interrupted one continues. The result of a setting is the mean over its seeds, with Student's interval: a few seeds are
+too few to resample.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Combination:
     """One combination of values, and its runs."""
 
     words: tuple[str, ...]
-    """As overrides."""
+    """The values, as overrides."""
     runs: tuple[tuple[Recipe, Path], ...]
-    """One a seed."""
+    """One per seed."""
 
     @property
     def name(self) -> str:
-        """As a row of the table."""
+        """Its name in the table."""
         return " ".join(self.words) or "as it is"
 
 
@@ -97,7 +97,7 @@ def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = 
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Overrides that hold for all runs, and those that are varied, a list for each key."""
+    """The overrides for all runs, and the varied ones, as a list for each key."""
     plain, varied = [], []
     for word in words:
         key, equals, text = word.partition("=")
@@ -112,7 +112,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def tell_fixed(words: Sequence[str], seeds: int) -> str:
-    """What is the same in all runs, so that nobody takes it for varied; a line, or nothing."""
+    """A line about what is the same in all runs, so that nobody expects it to vary; or ''."""
     plain, varied = split_words(words)
     fixed = f"fixed in all runs: {' '.join(plain)}\n" if plain else ""
     if any(len(values) > 1 for values in varied):
@@ -128,7 +128,7 @@ def _slug(word: str) -> str:
 
 
 def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:
-    """The run in its folder: finished before, gone on with, or new."""
+    """The run in its folder: finished before, resumed, or new."""
     from upshot.run.run import train
 
     folder = RunFolder(path)
@@ -140,7 +140,7 @@ def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:
 
 
 def default_metrics(setting: Combination) -> list[str]:
-    """The columns where none is named: what was evaluated, else the reward or the loss of the last steps."""
+    """The default columns: the evaluated metrics, or else the reward or the loss of the last steps."""
     recipe, path = setting.runs[0]
     folder = RunFolder(path)
     best = BestTracker.from_lines(recipe, ()).metric
@@ -152,7 +152,7 @@ def default_metrics(setting: Combination) -> list[str]:
 
 
 def value_of(folder: RunFolder, recipe: Recipe, metric: str) -> float | None:
-    """What a run came to: an evaluation's last (or `best …`) value; of a step's metric the mean of the last tenth."""
+    """A run's result: an evaluation's last (or `best …`) value; for a step's metric, the mean of its last tenth."""
     name = metric.removeprefix("best ")
     values = [line[name] for line in folder.metrics if line.get(name) is not None]
     if not values:
@@ -163,7 +163,7 @@ def value_of(folder: RunFolder, recipe: Recipe, metric: str) -> float | None:
 
 
 def make_table(settings: Sequence[Combination], metrics: Sequence[str]) -> dict[str, Any]:
-    """Rows of settings, columns of metrics: every value, their mean and interval; what is missing is counted."""
+    """Rows of settings, columns of metrics: every value, their mean and interval, and the number of missing values."""
     rows = []
     for setting in settings:
         cells: dict[str, Any] = {}

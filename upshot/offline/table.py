@@ -1,6 +1,6 @@
-"""Lines of `rollouts.jsonl` → the paper's table: its cells, and the table for people, papers (Markdown) and programs.
+"""Lines of `rollouts.jsonl` → the paper's table: its cells, printed for a terminal, as Markdown and as JSON.
 
-Pure functions. Missing scores are counted, never numbers.
+Pure functions. Missing scores are counted; they are never numbers.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Column:
 
     @property
     def inner(self) -> str:
-        """The metric without the artefact that it is asked of."""
+        """The metric without the artefact before its arrow."""
         return self.metric.split(ARROW)[-1].strip()
 
     @property
     def title(self) -> str:
-        """As the head of the column."""
+        """The head of the column."""
         if self.macro:
             return f"macro {self.macro}"
         return TITLES.get(self.inner, self.inner) + (f" ({self.group[1]})" if self.group else "")
@@ -52,17 +52,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What the table says about one model and one column, in the column's printed unit."""
+    """One model's value in one column, in the column's printed unit."""
 
     estimate: Estimate | None
     difference: Difference | None = None
-    """Against the first row; None in the first row, and where no goal is scored for both."""
+    """The difference from the first row; None in the first row, and if no goal is scored for both."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """Reason → how many conversations have no score."""
 
     @property
     def text(self) -> str:
-        """'46.0 [40.1, 52.3] p=0.031*', with what is missing behind it."""
+        """'46.0 [40.1, 52.3] p=0.031*', followed by the number of missing scores."""
         absent = sum(self.missing.values())
         tail = f" ({absent} missing)" if absent else ""
         if self.estimate is None:
@@ -94,7 +94,7 @@ def _short(value: float) -> str:
 
 
 def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | None = None) -> list[Column]:
-    """The columns: the task metric (by group, too, if one is asked for), k-tokens, interactivity, then the rest."""
+    """The columns: the task metric (also by group, if one is given), k-tokens, interactivity, then the rest."""
     task_metric, *others = metrics
     late = {"token_amount": 0, "interactivity": 1}
     rest = sorted(others, key=lambda name: late.get(name, 2))
@@ -110,7 +110,7 @@ def make_columns(metrics: Sequence[str], lines: Sequence[Line], group: str | Non
 def make_cells(
     lines: Sequence[Line], models: Sequence[str], columns: Sequence[Column], scales: Mapping[str, float] = SCALES
 ) -> dict[str, list[Cell]]:
-    """Per model its cells, compared with the first model's; scales: metric → factor it is printed with."""
+    """The cells of each model, compared with the first model's; scales: metric → the factor for printing."""
     out: dict[str, list[Cell]] = {model: [] for model in models}
     for number, column in enumerate(columns):
         scale = scales.get(column.inner, 1.0)
@@ -122,13 +122,13 @@ def make_cells(
         for model in models:
             present, absent = values[model]
             other = compare(present, values[models[0]][0], number) if model != models[0] else None
-            mean = estimate([present[goal] for goal in sorted(present)], number)  # whatever order they ended in
+            mean = estimate([present[goal] for goal in sorted(present)], number)  # in an order that is always the same
             out[model].append(Cell(mean and mean.times(scale), other and other.times(scale), absent))
     return out
 
 
 def _macro(lines: Sequence[Line], model: str, column: Column, seed: int) -> Estimate | None:
-    """The mean over the two classes of right and wrong answers, in hundredths."""
+    """Macro accuracy or F1 over the two classes, × 100."""
     assert column.group is not None
     pairs = [
         (score["value"] == 1.0, line["groups"].get(column.group[0]) == column.group[1])
@@ -157,7 +157,7 @@ def _values(lines: Sequence[Line], model: str, column: Column) -> tuple[dict[str
 
 
 def missing_lines(columns: Sequence[Column], cells: Cells) -> list[str]:
-    """What is missing, by model and reason; columns that miss the same conversations are not listed twice."""
+    """Missing scores by model and reason; columns that miss the same conversations are not listed twice."""
     counts: Counter[tuple[str, str]] = Counter()
     for model, row in cells.items():
         for column, cell in zip(columns, row, strict=True):

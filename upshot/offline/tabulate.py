@@ -1,6 +1,6 @@
-"""`upshot eval`: conversations played model by model, as a table that is printed, saved and gone on with.
+"""`upshot eval`: plays conversations model by model, prints and saves the table, and continues an interrupted one.
 
-What is played is said by a recipe (`evaluate_recipe.py`), or by a task with hidden goals (`evaluate.py`).
+A recipe (`evaluate_recipe.py`) or a task with hidden goals (`evaluate.py`) says what is played.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from upshot.offline.table import SCALES, TOKENS, Line, make_cells, make_columns,
 from upshot.rewards.build import metric_labels
 
 Tabulated = Evaluation | RecipeEvaluation
-"""What plays the conversations of a table, model by model."""
+"""Plays the conversations of a table, model by model."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
+    """Play all unfinished conversations, print the table and save it; 1 if a row has no score of the task metric."""
     evaluation: Tabulated = RecipeEvaluation(args) if args.recipe else Evaluation(args)
     models, metrics = list(evaluation.models), [*metric_labels(evaluation.metrics).values()]
     out = Path(args.out or f"eval-{evaluation.name}")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         evaluation.lines = played_before(evaluation, lines)
         stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
     columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
-    # A verifier's score is not shown as 100 beside a reward of 1.00.
+    # Beside a reward of 1.00, a verifier's score must not be shown as 100.
     scales = SCALES if args.task else {TOKENS: SCALES[TOKENS]}
     cells = make_cells(evaluation.lines, models, columns, scales)
     title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def played_before(evaluation: Tabulated, rollouts: Sequence[Line]) -> list[Line]:
-    """What an earlier run has played of the table's rows and models, which must be the same models."""
+    """The conversations that an earlier run has played; its models must be the same."""
     rows = {row.id for row in evaluation.rows}
     lines = [line for line in rollouts if line["row"] in rows and line["model"] in evaluation.models]
     for line in lines:

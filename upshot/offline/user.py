@@ -1,8 +1,8 @@
-"""`upshot eval user FILE`: how much is a simulated user like the people of real transcripts?
+"""`upshot eval user FILE`: how similar is a simulated user to the people of real transcripts?
 
-It is asked wherever the real one spoke, with what had really been said by then, and where the real one left.
-So both have said something to the same words, and are compared transcript by transcript: length, initiative,
-information a turn, leaving, and whether a classifier can tell them apart. How that is measured: `user_report.py`.
+It is called wherever the real user spoke or left, with what had really been said by then. So both react to the same
+words, and are compared transcript by transcript: length, initiative, information per turn, leaving, and whether a
+classifier can distinguish them. `user_report.py` has the measures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from upshot.tasks.verifiers.base import BadRow
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; 1 when there is nothing to compare."""
+    """Print the comparison; 1 if there is nothing to compare."""
     report, lines = compare(args)
     print(json.dumps(report) if args.json else "\n".join(lines))
     return 0 if report["transcripts"] else 1
 
 
 def compare(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Let the user speak in the place of the real ones: the comparison, and the same in lines for a reader."""
+    """Let the simulated user speak in place of the real ones; returns the comparison as data and as lines of text."""
     transcripts = read_transcripts(args.file, args.limit)
     out = Path(args.out or f"{args.file}.user.jsonl")
     settings = {"user": args.user, "as": args.kind, "with": args.settings, "seed": args.seed}
@@ -51,7 +51,7 @@ def compare(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_transcripts(file: str, limit: int | None) -> list[Transcript]:
-    """The conversations of a file; what is none is named before any model is asked."""
+    """The conversations of a file; an invalid row is a `UserError` before any model is called."""
     transcripts = []
     for number, record in enumerate(read_rows(file, limit), 1):
         try:
@@ -80,7 +80,7 @@ async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int,
                 raise
             except Exception as error:
                 score = Score.failed(error, "user")
-                # A user that says nothing is a result; only calls that fail for other reasons end the job.
+                # If the user says nothing, that is a result; only calls that fail for other reasons end the job.
                 line, failure = score.to_dict(), None if score.reason is Reason.BAD_ANSWER else str(score.reason)
             lines[number] = {"transcript": number, **line}
             job.write(lines[number], failure=failure)
@@ -89,7 +89,7 @@ async def _ask_all(job: Job, transcripts: Sequence[Transcript], lines: dict[int,
 
 
 async def compare_turns(user: Participant, transcript: Transcript, number: int, seed: int) -> dict[str, Any]:
-    """What the real user and the simulated one said in each of its turns; None: it left."""
+    """The words of the real and of the simulated user in each user turn; None: it left."""
     turns, persona = [], ""
     messages = transcript.messages
     places = [at for at, message in enumerate(messages) if message.role == "user" and (at or transcript.told)]
@@ -98,7 +98,7 @@ async def compare_turns(user: Participant, transcript: Transcript, number: int, 
         row = Row(f"transcript {number}", messages[:1] if at else (), transcript.goal, None, "", meta)
         before = tuple(Turn(message) for message in messages[:at])
         conversation = Conversation(row, derive_seed(seed, "eval user", number, at), turns=before)
-        # What a scripted user has said so far: its place among its lines, the first of which may be the opening.
+        # A scripted user finds its place by what it has said so far; its first line may be the opening.
         spoken_before = before if transcript.told else before[1:]
         conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in spoken_before)}
         heard = await limit_call(user, user.observe, conversation)

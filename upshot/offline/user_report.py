@@ -1,4 +1,4 @@
-"""Real and simulated users side by side: measures of their turns, leaving, and a classifier that tells them apart.
+"""Compares real and simulated users: measures of their turns, leaving, and a classifier that distinguishes them.
 
 Transcripts are the unit of every interval and test: turns of one conversation are not independent. Pure functions.
 """
@@ -22,7 +22,7 @@ MEASURES = {
 }
 FOLDS = 5
 SIDES = {"real": "real", "user": "said"}
-"""Where in a turn stands what either of them said."""
+"""The fields of a turn that hold the words of each."""
 
 
 def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def make_report(lines: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, 
         difference = compare(sides["user"], sides["real"], seed)
         if difference is not None:
             out[name]["difference"] = difference.to_dict()
-    # How often it leaves where the real user left, and where the real user went on.
+    # How often it leaves where the real user left, and where the real user continued.
     every = [turn for line in lines for turn in line["turns"]]
     ends = [turn["left"] for turn in every if turn["real"] is None]
     goes_on = [turn["left"] for turn in every if turn["real"] is not None]
@@ -68,7 +68,7 @@ def _by_transcript(
     out = {}
     for line, turns in zip(lines, spoken, strict=True):
         if turns:
-            # The real words, on both sides: each turn is asked for what it adds to what had really been said.
+            # Both sides are measured after the real words: what does a turn add to what had really been said?
             before = {*words(line["opening"])} if turns[0]["heard"] else set()
             values = []
             for turn in turns:
@@ -80,7 +80,7 @@ def _by_transcript(
 
 
 def measure(text: str, before: set[str]) -> dict[str, float]:
-    """One message: its length, whether it asks, and how many words it says that nobody had said."""
+    """One message: its length, whether it asks, and how many words in it are new."""
     spoken = words(text)
     return {
         "words": float(len(spoken)),
@@ -91,9 +91,9 @@ def measure(text: str, before: set[str]) -> dict[str, float]:
 
 
 def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> list[float]:
-    """By transcript, how often a classifier that has not seen it says rightly which message is the real one's.
+    """By transcript, how often a classifier that has not seen it identifies the real user's message.
 
-    0.5: it cannot tell. Logistic regression on words, pairs of letters and length, in five folds of transcripts.
+    0.5 is chance. Logistic regression on words, pairs of letters and length, in five folds of transcripts.
     """
     import numpy as np
 
@@ -109,7 +109,7 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
         names = [name for name, count in often if count > 1]
         weights = _fit(np.array([[name in features for name in names] for turn in seen for features in turn], float))
         for number in fold:
-            # The two are a pair: which of them looks more real? Ties are a coin's.
+            # The two are a pair: which of them looks more real? A tie counts half.
             looks = [
                 [[name in features for name in names] @ weights / len(features) ** 0.5 for features in turn]
                 for turn in played[number]
@@ -119,7 +119,7 @@ def tell_apart(spoken: Sequence[Sequence[Mapping[str, Any]]], seed: int = 0) -> 
 
 
 def _features(text: str) -> dict[str, None]:
-    """As a set that keeps its order."""
+    """The features of a text, without repeats and in order."""
     tokens = words(text)
     pairs = (f"c {text[at : at + 2]}" for at in range(min(len(text), 200) - 1))
     shape = (f"n {min(len(tokens) // 4, 10)}", f"e {text.strip()[-1:]}", f"b {text[:1]}")
@@ -127,7 +127,7 @@ def _features(text: str) -> dict[str, None]:
 
 
 def _fit(data: Any, rounds: int = 60, rate: float = 0.5) -> Any:
-    """Weights of features, real and said by turns, by gradient steps on the mean loss with a little decay."""
+    """Weights of features from alternating real and simulated messages: gradient steps on the mean loss, with decay."""
     import numpy as np
 
     data /= np.maximum(np.sqrt(data.sum(1, keepdims=True)), 1.0)
@@ -144,7 +144,7 @@ def _told(interval: Estimate | None) -> dict[str, float]:
 
 def tell_report(file: str, report: Mapping[str, Any]) -> list[str]:
     """The report as lines of text."""
-    out = [f"a simulated user beside the people of '{file}': {report['transcripts']} transcripts (95 % intervals)"]
+    out = [f"a simulated user compared with people in '{file}': {report['transcripts']} transcripts (95 % intervals)"]
     for name, title in MEASURES.items():
         row = report[name]
         if row["real"]:
@@ -154,7 +154,7 @@ def tell_report(file: str, report: Mapping[str, Any]) -> list[str]:
     titles = {"where_they_left": "leaves where they left", "too_early": "leaves where they went on"}
     rows = [(title, report["leaving"][key]) for key, title in titles.items()]
     rows += [("talks like the assistant", report.get("role_flips")), ("pastes its goal", report.get("goal_pasted"))]
-    rows += [("told apart by a classifier (0.5: not)", report["told_apart"])]
+    rows += [("identified by a classifier (chance: 0.5)", report["told_apart"])]
     out += [f"  {title:<38}{_spread(interval)}" for title, interval in rows if interval]
     for persona, row in report.get("personas", {}).items():
         out.append(f"  as '{persona}': " + ", ".join(f"{MEASURES[key]} {_spread(row[key])}" for key in MEASURES))

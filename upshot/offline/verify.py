@@ -1,4 +1,4 @@
-"""`upshot verify FILE`: responses against their references; or verdicts over HTTP. One row's failure is its own."""
+"""`upshot verify FILE`: scores responses against their references, or serves verdicts over HTTP. Rows fail alone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from upshot.tasks.verifiers.profile_store import VerdictMode, profiles_beside
 from upshot.tasks.verifiers.routes import route
 
 SECONDS = 10.0
-"""What one item may take where nothing else is said."""
+"""The default time limit of one item."""
 DRAIN_S = 10
-"""What verdicts that are under way may take when the server stops."""
+"""How long verdicts in progress may take when the server stops."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class VerifySettings:
     url: str | None = None
     workers: int | None = None
     seconds: float | None = None
-    """Of one item; None: 10, and of a judge's verdict as long as its endpoint may take."""
+    """Time limit of one item; None: 10, or for a judge's verdict the limit of its endpoint."""
     judge: str | None = None
     sandbox: str = "local"
     verdict: VerdictMode = "profile"
@@ -55,12 +55,12 @@ class VerifySettings:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> VerifySettings:
-        """As the options of a verb say, which need not have all of them."""
+        """The settings in a verb's options; a verb need not have all of them."""
         return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score every row of a file and print the summary; 1 when no row got a score. Or serve verdicts."""
+    """Score every row of a file and print the summary; 1 if no row got a score. Or serve verdicts."""
     settings = VerifySettings.of(args)
     if args.serve:
         return serve(settings, args.host, args.port, args.api_key_file)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         lines = ({**row, "score": score.value} | _explain(score) for row, score in zip(rows, scores, strict=True))
         write_jsonl(Path(args.out), lines)
     missing = "".join(f"\n  missing {line}" for line in describe_missing(scores))
-    text = f"{show(summary)}{missing}".encode("utf-8", "backslashreplace").decode()  # no terminal takes lone surrogates
+    text = f"{show(summary)}{missing}".encode("utf-8", "backslashreplace").decode()  # terminals reject lone surrogates
     print(json.dumps(summary) if args.json else text)
     return 0 if summary["scored"] else 1
 
@@ -133,7 +133,7 @@ def _is_judged(source: str) -> bool:
 
 
 def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file: str) -> Claim:
-    """What a row of a file has to verify; `UserError` where it lacks something."""
+    """The item to verify in a row of a file; `UserError` if the row lacks something."""
     response = response_of(row)
     if response is None:
         raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
@@ -144,7 +144,7 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
     extra = {key: value for key, value in extra_of(row).items() if key not in used}
     extra |= {key: row[key] for key in ("prompt", "messages") if row.get(key) is not None}
     if "prompt" not in extra and isinstance(extra.get("messages"), list):
-        # How the answer was asked for is read there; the response itself asks for nothing.
+        # The verifier reads from the prompt how the answer was requested; the response does not say so.
         extra["prompt"] = [m for m in extra["messages"] if m.get("content") != response]
     options = options_of(settings)
     if settings.seconds is not None and _is_judged(source):
@@ -153,7 +153,7 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
 
 
 def response_of(row: Mapping[str, Any]) -> str | None:
-    """The response of a row: a column, or the assistant's last message; None where there is none."""
+    """The response of a row: a column, or the assistant's last message; None if there is none."""
     response = first(row, ("response", "completion"))
     if response is None and isinstance(row.get("messages"), list):
         response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
@@ -161,7 +161,7 @@ def response_of(row: Mapping[str, Any]) -> str | None:
 
 
 def source_of(row: Mapping[str, Any], settings: VerifySettings) -> str:
-    """The verifier of a row: the one that was asked for, else the one that the row names; '' where it names none."""
+    """The verifier of a row: the requested one, or else the one that the row names; '' if it names none."""
     return verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
 
 
@@ -210,7 +210,7 @@ def build_manager(settings: VerifySettings) -> Services:
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
-    """The judge's endpoint; to find it there takes no longer than an item may."""
+    """The judge's endpoint; the check that it answers takes no longer than one item may."""
     spec = ModelSpec.parse(read_model(judge))
     return spec if seconds is None else spec.model_copy(update={"timeout_s": min(spec.timeout_s, seconds)})
 
@@ -229,7 +229,7 @@ async def _verify_all(
 
 
 def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any]:
-    """Accuracy over the rows that have a score, and what is missing, overall and by verifier."""
+    """Accuracy over the rows that have a score, and the number of missing ones, overall and by verifier."""
     by_task: dict[str, list[Score]] = {}
     for claim, score in zip(claims, scores, strict=True):
         by_task.setdefault(claim.source, []).append(score)

@@ -1,1 +1,1 @@
-"""Models that answer others: an OpenAI-compatible server, servers watched, vLLM, models that take turns."""
+"""Models that serve requests: an OpenAI-compatible server, supervised servers, vLLM, models that take turns."""

@@ -1,1 +1,1 @@
-"""The same recipes on verl: config, data, the agent loop and estimators. Only `adapters` imports verl."""
+"""Runs the same recipes on verl: config, data, the agent loop and estimators. Only `adapters` imports verl."""

@@ -1,8 +1,9 @@
-"""One budget over all workers of a run. Their shares of every endpoint's limits: `models/connect.py`.
+"""One budget over all workers of a run. `models/connect.py` has their shares of every endpoint's limits.
 
-`BudgetLedger` counts for all workers (in a Ray actor, `adapters/budget.py`), `WorkerBudget` is a worker's side. Where
-calls are limited each one is requested, so that their number is exact: beside a model's answer that costs nothing.
-Tokens and dollars are reported a few times a second, and may exceed their limit by what is not reported yet.
+`BudgetLedger` counts for all workers (in a Ray actor, `adapters/budget.py`), `WorkerBudget` is a worker's side. If
+calls are limited, each call is requested from the ledger, so that their number is exact; compared with a model's
+answer, that takes no time. Tokens and dollars are reported a few times a second, and may exceed their limit by the
+amount not reported yet.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ BEAT_S = 0.25
 
 
 class BudgetLedger:
-    """What all workers of a run have spent."""
+    """Counts what all workers of a run have spent."""
 
     def __init__(self, max_calls: int | None = None, before: Mapping[str, float] | None = None) -> None:
         self.max_calls = max_calls
         self.closing = False
         self.open: set[str] = set()
-        """Workers that will report again."""
+        """Workers that are still reporting."""
         self._spent: dict[str, dict[str, float]] = {"": dict.fromkeys(SPENT, 0.0) | dict(before or {})}
-        """By worker, in its life; under no name what earlier parts of the run have spent."""
+        """Total spending by worker; under '' that of earlier parts of the run."""
 
     def take_call(self, worker: str) -> bool:
-        """Count a call that a worker is about to send; False where none is left."""
+        """Count a call that a worker is about to send; False if none is left."""
         if self.max_calls is not None and self.spent()["calls"] >= self.max_calls:
             return False
         self._own(worker)["calls"] += 1
         return True
 
     def report(self, worker: str, spent: Mapping[str, float], last: bool = False) -> tuple[dict[str, float], bool]:
-        """Hear what a worker has spent in its life; what all others have, and whether the run is over."""
+        """Receive the total spending of a worker; returns that of all others, and whether the run is over."""
         spent_by_worker = self._own(worker)
-        known = SPENT if self.max_calls is None else SPENT[1:]  # calls that are asked for were counted then
+        known = SPENT if self.max_calls is None else SPENT[1:]  # requested calls are counted already
         spent_by_worker |= {what: spent[what] for what in known}
         (self.open.discard if last else self.open.add)(worker)
         total = self.spent()
         return {what: total[what] - spent_by_worker[what] for what in SPENT}, self.closing
 
     def spent(self) -> dict[str, float]:
-        """What all have spent, as far as they have said; of workers that are gone, too."""
+        """What all workers have reported so far, including those that have ended."""
         return {what: sum(spent[what] for spent in self._spent.values()) for what in SPENT}
 
     def _own(self, worker: str) -> dict[str, float]:
@@ -58,7 +59,7 @@ class BudgetLedger:
 
 
 class BudgetClient(Protocol):
-    """The way to the ledger, wherever that is."""
+    """A connection to the ledger, wherever it is."""
 
     def take_call(self, worker: str) -> Awaitable[bool]: ...
 
@@ -68,7 +69,7 @@ class BudgetClient(Protocol):
 
 
 class WorkerBudget:
-    """Counts what a worker's models spend together with what the others do."""
+    """Counts the spending of a worker's models together with that of all other workers."""
 
     def __init__(self, worker: str, client: BudgetClient, budget: Budget) -> None:
         self.worker, self.budget = worker, budget
@@ -80,12 +81,12 @@ class WorkerBudget:
         budget.tally, budget.leave = self._tally, self._take_call
 
     def start(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Begin to report; `close` closes the helpers when the run is over."""
+        """Start reporting; `close` closes the helpers when the run is over."""
         if self._beat is None:
             self._beat = asyncio.create_task(self._report_on(close))
 
     async def aclose(self) -> None:
-        """Report for the last time."""
+        """Send the last report."""
         beat, self._beat = self._beat, None
         if beat is None or self._lost is not None:
             return
@@ -105,7 +106,7 @@ class WorkerBudget:
             await (close() if closing else asyncio.sleep(BEAT_S))
 
     async def _ask(self, answer: Awaitable[T]) -> T:
-        """What the ledger says; whatever the way to it raises, there is none any more."""
+        """The ledger's answer; any exception of the connection means that the ledger is gone."""
         try:
             return await answer
         except Exception as error:
@@ -117,7 +118,7 @@ class WorkerBudget:
         return self._own[what] + self._others[what]
 
     async def _take_call(self) -> None:
-        """Ask for a call; `BudgetExceeded` when none is left for anybody."""
+        """Request a call; `BudgetExceeded` if none is left for any worker."""
         if self._lost is not None:
             raise self._lost
         most = self.budget.max_calls
@@ -127,7 +128,7 @@ class WorkerBudget:
 
 
 def describe_loss(error: BaseException) -> str:
-    """What is said when the ledger cannot be reached."""
+    """The error if the ledger cannot be reached."""
     message = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         "the actor that keeps the budget for all workers of this run is gone "

@@ -1,4 +1,4 @@
-"""The checkpoints that verl saves in a run folder: each as one that all other commands read, and resuming from one."""
+"""The checkpoints that verl saves in a run folder: converted for all other commands, and used for resuming."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from upshot.verl.merge import LORA, read_shards, write_merged
 from upshot.verl.plan import WORKERS, VerlPlan, VerlSetting, is_theirs
 
 MARK = "verl.txt"
-"""Written by a run on verl alone: both sides of its config."""
+"""A file that only a run on verl writes: both sides of its config."""
 NEWEST = "latest_checkpointed_iteration.txt"
-"""Where verl says which checkpoint is whole; the last file of it to be written."""
+"""The file that names the newest complete checkpoint; verl writes it last."""
 WORDS = "verl.json"
-"""verl's own words of the command line, which a resumed run keeps."""
+"""The overrides for verl on the command line, which a resumed run keeps."""
 STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -37,30 +37,30 @@ def is_verl(folder: RunFolder) -> bool:
 
 
 def newest_step(folder: RunFolder) -> int:
-    """The step of the newest whole checkpoint; 0 before the first."""
+    """The step of the newest complete checkpoint; 0 before the first."""
     path = folder.checkpoints.path / NEWEST
     step = int(path.read_text().strip() or 0) if path.is_file() else 0
     return step if step and shards_of(folder, step).is_dir() else 0
 
 
 def saved_steps(folder: RunFolder) -> list[int]:
-    """The steps of the whole checkpoints, oldest first."""
+    """The steps of the complete checkpoints, oldest first."""
     matches = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
     steps = sorted(int(match[1]) for match in matches if match)
-    # Of those beyond train.save.keep verl removes the shards and leaves the folder.
+    # Beyond train.save.keep, verl removes the shards of a checkpoint and leaves its folder.
     return [step for step in steps if step <= newest_step(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
 
 
 def shards_of(folder: RunFolder, step: int) -> Path:
-    """The shards of the policy: verl's PPO trainer saves an actor, its SFT trainer the model alone."""
+    """The shards of the policy: verl's PPO trainer saves an actor, its SFT trainer only the model."""
     path = folder.checkpoints.path / f"global_step_{step}"
     return path / "actor" if (path / "actor").is_dir() else path
 
 
 def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
-    """A checkpoint of verl's as a Hugging Face folder beside it, where it is not yet; None when there is none at all.
+    """Convert a checkpoint of verl's to a Hugging Face folder beside it, if not done yet; None if there is none at all.
 
-    `wanted`: a step or a name such as rl-000040; else the newest.
+    `wanted`: a step or a name such as rl-000040; default: the newest.
     """
     recipe, steps = folder.recipe, saved_steps(folder)
     names = {name: step for step in steps for name in (str(step), f"{recipe.train.method}-{step:06d}")}
@@ -70,25 +70,25 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
     return folder.checkpoints.save(
         recipe.train.method,
         step,
-        max(len(folder.checkpoints.saved()), recipe.train.save.keep) + 1,  # what somebody asked for stays
+        max(len(folder.checkpoints.saved()), recipe.train.save.keep) + 1,  # a requested checkpoint is kept
         lambda to: write_merged(shards_of(folder, step), to, recipe.model.path),
     )
 
 
 def check_ranks(folder: RunFolder, ranks: int) -> None:
-    """Refuse to resume with another number of ranks: each reads the shard it saved."""
+    """Refuse to resume with a different number of ranks: each reads the shard that it saved."""
     from upshot.verl.merge import world_size
 
     step = newest_step(folder)
     if step and (before := world_size(shards_of(folder, step))) != ranks:
         raise UserError(
             f"checkpoint global_step_{step} of '{folder.path}' was saved by {before} ranks and there are {ranks} now; "
-            f"set trainer.n_gpus_per_node and trainer.nnodes as they were, or export it and begin a new run from it"
+            f"set trainer.n_gpus_per_node and trainer.nnodes as before, or export it and start a new run from it"
         )
 
 
 def find_shards(folder: Path, wanted: str = "") -> Path | None:
-    """The shards in a folder of verl's, or of a fork of it: its own, its actor's, or those of a step (the newest)."""
+    """The shards in a folder of verl or a fork of it: directly, in `actor`, or those of the newest step."""
     steps = {int(match[1]): path for path in folder.glob("global_step_*") if (match := STEP.fullmatch(path.name))}
     chosen = [path for step, path in sorted(steps.items(), reverse=True) if wanted in ("", "last", str(step))]
     places = [place / inner for place in (folder, *chosen) for inner in ("", "actor")]
@@ -96,9 +96,9 @@ def find_shards(folder: Path, wanted: str = "") -> Path | None:
 
 
 def export_shards(shards: Path, model: str, merge: bool, out: Path) -> None:
-    """Write a model that verl trained without us as a Hugging Face folder; `model`: what it was made from.
+    """Write a model that verl trained without us as a Hugging Face folder; `model`: the model it was made from.
 
-    Needed for adapters, which name their base, and where neither config nor tokenizer lies beside the shards.
+    `model` is needed for adapters, which name their base, and if there is no config or tokenizer beside the shards.
     """
     adapted = any(map(LORA.match, read_shards(shards)[0]))
     bare = not (shards / "huggingface" / "config.json").is_file()
@@ -123,7 +123,7 @@ def export_shards(shards: Path, model: str, merge: bool, out: Path) -> None:
 
 
 def reopen_run(path: Path, words: Sequence[str]) -> tuple[Recipe, list[str], RunFolder]:
-    """The recipe, verl's words and the folder of a run to resume; `words` are those of the new command line and win."""
+    """The recipe, verl's overrides and the folder of a run to resume; `words` of the new command line override them."""
     folder = RunFolder.open(path)
     if not is_verl(folder):
         raise UserError(f"'{path}' is a run of local mode; resume it without --engine verl")
@@ -137,12 +137,12 @@ def refuse_verl(folder: RunFolder) -> None:
     if is_verl(folder):
         raise UserError(
             f"'{folder.path}' is a run of verl; resume it with  upshot train --engine verl --resume {folder.path}, or "
-            f"begin a new run from its model (upshot export {folder.path})"
+            f"start a new run from its model (upshot export {folder.path})"
         )
 
 
 def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[str]) -> None:
-    """Leave in the folder what the run is made by, from now on; refuse what its checkpoint does not fit."""
+    """Record the recipe and settings of the run in its folder; refuse settings that do not fit its checkpoint."""
     check_ranks(folder, plan.ranks)
     if recipe != folder.recipe:
         folder.write_recipe(recipe)
@@ -154,7 +154,7 @@ def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequ
 
 
 def skip_first_validation(plan: VerlPlan, folder: RunFolder) -> VerlPlan:
-    """The plan of a run that has a checkpoint: what was looked at before the first step is not looked at again."""
+    """The plan of a run that has a checkpoint: checks made before the first step are not repeated."""
     key = "trainer.val_before_train"
     if not newest_step(folder) or plan.value(key) is None:
         return plan

@@ -1,6 +1,6 @@
-"""A recipe → verl's config: every value with where it came from, and what of the recipe has no counterpart.
+"""A recipe → verl's config: every value with its origin, and the parts of the recipe without a counterpart.
 
-Nothing is loaded or written, neither torch nor verl imported; of the machine it asks only whether vLLM is there.
+Nothing is loaded or written, and neither torch nor verl is imported. It only checks whether vLLM is installed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from upshot.verl.table import (
 
 
 def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[str] = ()) -> VerlPlan:
-    """verl's config of a recipe; `more` are verl's own `key=value`, which win."""
+    """verl's config of a recipe; `more` are verl's own `key=value`, which take precedence."""
     place = place or ClusterPlace()
     if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
-        recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
+        recipe = recipe.model_copy(update={"warm_start": None})  # local mode would skip it as well
     settings, missing = carry_over(recipe, CARRIED)
     fixed = (FIXED | USUAL).items()
     settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in fixed]
@@ -90,7 +90,7 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
 
 
 def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
-    """What is not said to an engine that is not FSDP: its schedule is its own, and a run's would be another one."""
+    """The settings without a counterpart in engines other than FSDP: they have their own schedules."""
     if recipe.train.schedule.name != "constant" or recipe.train.schedule.warmup_steps:
         why = f"how {engine} schedules is its own ({OPTIM}.lr_decay_style …): set a constant one without warm-up"
         yield MissingKey("train.schedule", recipe.train.schedule.model_dump(mode="json"), why, True)
@@ -99,7 +99,7 @@ def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
 
 
 def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting]) -> None:
-    """Refuse words of the command line for what the recipe says, or what a run is made of: it would be another run."""
+    """Refuse overrides of verl keys that the recipe sets or that define the run: it would be a different run."""
     ours = {setting.key: setting for setting in settings}
     table = {line.theirs: f"set {' or '.join(line.ours)} of the recipe" for line in CARRIED}
     known = REFUSED | {key: why or "it is fixed" for key, (_, why) in FIXED.items()} | table
@@ -114,7 +114,7 @@ def refuse_ours(overrides: Iterable[VerlSetting], settings: Sequence[VerlSetting
 
 
 def _attention(recipe: Recipe) -> list[VerlSetting]:
-    """verl uses flash attention unless another is named, and fails where it is not installed."""
+    """The attention implementation: verl's default is flash attention, with which it fails if that is not installed."""
     if importlib.util.find_spec("flash_attn") is not None:
         return []
     why = "flash-attn, verl's default, is not installed here"
@@ -124,10 +124,10 @@ def _attention(recipe: Recipe) -> list[VerlSetting]:
 
 
 def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[MissingKey]]:
-    """What a server's log-probabilities are of where top_p or top_k cut the distribution.
+    """Which distribution a server's log-probabilities refer to if top_p or top_k cut it.
 
-    The trainer's are of the whole distribution at the sampling temperature, and so are our engine's. vLLM knows two
-    kinds: after the cut (verl's default, wrong by what was cut off) and before cut and temperature, right at 1.
+    The trainer's refer to the whole distribution at the sampling temperature, and so do our engine's. vLLM knows two
+    kinds: after the cut (verl's default, which is wrong here), and before cut and temperature, right at temperature 1.
     """
     episode = recipe.episode
     cuts = {"top_p": episode.top_p < 1, "top_k": episode.top_k > 0}
@@ -140,12 +140,12 @@ def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[M
     why = f"{backend} gives no log-probabilities of the distribution before the cut at temperature "
     why += f"{episode.temperature:g}; set episode.temperature=1, or set {ROLLOUT}.name={BACKEND}"
     if backend != "vllm":
-        why = f"what the log-probabilities of {backend} are of is not known here; set {ROLLOUT}.name={BACKEND}, or vllm"
+        why = f"the kind of log-probabilities that {backend} reports is unknown; set {ROLLOUT}.name={BACKEND}, or vllm"
     return [], [MissingKey(key, read_key(recipe, key), why, True)]
 
 
 def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
-    """How long prompts, replies and batches may be."""
+    """The maximum lengths of prompts, replies and batches."""
     prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
     context = recipe.model.max_context or place.context
     room = None if context is None or place.prompt_tokens is None else context - 1
@@ -162,7 +162,7 @@ def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
 
 
 def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
-    """Files of the run."""
+    """The files of the run."""
     env = "ray_kwargs.ray_init.runtime_env.env_vars"
     made = recipe.warm_start is not None or not recipe.model.path
     return [
@@ -184,7 +184,7 @@ def _precision(recipe: Recipe) -> list[VerlSetting]:
 
 
 def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting]:
-    """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
+    """For ppo: the critic is a separate network, which starts as a copy of the policy and has the same schedule."""
     critic = [
         VerlSetting(f"{CRITIC}.enable", True, "train.method"),
         VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
@@ -198,13 +198,13 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
 
 
 def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list[MissingKey]]:
-    """How long it trains, and when it saves; a checkpoint at the end is always wanted."""
+    """How long to train, and when to save; a checkpoint at the end is always written."""
     train = recipe.train
     if place.rows is None:
         steps: Any = train.steps or UNKNOWN
         epochs: Any = UNKNOWN
     elif place.rows < train.prompts_per_step:
-        why = f"verl wants a whole batch of rows; there are {place.rows}"
+        why = f"verl needs a whole batch of rows; there are {place.rows}"
         return [], [MissingKey("train.prompts_per_step", train.prompts_per_step, why, True)]
     else:
         steps = train.resolve_steps(place.rows).steps
@@ -217,14 +217,14 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
 
 
 def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
-    """What the hooks of verl cannot carry yet."""
+    """What verl's hooks do not support yet."""
     if not method_of(recipe.train.method).on_ray:
         yield MissingKey("train.method", recipe.train.method, "rl and ppo run on verl, the others by torchrun", True)
     if recipe.model.lora and recipe.model.lora.dropout:
         why = "verl's adapters have none: they are trained without"
         yield MissingKey("model.lora.dropout", recipe.model.lora.dropout, why, False)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
-        why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
+        why = "adapters of a warm start are not carried over; run it in local mode and set model.path to its result"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
     if recipe.train.async_steps:
         why = "conversations under way at an update continue with the new weights (verl's trainer), not the old ones"
@@ -242,7 +242,7 @@ def _find_unfit(recipe: Recipe) -> Iterator[MissingKey]:
 
 
 def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
-    """What of a loss cannot be weighed row by row: a branch of the futures counts for less than a reply."""
+    """The parts of the loss that cannot be weighted row by row: a branch of the futures counts less than a reply."""
     train = recipe.train
     why = "along the tree a branch counts for its share, and verl weights only advantages"
     if train.kl.weight and train.kl.where == "loss" and not method_of(train.method).value_head:
@@ -252,7 +252,7 @@ def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
 
 
 def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
-    """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
+    """The helpers that verl's servers cannot be: models with older weights, or scorers of given ids."""
     classmates = classmate_names(recipe.futures)
     named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
     copies = [("futures.classmates", name) for name in classmates if name.startswith("policy@")]

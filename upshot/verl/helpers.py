@@ -1,6 +1,6 @@
-"""Where the helper models of a recipe are on a cluster: at an address, or given as folders, one process a node.
+"""Where the helper models of a recipe run on a cluster: behind a URL or, if given as folders, in a process per node.
 
-The processes are actors of Ray's (`adapters/helpers.py`); nothing here imports it.
+The processes are Ray actors (`adapters/helpers.py`); nothing here imports Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CUDA = "cuda"
 
 
 def gpus_of(spec: ModelSpec) -> int:
-    """GPUs that a helper model takes of every node that has its process: only where it says so."""
+    """GPUs that a helper model takes on every node with its process; none unless its spec says so."""
     return int(spec.device.startswith(CUDA))
 
 
@@ -25,20 +25,20 @@ def list_loaded(recipe: Recipe) -> dict[str, ModelSpec]:
 
 
 def count_gpus(recipe: Recipe) -> int:
-    """GPUs that the helper models take of every node, beside those of the ranks."""
+    """GPUs that the helper models take on every node, in addition to those of the ranks."""
     specs = {spec.model_dump_json(): spec for spec in list_loaded(recipe).values()}
     return sum(map(gpus_of, specs.values()))
 
 
 def describe_helpers(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Recipe keys of the helper models, and where each of them is."""
+    """Recipe keys of the helper models, and where each model runs."""
     for role, spec in list_loaded(recipe).items():
-        where = "on a GPU of it beside the ranks'" if gpus_of(spec) else "on its CPUs (device: cuda asks Ray for a GPU)"
-        yield f"models.{role}={spec.model}", f"loaded once a node, {where}"
+        where = "on an additional GPU of it" if gpus_of(spec) else "on its CPUs (device: cuda asks Ray for a GPU)"
+        yield f"models.{role}={spec.model}", f"loaded once per node, {where}"
 
 
 def find_unplaceable(recipe: Recipe) -> Iterator[MissingKey]:
-    """Devices that Ray does not give."""
+    """Devices that Ray cannot assign."""
     for role, spec in list_loaded(recipe).items():
         if spec.device not in ("auto", "cpu", CUDA):
             why = f"Ray assigns the GPUs; set models.{role}.device={CUDA}, or cpu"

@@ -1,4 +1,4 @@
-"""Start verl on a prepared recipe: its own program in its own process group, its words in the run folder."""
+"""Starts verl on a prepared recipe: its own program in its own process group, with its log in the run folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from upshot.verl.recorder import RunEcho
 from upshot.verl.table import WAITS
 
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
-"""hydra leaves no folder and no log of its own where the command was typed."""
+"""Keeps hydra from writing a folder and a log into the current folder."""
 
 
 def launch(
@@ -36,9 +36,9 @@ def launch(
     reporter: Reporter | None = None,
     resumed: RunFolder | None = None,
 ) -> Path:
-    """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log.
+    """Write the run folder, run verl to its end, return the folder; a failed run is a `UserError` with its log's end.
 
-    verl's own lines go to its log and to `say`; the reporter hears what it would hear of a run in local mode.
+    verl's own lines go to its log and to `say`; the reporter receives the same events as in local mode.
     `resumed`: the folder of a run to resume.
     """
     if importlib.util.find_spec("verl") is None:
@@ -66,7 +66,7 @@ def launch(
 
 @contextmanager
 def conclude(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporter) -> Iterator[RunEcho]:
-    """Inside, verl runs. Afterwards the newest checkpoint is written as a whole, status and report, however it ends."""
+    """Inside, verl runs. Afterwards, in any case, write the newest checkpoint as one folder, status and report."""
     phase, done = recipe.train.method, newest_step(folder)
     folder.rewind(phases_of(recipe), phase, done or -1)
     reporter.phase(phase, int(plan.value("trainer.total_training_steps", 0)), done)
@@ -85,7 +85,7 @@ def conclude(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Report
 
 
 STATUS = ("phase", "step", "steps", "alarms", "metrics")
-"""What the trainer wrote into status.json that stays when the run has ended."""
+"""The fields of status.json, written by the trainer, that stay after the run has ended."""
 
 
 def _write_state(folder: RunFolder, state: str, **more: str) -> None:
@@ -93,7 +93,7 @@ def _write_state(folder: RunFolder, state: str, **more: str) -> None:
 
 
 def _tell_stopped(folder: RunFolder, echo: RunEcho, error: BaseException) -> None:
-    """Write down what is known of a run that ends with an error; further errors are reported beside it."""
+    """Record what is known about a run that failed; further errors are reported in addition."""
 
     def tell() -> None:
         _write_state(folder, "stopped", reason=reason_of(error))
@@ -125,7 +125,7 @@ def _run(plan: VerlPlan, env: dict[str, str], folder: RunFolder, echo: RunEcho, 
 
 
 def command(plan: VerlPlan) -> list[str]:
-    """verl's program with its words."""
+    """The command line of verl's program."""
     return [sys.executable, "-m", MAIN, *plan.overrides(), *TIDY]
 
 

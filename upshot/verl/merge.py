@@ -1,11 +1,11 @@
-"""verl's FSDP2 checkpoint → a Hugging Face folder: every weight whole and in the type it was trained in.
+"""verl's FSDP2 checkpoint → a Hugging Face folder: every weight whole and in the type in which it was trained.
 
-torch alone suffices: verl need not be installed, no process group is opened, and one file's worth of weights is in
-memory at a time. Adapters (LoRA) are written as such, without their base.
+It needs only torch: verl need not be installed, no process group is opened, and only the weights of one file are in
+memory at a time. Adapters (LoRA) are written as adapters, without their base.
 
-verl has a merger of its own (`verl.model_merger`). It rounds every weight to bfloat16, so that a float32 run would be
-exported as something else than was trained, unpickles what it reads, holds the whole model, and must be installed where
-the export runs: hence these lines.
+verl's own merger (`verl.model_merger`) is not used, because it rounds every weight to bfloat16 (so the export of a
+float32 run would differ from the trained model), unpickles its input, holds the whole model in memory, and must be
+installed where the export runs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 FILE_BYTES = 5 * 2**30
-"""Most of one safetensors file; the weights of one file are in memory at once."""
+"""Largest size of a safetensors file; the weights of one file are in memory at once."""
 LORA = re.compile(r"(.*\.lora_(?:A|B|embedding_A|embedding_B))\.default(\.weight)?$")
 
 
 def write_merged(shards: Path, to: Path, base: str) -> None:
-    """Write the model in verl's folder of shards (`global_step_N/actor`) to a folder; `base`: what it was made from.
+    """Write the model in verl's folder of shards (`global_step_N/actor`) to a folder; `base`: what it started from.
 
-    Config and tokenizer are those beside the shards, else those that are there already.
+    Config and tokenizer are those beside the shards, or else those already in the target folder.
     """
     ranks = read_shards(shards)
     beside = shards / "huggingface"
@@ -47,7 +47,7 @@ def write_merged(shards: Path, to: Path, base: str) -> None:
 
 
 def world_size(shards: Path) -> int:
-    """How many ranks a folder of shards was saved by."""
+    """The number of ranks that saved a folder of shards."""
     matches = [match for path in shards.glob("model_world_size_*.pt") if (match := SHARD.fullmatch(path.name))]
     if not matches:
         raise UserError(f"'{shards}' holds no shards of FSDP (model_world_size_N_rank_M.pt)")
@@ -59,7 +59,7 @@ def world_size(shards: Path) -> int:
 
 
 def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
-    """The weights of every rank, mapped from their files rather than read."""
+    """The weights of every rank, mapped from their files instead of read."""
     import torch
 
     size = world_size(shards)
@@ -71,7 +71,7 @@ def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
 
 
 def join_parts(name: str, parts: Sequence[Any]) -> torch.Tensor:
-    """One weight of all ranks' parts."""
+    """One weight, joined from all ranks' parts."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -88,7 +88,7 @@ def join_parts(name: str, parts: Sequence[Any]) -> torch.Tensor:
 
 
 def _join(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any], name: str) -> torch.Tensor:
-    """The parts of a mesh of ranks, dimension by dimension: shards side by side, of copies one."""
+    """Join the parts of a mesh of ranks, dimension by dimension: shards are concatenated, of copies one is taken."""
     import torch
 
     if not placements:
@@ -125,7 +125,7 @@ def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
 
 
 def _list_untied(ranks: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> list[str]:
-    """The names to write: the head goes where it is the embedding again; where it is not, the config says so."""
+    """The names to write: a head that equals the embedding is left out; if it differs, the config says so."""
     import torch
 
     names, head, embedding = list(ranks[0]), "lm_head.weight", "model.embed_tokens.weight"
@@ -147,7 +147,7 @@ def _write_adapter(shards: Path, ranks: Sequence[Mapping[str, Any]], to: Path, b
     parts = {m[1] + (m[2] or ""): [rank[name] for rank in ranks] for name, m in adapters.items()}
     tensors = {name: join_parts(name, of_ranks).clone() for name, of_ranks in parts.items()}
     targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters})
-    (to / "config.json").unlink(missing_ok=True)  # of the base, which is not here
+    (to / "config.json").unlink(missing_ok=True)  # it describes the base, which is not in this folder
     save_file(tensors, to / "adapter_model.safetensors", {"format": "pt"})
     config = {"peft_type": "LORA", "r": lora["r"], "lora_alpha": lora["lora_alpha"], "task_type": lora["task_type"]}
     config |= {"target_modules": targets, "base_model_name_or_path": base, "bias": "none", "lora_dropout": 0.0}

@@ -1,4 +1,4 @@
-"""What a recipe names on this machine's disk: made absolute, for verl's processes run in Ray's folders, and listed."""
+"""The paths in a recipe: made absolute, because verl's processes run in Ray's folders, and listed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_paths(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def _find_folder(model: str) -> str:
-    """The folder of a model; a name of the hub stays one, and what is wrong with it the checks say."""
+    """The folder of a model; a hub name stays a name, and the checks report its problems."""
     with suppress(UserError):
         path = Path(local_path(model)) if model else Path("/nowhere")
         return str(path.resolve()) if path.is_dir() else model

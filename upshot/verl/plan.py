@@ -1,6 +1,6 @@
-"""verl's config as data: its settings with their sources, what a recipe has that it has not, and hydra's spelling.
+"""verl's config as data: its settings with their sources, recipe keys without a counterpart, and hydra's syntax.
 
-How a recipe becomes one: `config.py`. Neither torch nor verl is imported.
+`config.py` makes one from a recipe. Neither torch nor verl is imported.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from upshot.verl.table import CARRIED, LEFT, SPECIAL, NoCounterpart, TableLine
 
 VERLS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "model_engine")
 THEIRS = (*VERLS, "verl", "upshot")
-"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
-ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
+"""Sections of verl's config that the command line may set. `verl.` marks verl's key if both have it. Our own settings
+that apply only to a cluster (`upshot.watch`) have a separate section."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
-"""The environment variable that tells verl's processes where the recipe is."""
+"""The environment variable with the recipe's path, for verl's processes."""
 WORKERS = "workers.yaml"
-"""That recipe in the run folder: the run's own, with the addresses of the servers that are up for it."""
+"""The file of that recipe in the run folder: the run's recipe, with the addresses of its running servers."""
 NOTED = ("model.lora.dropout", "eval.monitor", "model_engine", "train.async_steps")
-"""Recipe keys that are left out, or mean something else, with a word."""
+"""Recipe keys that are left out, or mean something else, with a short reason."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
 MAIN = "upshot.verl.adapters.main"
 TOKENS = 16384
@@ -36,7 +36,7 @@ TOKENS = 16384
 
 @dataclass(frozen=True)
 class VerlSetting:
-    """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
+    """One value of verl's config, and its origin: recipe keys, a measurement, or a reason."""
 
     key: str
     value: Any
@@ -53,39 +53,39 @@ class MissingKey:
     value: Any
     reason: str
     blocks: bool
-    """Whether the recipe sets it, and would be another one without it."""
+    """Whether the recipe sets it, and would be a different recipe without it."""
 
 
 @dataclass(frozen=True)
 class ClusterPlace:
-    """Where a run happens and what was measured there; what is None is not known yet."""
+    """Where a run takes place, and what was measured there; None: not known yet."""
 
     folder: str = "RUN"
     rows: int | None = None
     prompt_tokens: int | None = None
-    """Ids of the longest prompt."""
+    """Length of the longest prompt, in ids."""
     context: int | None = None
-    """Most ids of prompt and reply together."""
+    """Maximum number of ids of prompt and reply together."""
 
 
 @dataclass(frozen=True)
 class VerlPlan:
-    """verl's config beside the recipe."""
+    """verl's config for a recipe."""
 
     settings: tuple[VerlSetting, ...]
     played: tuple[tuple[str, str], ...]
-    """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
+    """Recipe keys that Upshot itself uses in verl's workers, and for what."""
     missing: tuple[MissingKey, ...]
 
     def check(self) -> None:
-        """Refuse a recipe that would be another one on verl."""
+        """Refuse a recipe that would be a different one on verl."""
         first = {m.reason: m for m in reversed(self.missing) if m.blocks}
         problems = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
         if problems:
             raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(problems)}")
 
     def notes(self) -> list[str]:
-        """What differs on verl without refusing the run: worth a line before it starts."""
+        """Differences on verl for which the run is not refused; they are printed before it starts."""
         noted = [m for m in self.missing if not m.blocks and m.key in NOTED and m.value]
         return [f"{m.key}={_short(m.value)}: {m.reason}" for m in noted]
 
@@ -95,7 +95,7 @@ class VerlPlan:
 
     @property
     def ranks(self) -> int:
-        """How many processes train; verl's own default is 8 on one node."""
+        """The number of training processes; verl's own default is 8 on one node."""
         return int(self.value("trainer.n_gpus_per_node", 8)) * int(self.value("trainer.nnodes", 1))
 
     def overrides(self) -> list[str]:
@@ -118,7 +118,7 @@ def is_theirs(word: str) -> bool:
 
 
 def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
-    """What a table carries of a recipe, and what it has no counterpart for."""
+    """The settings that a table carries over from a recipe, and the keys without a counterpart."""
     settings, missing = [], []
     for line in lines:
         source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
@@ -132,7 +132,7 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
 
 
 def find_uncarried(recipe: Recipe) -> list[MissingKey]:
-    """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
+    """The keys without a counterpart; one that blocks does so only if its value is not the default."""
     changed = differences(Recipe(task=recipe.task), recipe)
     out = []
     for key, value in flatten(recipe.model_dump(mode="json")):
@@ -142,7 +142,7 @@ def find_uncarried(recipe: Recipe) -> list[MissingKey]:
 
 
 def uncarried_entry(key: str) -> str | None:
-    """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
+    """The entry of `LEFT` for a recipe key; None if the key is carried or played."""
     carry_over = {name for line in CARRIED for name in line.ours}.union(SPECIAL)
     fits = [name for name in LEFT if is_under(key, name)]
     return None if any(is_under(key, name) for name in carry_over) or not fits else max(fits, key=len)
@@ -157,7 +157,7 @@ def read_key(recipe: Recipe, key: str) -> Any:
 
 
 def is_under(key: str, prefix: str) -> bool:
-    """Whether a dotted key is another one or lies below it."""
+    """Whether a dotted key equals another one or lies below it."""
     return key == prefix or key.startswith(prefix + ".")
 
 

@@ -1,6 +1,6 @@
-"""What must lie ready before verl starts: the model it begins with, the rows, and what was measured of them.
+"""Prepares what verl needs before it starts: the model it begins with, the rows, and measurements of them.
 
-A new tiny model and a warm start are made by local mode itself, once.
+Local mode itself makes a new tiny model and a warm start, once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
-    """Write the rows of a recipe under a run folder; what was measured on the way."""
+    """Write the rows of a recipe into a run folder; returns what was measured on the way."""
     context = context_of(recipe)
     worker = RolloutWorker(recipe, load_tokenizer(recipe.model.path), context)
     task, held_out, rule = worker.rows.task, recipe.eval.split, recipe.episode.long_prompts
@@ -34,7 +34,7 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     rows = {split: filter_rows(split_rows, worker.lengths, rule) for split, split_rows in rows.items()}
     write_rows(folder / "data" / "train.json", rows["train"], "train")
     write_rows(folder / "data" / "validation.json", rows[held_out], held_out)
-    # The longest prompt as the policy will be shown it; as many ids as it takes where somebody speaks first.
+    # The longest prompt as the policy will see it; the maximum that it accepts if the user speaks first.
     policy, both = worker.context.policy, [row for split_rows in rows.values() for row in split_rows]
     longest = policy.max_context
     if all(map(has_opening, both)):
@@ -43,7 +43,7 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
 
 
 def context_of(recipe: Recipe) -> int:
-    """Most ids that the model takes."""
+    """The maximum number of ids that the model accepts."""
     from transformers import AutoConfig
 
     if recipe.model.max_context:
@@ -53,14 +53,14 @@ def context_of(recipe: Recipe) -> int:
 
 
 def needs_start(recipe: Recipe) -> bool:
-    """Whether there is a model to make before verl can begin."""
+    """Whether a model must be made before verl can start."""
     return not recipe.model.path or phases_of(recipe)[0] == WARM_START
 
 
 def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print, resumed: bool = False) -> Recipe:
-    """The recipe as verl runs it: its model is on disk, and warm. What a run folder has of it is not made again.
+    """The recipe as verl runs it: its model is on disk, after its warm start. A model in the run folder is reused.
 
-    A resumed run has it, whatever of the recipe has changed since.
+    A resumed run uses that model even if the recipe has changed since.
     """
     if not needs_start(recipe):
         return _merge_start(recipe, folder, say)
@@ -83,7 +83,7 @@ def _with_model(recipe: Recipe, path: Path) -> Recipe:
 
 
 def _merge_start(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Recipe:
-    """The recipe with a whole model to begin with: verl loads no adapter, such as that of an earlier LoRA run."""
+    """The recipe with a merged model as its start: verl cannot load an adapter, such as that of an earlier LoRA run."""
     start = Path(local_path(recipe.model.path))
     if not (start / "adapter_config.json").is_file():
         return recipe
@@ -95,7 +95,7 @@ def _merge_start(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Re
 
 
 def start_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """The part of the recipe that local mode runs, as a run in a folder of its own."""
+    """The part of the recipe that local mode runs, as a run in a separate folder."""
     nothing = recipe.train.model_copy(update={"steps": 0, "epochs": None})
     quiet = recipe.eval.model_copy(update={"every": 0})
     return recipe.model_copy(update={"run_dir": str(folder / WARM_START), "train": nothing, "eval": quiet})

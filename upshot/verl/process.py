@@ -1,4 +1,4 @@
-"""verl's program in a session of its own: its lines kept, and nothing of it left however this ends."""
+"""Runs verl's program in its own session: its lines are kept, and nothing of it survives, however this process ends."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any, TextIO
 from upshot.core.process import Reaper, end_session, parent_death_hook, session_members
 
 LOG = "verl.log"
-"""In the run folder: what verl said."""
+"""verl's log in the run folder."""
 GRACE_S = 20.0
-"""Seconds that verl has to end after it was interrupted."""
+"""Seconds for verl to end after an interrupt."""
 LAST_WORDS_S = 1.0
-"""Seconds that what the program has left may still speak."""
+"""Seconds in which processes that the program left behind may still write."""
 REASON = "upshot: "
 """Prefix of the line with an error that the user can fix."""
 SHM = Path("/dev/shm")
 SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
-"""How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; a user's files have others."""
+"""Prefixes of the shared memory of Python, PyTorch, Ray, NCCL and vLLM; a user's files have other names."""
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM is a `SystemExit`, where this thread may say so."""
+    """Inside, SIGTERM raises `SystemExit`, if this thread may set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,8 +49,8 @@ def run(
 ) -> int:
     """Run a program to its end; its lines go to the log and to `say`. However this ends, its session ends with it.
 
-    `grace_s`: seconds that it has after SIGTERM, with which a scheduler takes the machine away: to end its step.
-    Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the reaper.
+    `grace_s`: seconds for it to end its step after SIGTERM, which a scheduler sends before it takes the machine away.
+    If we are killed, the kernel ends the program with us, and the reaper ends the rest of its session.
     """
     reaper = Reaper()
     began = time.time()
@@ -73,7 +73,7 @@ def run(
             raise
         finally:
             rest = threading.Thread(target=_read_rest, args=(process, file), daemon=True)
-            rest.start()  # what it says while it ends; unread, it could not end
+            rest.start()  # reads what it writes while it ends: with a full pipe it could not end
             end(process, notice, seconds)
             rest.join(LAST_WORDS_S)
             reaper.forget(process.pid)
@@ -83,25 +83,25 @@ def run(
 
 def _read_rest(process: subprocess.Popen[str], file: TextIO) -> None:
     assert process.stdout is not None
-    with contextlib.suppress(ValueError):  # closed by who waited for us
+    with contextlib.suppress(ValueError):  # closed by the thread that waited for us
         for line in process.stdout:
             file.write(line)
 
 
 def _end_behind(process: subprocess.Popen[str]) -> None:
-    """When the program is gone, end what it left: it may hold the pipe that we read."""
+    """When the program has ended, end the processes it left: they may hold the pipe that we read."""
     process.wait()
     time.sleep(LAST_WORDS_S)
     end_session(process.pid)
 
 
 def end(process: subprocess.Popen[str], notice: int, seconds: float) -> None:
-    """Ask a program to end, so that it may close its helpers, and make its whole session."""
+    """Ask a program to end, so that it can close its helpers; then kill its whole session."""
     if process.poll() is None:
         process.send_signal(notice)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-    for _ in range(100):  # what was about to be started is there a moment later
+    for _ in range(100):  # processes that were just being started appear a moment later
         end_session(process.pid)
         if not session_members(process.pid):
             break
@@ -110,15 +110,15 @@ def end(process: subprocess.Popen[str], notice: int, seconds: float) -> None:
 
 
 def reason_in(log: Path) -> str | None:
-    """The error at the end of the log that the user can fix; None if the program ended in another way."""
+    """The error at the end of the log that the user can fix; None if the program ended differently."""
     lines = log.read_text(errors="replace").splitlines()[-50:]
     return next((line.removeprefix(REASON) for line in reversed(lines) if line.startswith(REASON)), None)
 
 
 def sweep(since: float) -> list[str]:
-    """Remove segments of shared memory made since then by us and held by nobody; their names.
+    """Remove shared memory that we made since then and that nobody holds; returns the names.
 
-    vLLM's processes leave theirs when they are killed. Segments of others that run beside us are held by them.
+    vLLM's processes leave theirs behind when they are killed. Other running programs hold their own segments.
     """
     stale = []
     for path in SHM.glob("*"):
@@ -136,7 +136,7 @@ def sweep(since: float) -> list[str]:
 
 
 def _list_mapped() -> str:
-    """All that living processes have mapped, as far as we may know."""
+    """All shared memory that running processes have mapped, as far as we may read it."""
     out = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

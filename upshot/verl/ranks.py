@@ -1,4 +1,4 @@
-"""Methods that need no Ray (sft, dpo, online-dpo): `--engine verl` hands them to local mode, on as many ranks."""
+"""Methods that need no Ray (sft, dpo, online-dpo): `--engine verl` runs them in local mode on as many ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANKS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 
 
 def torchrun_command(words: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    """The program that trains; `words` are of `upshot train`, `theirs` verl's keys, of which the ranks alone count."""
+    """The command that trains; `words` are arguments of `upshot train`, `theirs` verl's keys: only ranks are used."""
     settings = {setting.key: setting.value for setting in map(parse_override, theirs)}
     if other := [key for key in settings if key not in RANKS]:
         raise UserError(f"{other[0]} belongs to verl, but this method trains with torchrun alone; leave it out")

@@ -1,8 +1,8 @@
-"""A run on verl, written where it is trained: verl's trainer has the replies and the metrics, and the recipe beside it.
+"""Writes the run folder of a run on verl, in the process of verl's trainer, which has replies, metrics and recipe.
 
-As in local mode a step's line is written when its update is done and before a checkpoint of it is saved: whatever is
-killed, a checkpoint has all lines up to its step. What saving took stands in the next line. The command that was typed
-only reads what is written here (`RunEcho`).
+As in local mode, a step's line is written after its update and before its checkpoint is saved: so even after a kill, a
+checkpoint has all lines up to its step. The time for saving is in the next line. The user's command only reads what is
+written here (`RunEcho`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from upshot.verl.checks.watchdog import MARK
 from upshot.verl.table import METRICS as METRIC_NAMES
 
 COUNTERS = "counters.json"
-"""In a checkpoint: what the helpers' counters were."""
+"""The file in a checkpoint with the helpers' counters."""
 Counted = Mapping[str, tuple[int, Mapping[str, Any]]]
-"""By worker: how many replies it had played, and the counters of its helpers then."""
+"""By worker: the number of replies it had played, and its helpers' counters at that time."""
 
 
 class StepRecorder:
@@ -45,29 +45,29 @@ class StepRecorder:
     def __init__(self, recipe: Recipe, folder: RunFolder, task: Task, pieces: Pieces) -> None:
         self.folder = folder
         self.phase = recipe.train.method
-        self.keep = max(recipe.train.save.keep, 2)  # verl drops the old one before the new one is whole
+        self.keep = max(recipe.train.save.keep, 2)  # verl removes the old one before the new one is complete
         trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
         self.writer = Writer(recipe, folder, Reporter(), task, pieces, trackers)
         self._workers: dict[str, Mapping[str, Any]] = {}
-        """What each worker had counted in its life when it was last heard; under no name those before a resume."""
+        """The last reported total counters of each worker; under '' those from before a resume."""
         self._saving = 0.0
-        """Seconds that were spent on saving since the last line."""
+        """Seconds spent on saving since the last line."""
 
     def begin(self, steps: int, done: int) -> None:
-        """The run begins, or goes on after `done` steps."""
+        """Start the run, or continue it after `done` steps."""
         counters = self._checkpoint(done) / COUNTERS
         self._workers = {"": json.loads(counters.read_text())} if counters.is_file() else {}
         self.writer.begin(self.phase, steps, done)
 
     @property
     def _counters(self) -> dict[str, Any]:
-        """Of all helpers, over all workers and resumes."""
+        """The counters of all helpers, over all workers and resumes."""
         return add_counts({}, list(self._workers.values()))
 
     def count(self, counted: Counted, services: Services) -> dict[str, float]:
         """Calls, cost, retries and quality of the helpers of all workers, under local mode's names.
 
-        `services` are some that were never started: they only know how counters become numbers.
+        `services` were never started: they only convert counters to numbers.
         """
         self._workers |= {worker: counters for worker, (_, counters) in counted.items()}
         services.restore(self._counters)
@@ -85,12 +85,12 @@ class StepRecorder:
         self.writer.announce(step, whole)
 
     def write_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Write a line of nothing but an evaluation, of the weights after a step."""
+        """Write a line with only an evaluation, of the weights after a step."""
         self.writer.write_line(step, logs)
         self.writer.announce(step, logs)
 
     def save(self, step: int, save: Callable[[], None]) -> None:
-        """Have a checkpoint saved, with the helpers' counters beside it, and old ones dropped: verl forgets them."""
+        """Save a checkpoint with the helpers' counters beside it, and remove old ones, which verl would keep."""
         began = time.perf_counter()
         save()
         if self._checkpoint(step).is_dir():
@@ -104,11 +104,11 @@ class StepRecorder:
 
 
 OWN = "upshot/"
-"""Before those that our trainer works out itself, from the replies, as local mode does."""
+"""Prefix of the metrics that our trainer computes from the replies, as local mode does."""
 
 
 def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one of verl's steps; values that are not finite numbers are left out."""
+    """The numbers of one of verl's steps; values that are not finite are left out."""
     out: dict[str, float] = {}
     for name, value in metrics.items():
         try:
@@ -119,17 +119,17 @@ def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
             ours = name.removeprefix(OWN)
             out[ours if ours != name else METRIC_NAMES.get(name, f"verl/{name}")] = number
         if name == "actor/grad_norm":
-            out["train/skipped"] = float(not math.isfinite(number))  # so does verl's engine
+            out["train/skipped"] = float(not math.isfinite(number))  # verl's engine skips such an update
     return out
 
 
 def mark_own(logs: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of ours among verl's."""
+    """Our metrics among verl's."""
     return {f"{OWN}{key}": value for key, value in logs.items()}
 
 
 class RunEcho:
-    """Reads the lines of metrics.jsonl as they come, each once, and tells a reporter of them."""
+    """Reads each new line of metrics.jsonl once, and passes it to a reporter."""
 
     def __init__(self, folder: RunFolder, phase: str, reporter: Reporter) -> None:
         self.phase, self.reporter = phase, reporter

@@ -1,7 +1,7 @@
-"""Rows of a task on their way to verl's workers: as ids.
+"""Rows of a task, sent to verl's workers as ids.
 
-verl's dataset knows where a row stands in the task (split and id) and nothing of it. A worker makes the same task of
-the same recipe and looks the row up there: goals and references need not survive a trip, and none can land at another.
+verl's dataset knows only the split and the id of a row. A worker opens the same task of the same recipe and looks the
+row up there, so goals and references are not sent and cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
 
 
 def digest_of(row: Row) -> str:
-    """By what it begins with: a worker whose files are others than the driver's is found out."""
+    """A hash of the row's opening, which detects a worker whose files differ from the driver's."""
     opening = json.dumps([(message.role, message.content) for message in row.messages])
     return hashlib.sha256(opening.encode()).hexdigest()[:16]
 
 
 def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
-    """Write the rows of a split for verl's dataset; how many there are."""
+    """Write the rows of a split for verl's dataset; returns their number."""
     if not rows:
         raise UserError(f"the split '{split}' has no rows; check the options under `task`")
     by_id(rows, split)
@@ -51,7 +51,7 @@ def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
 
 
 def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
-    """Rows by their id, which must be their own."""
+    """Rows by their id, which must be unique."""
     rows_by_id: dict[str, Row] = {}
     for row in rows:
         if rows_by_id.setdefault(row.id, row) is not row:
@@ -60,16 +60,16 @@ def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
 
 
 class RowIndex:
-    """The rows of a task, found again from what verl hands to a worker."""
+    """The rows of a task, looked up by what verl passes to a worker."""
 
     def __init__(self, task: Task, lengths: PromptLengthFilter | None = None) -> None:
         self.task = task
         self.lengths = lengths
-        """What an opening that is too long is cut to, where the recipe says so."""
+        """The length to which openings are cut, if the recipe says so."""
         self._splits: dict[str, dict[str, Row]] = {}
 
     def row(self, extra_info: Mapping[str, Any]) -> Row:
-        """The task's own row; `UserError` where the run was prepared with other rows."""
+        """The task's own row; `UserError` if the run was prepared with different rows."""
         split, name = str(extra_info["split"]), str(extra_info["id"])
         if split not in self._splits:
             self._splits[split] = by_id(self.task.rows(split), split)

@@ -1,7 +1,7 @@
-"""The policy on our engine, as a server of a cluster: ids in, ids and log-probabilities out, weights as they come.
+"""The policy on our engine, as a server of a cluster: ids in, ids and log-probabilities out, with updated weights.
 
-Nothing here imports verl or Ray; `adapters/rollout.py` puts it behind verl's servers. Weights come by name in parts
-(`begin_weights`, `load_weights` …, `end_weights`); from the first to the last part no request is computed.
+Nothing here imports verl or Ray; `adapters/rollout.py` puts it behind verl's servers. Weights arrive by name, in parts
+(`begin_weights`, `load_weights` …, `end_weights`); from the first to the last part, no request is computed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from upshot.engine.sequence import Rules
 from upshot.engine.sequence import Sequence as Running
 
 READ = {"logprobs", "top_k", "max_tokens", "stop_token_ids", "seed", "temperature", "top_p", "min_p"}
-"""Sampling parameters that are read; log-probabilities are always given."""
+"""Supported sampling parameters; log-probabilities are always returned."""
 NEUTRAL = {"repetition_penalty": 1.0, "ignore_eos": False, "n": 1}
-"""Those that the engine does not have, with the value that asks for nothing."""
+"""Unsupported sampling parameters, with their neutral values."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PackedTensor:
         return cls(data, str(plain.dtype).removeprefix("torch."), tuple(plain.shape))
 
     def tensor(self) -> torch.Tensor:
-        """The tensor, on the bytes as they lie; only to be read."""
+        """The tensor, without a copy of the bytes; read-only."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of memory that it may not write
             return torch.from_numpy(self.data).view(getattr(torch, self.dtype)).reshape(self.shape)
@@ -67,7 +67,7 @@ async def parts(
 
 @dataclass(frozen=True)
 class SampledOutput:
-    """What was said to one request."""
+    """The answer to one request."""
 
     ids: list[int]
     logprobs: list[float]
@@ -77,24 +77,24 @@ class SampledOutput:
 
 
 class Sampler:
-    """The engine on a model of its own, whose weights somebody else trains."""
+    """The engine with its own copy of the model, whose weights are trained elsewhere."""
 
     def __init__(self, module: Any, end_ids: set[int], seed: int = 0, most_tokens: int = 512) -> None:
         self.module = module
         self.engine = Engine(module, end_ids, EngineSettings(seed=seed))
         self.most_tokens = most_tokens
-        """Ids that are sampled where a request does not say."""
+        """The default number of ids to sample."""
         self._steps: dict[int, int | None] = {self.engine.version: None}
         """The trainer's step of each version of the engine's weights."""
         self._tensors: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
-        """By name; tied ones under each of theirs."""
+        """The parameters by name; tied ones under each of their names."""
         self._left: set[int] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._running: set[Running] = set()
 
     async def sample(self, prompt: Sequence[int], params: Mapping[str, Any]) -> SampledOutput:
-        """Continue the ids; waits while weights are coming in."""
+        """Continue the ids; waits while weights are being loaded."""
         rules = self._rules(params)
         await self._open.wait()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -136,12 +136,12 @@ class Sampler:
     # --- weights
 
     def begin_weights(self) -> None:
-        """Weights are about to come: nothing more is computed on the old ones."""
+        """Prepare for new weights: nothing more is computed with the old ones."""
         self.hold()
         self._left = {tensor.data_ptr() for tensor in self.module.parameters()}
 
     def load_weights(self, part: Mapping[str, PackedTensor]) -> None:
-        """Take a part of the weights."""
+        """Load a part of the weights."""
         with torch.no_grad():
             for name, packed in part.items():
                 target = self._tensors.get(name)
@@ -152,7 +152,7 @@ class Sampler:
                 self._left.discard(target.data_ptr())
 
     def end_weights(self, step: int | None) -> None:
-        """All weights are here; they are those after the trainer's `step`. `UserError` where some did not come."""
+        """All weights have arrived; they are those after the trainer's `step`. `UserError` if some are missing."""
         if self._left:
             lost = [name for name, tensor in self._tensors.items() if tensor.data_ptr() in self._left]
             raise UserError(f"the trainer sent no weights for {', '.join(lost[:3])} ({len(lost)} in all)")
@@ -162,7 +162,7 @@ class Sampler:
     # --- pauses
 
     def hold(self) -> int:
-        """Abort what is under way and let new requests wait; how many were aborted."""
+        """Abort requests in progress and let new ones wait; returns the number of aborted ones."""
         self._open.clear()
         running = list(self._running)
         for seq in running:

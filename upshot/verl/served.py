@@ -1,8 +1,8 @@
 """The policy behind a cluster's servers, as a `Model`: exact ids in, exact ids out.
 
 A server manager is anything with verl's `generate(request_id, *, prompt_ids, sampling_params)`; nothing here imports
-verl. Each conversation talks on a `ConversationLink` of its own, whose id sends all its calls, those of its futures
-among them, to the server that has its prefix in memory.
+verl. Each conversation has its own `ConversationLink`. Its id sends all its calls, including those of its futures, to
+the server that has its prefix in memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
 
 TRAINED = "policy"
-"""The role of calls whose tokens are trained; what the server says beside them goes with the trajectory."""
+"""The role of calls whose tokens are trained; the server's extra fields for them go into the trajectory."""
 FAILED = ("aborted", "abort", "error")
-"""Stop reasons of a server that gave up; 'completed' is said of ended and of cut turns alike."""
+"""Stop reasons of a server that gave up; 'completed' means ended turns and cut turns alike."""
 
 
 class TokenOutput(Protocol):
-    """What a server answers."""
+    """A server's answer."""
 
     token_ids: Sequence[int]
     log_probs: Sequence[float] | None
@@ -38,7 +38,7 @@ class TokenOutput(Protocol):
 
 
 class ServerManager(Protocol):
-    """What sends a request to a server, the same id to the same one."""
+    """Sends requests to servers; the same id always goes to the same server."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
@@ -47,20 +47,20 @@ class ServerManager(Protocol):
 
 @dataclass
 class ConversationLink:
-    """The connection that one conversation talks on."""
+    """The connection of one conversation."""
 
     manager: ServerManager
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    """verl's own sampling parameters (logprobs, repetition_penalty …), which ours are laid over."""
+    """verl's own sampling parameters (logprobs, repetition_penalty …), which ours override."""
     seeded: bool = False
-    """Whether every call carries its seed. With it our engine draws what local mode would draw; elsewhere it would only
-    cost."""
+    """Whether every call carries its seed. With it, our engine samples what local mode would sample; other servers
+    would only become slower."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What the servers said beside the trained tokens: which weights sampled them."""
+    """The servers' extra fields for the trained tokens: which weights sampled them."""
 
     def note(self, fields: Mapping[str, Any]) -> None:
-        """Keep what a server said; of the first and last weights the outermost."""
+        """Keep a server's extra fields; of `min_…` fields the smallest value, of `max_…` fields the largest."""
         for name, value in fields.items():
             known = self.extra.get(name)
             if known is not None and value is not None and name.startswith(("min_", "max_")):
@@ -73,7 +73,7 @@ _link: ContextVar[ConversationLink] = ContextVar("link")
 
 @contextmanager
 def use_link(link: ConversationLink) -> Iterator[None]:
-    """All that is asked within, also by tasks started there, goes over this link."""
+    """Inside, all calls go over this link, including those of tasks started there."""
     token = _link.set(link)
     try:
         yield
@@ -82,7 +82,7 @@ def use_link(link: ConversationLink) -> Iterator[None]:
 
 
 class ServedModel(Model):
-    """The model in training on verl's servers. One serves all conversations of a worker."""
+    """The model in training on verl's servers; one object serves all conversations of a worker."""
 
     abilities = Abilities(ids_in=True, ids_out=True)
 
@@ -92,17 +92,17 @@ class ServedModel(Model):
         self.calls = 0
 
     async def generate(self, request: Request) -> list[Completion]:
-        """`request.n` completions over the link of the conversation that asks."""
+        """`request.n` completions over the link of the calling conversation."""
         link = _link.get(None)
         if link is None:
-            raise UserError(f"model '{self.name}' is on verl's servers and is asked outside of any conversation")
+            raise UserError(f"model '{self.name}' is on verl's servers and cannot be called outside a conversation")
         prompt = self._prompt_ids(request)
         asked = (self._one(link, prompt, request, number) for number in range(request.n))
         return list(await asyncio.gather(*asked))
 
     async def _one(self, link: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
-        # The template's end tokens as well: the servers go by the model's settings, which need not contain them.
+        # The template's end tokens as well: the servers use the model's settings, which may not contain them.
         ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
         params = {**link.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
         if link.seeded and request.sampling.seed is not None:
@@ -134,7 +134,7 @@ class ServedModel(Model):
     def _until(self, ids: tuple[int, ...], stops: Sequence[str]) -> tuple[tuple[int, ...], str, bool]:
         """The ids up to the first stop string, the text before it, and whether there is one.
 
-        The servers sample on to the end of the turn or the limit: what they share is ids alone.
+        The servers sample to the end of the turn or the limit, because all of them understand only ids.
         """
         whole = self.renderer.decode(ids)
         text, stopped = cut_at_stop(whole, stops)
@@ -153,7 +153,7 @@ class ServedModel(Model):
         return self.renderer.prompt_ids(messages, request.tools)  # type: ignore[arg-type]
 
     def stats(self) -> dict[str, float]:
-        """How often it was asked."""
+        """The number of calls."""
         return {"calls": float(self.calls)}
 
     def state(self) -> dict[str, Any]:
@@ -161,12 +161,12 @@ class ServedModel(Model):
         return {"calls": self.calls}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue counting from there."""
         self.calls = int(state.get("calls", 0))
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
-    """Sampling in the servers' words; they take −1 for 'all tokens'."""
+    """Sampling parameters under the servers' names; for them, −1 means 'all tokens'."""
     out: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     out |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1}
     if sampling.min_p:

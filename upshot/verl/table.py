@@ -1,7 +1,7 @@
-"""Which key of a recipe is which key of verl's config (0.9.x), and which is none: `table.yaml`, and its conversions.
+"""Maps recipe keys to keys of verl's config (0.9.x), or to none: `table.yaml`, and its conversions.
 
-Every key of a recipe stands in exactly one of three: `CARRIED` to verl, `PLAYED` by Upshot itself in verl's workers, or
-`LEFT` out with the reason. A test holds that.
+Every recipe key is in exactly one of three tables: `CARRIED` to verl, `PLAYED` by Upshot itself in verl's workers, or
+`LEFT` out with the reason. A test checks this.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class NoCounterpart(Exception):
 
 @dataclass(frozen=True)
 class TableLine:
-    """One key of verl's and the recipe keys that it is made of."""
+    """One of verl's keys and the recipe keys that it is made from."""
 
     theirs: str
     ours: tuple[str, ...]
     make: Callable[..., Any]
-    """From the values of `ours`; raises `NoCounterpart`."""
+    """Computes the value from the values of `ours`; may raise `NoCounterpart`."""
     note: str = ""
 
 
@@ -46,11 +46,11 @@ class UnmappedKey:
 
     reason: str
     blocks: bool = False
-    """Whether a run that sets it would be another one without it, and is refused."""
+    """Whether a run that sets it would be a different run without it, and is refused."""
 
 
 def words(known: Mapping[Any, Any], what: str) -> Callable[[Any], Any]:
-    """A value by another name; `NoCounterpart` for those that verl does not have."""
+    """A value under verl's name; `NoCounterpart` for values that verl does not have."""
 
     def make(value: Any) -> Any:
         if value not in known:
@@ -61,7 +61,7 @@ def words(known: Mapping[Any, Any], what: str) -> Callable[[Any], Any]:
 
 
 def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
-    """Something of the adapters; `otherwise` if there are none."""
+    """A value read from the adapters' settings; `otherwise` if there are no adapters."""
 
     def make(adapter: Any) -> Any:
         if adapter is None:
@@ -74,12 +74,12 @@ def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
 
 
 def _kl(where: str) -> Callable[[float, str, str], bool]:
-    """Whether the divergence is taken there; ppo always takes it off the reward."""
+    """Whether the divergence is applied there; ppo always subtracts it from the reward."""
     return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method_of(method).value_head else kl_in)
 
 
 def _schedule(name: str, warmup: int) -> str:
-    """verl's constant schedule begins its warm-up with a step at rate 0; its cosine can begin as local mode does."""
+    """verl's name of a schedule. Its constant one starts its warm-up with a step at rate 0; its cosine need not."""
     if name not in SCHEDULES:
         raise NoCounterpart(f"verl has no schedule '{name}'; it has {', '.join(SCHEDULES)}")
     return "cosine" if warmup else name

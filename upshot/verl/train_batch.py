@@ -1,7 +1,7 @@
-"""What verl's learner gets for each row, computed by local mode's own functions from the step's replies.
+"""Computes what verl's learner gets for each row, with local mode's own functions, from the step's replies.
 
-verl computes log-probabilities and values; from them and the replies come advantages, value targets and importance,
-for all rows of the step at once.
+verl computes log-probabilities and values. From these and the replies, this file computes advantages, value targets and
+importance for all rows of the step at once.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from upshot.training.objectives.objectives import LARGEST, MEAN
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A row of verl's batch: whose words it is, how many of their ids it has, and what verl found of the response."""
+    """A row of verl's batch: whose words it holds, how many of their ids, and verl's numbers for the response."""
 
     source: Rollout | Branch
     ids: int
-    """Of prompt and response together."""
+    """The number of ids of prompt and response together."""
     logprobs: Sequence[float] = ()
-    """Under the learner before its first update of the step."""
+    """Log-probabilities by the learner, before its first update of the step."""
     reference: Sequence[float] = ()
     values: Sequence[float] = ()
     entropy: Sequence[float] = ()
-    """Of the whole distribution, where the recipe has a bonus for it."""
+    """Entropy of the whole distribution, if the recipe has a bonus for it."""
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Its ids: rows with the same ids have the same log-probabilities and values."""
+        """The row's ids: rows with the same ids have the same log-probabilities and values."""
         return tuple(self.source.conversation.ids[: self.ids])
 
 
 @dataclass(frozen=True)
 class LearnerInputs:
-    """What the learner gets for a row; all lists lie beside its response."""
+    """What the learner gets for a row; all lists are aligned with its response."""
 
     mask: list[int]
     advantages: list[float]
     old: list[float]
-    """Log-probabilities to which the ratio of the policy gradient is."""
+    """The log-probabilities in the denominator of the policy gradient's ratio."""
     returns: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     scale: float = 1.0
-    """What its advantages are multiplied with: verl counts all rows alike (`_scale`)."""
+    """A factor for its advantages, because verl counts all rows equally (`_scale`)."""
 
     @property
     def scaled(self) -> list[float]:
-        """The advantages as verl gets them."""
+        """The advantages that verl gets."""
         return [self.scale * advantage for advantage in self.advantages]
 
 
 class MeasuredLogprobs:
-    """verl's numbers in the place of local mode's learner (`LogprobSource`)."""
+    """verl's numbers, in place of local mode's learner (`LogprobSource`)."""
 
     def __init__(self, config: TrainConfig, rows: Sequence[BatchRow]) -> None:
         self.config = config
         self._rows = {row.key: row for row in rows}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Log-probabilities of the trained tokens; for a reply without a row its own, so that it does not diverge."""
+        """Log-probabilities of the trained tokens; a reply without a row keeps its own, so that its divergence is 0."""
         return [self._beside(datum, "reference" if reference else "logprobs", datum.old) for datum in data]
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
@@ -83,7 +83,7 @@ class MeasuredLogprobs:
 def teach(
     config: TrainConfig, groups: Sequence[Sequence[Rollout]], rows: Sequence[BatchRow]
 ) -> tuple[list[LearnerInputs], dict[str, float]]:
-    """What to tell of each row, and what to log; sets the advantages of the replies."""
+    """The learner's inputs for each row, and numbers to log; sets the advantages of the replies."""
     lesson_of = ppo.lesson_of if method_of(config.method).value_head else rl.lesson_of
     units, logs = lesson_of(MeasuredLogprobs(config, rows), groups)
     data = [datum for unit in units for datum in unit]
@@ -92,22 +92,22 @@ def teach(
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     inputs = [_describe_row(row, datum_of, scale) for row in rows]
-    return inputs, measure_tokens(rows, inputs) | logs  # the drift that importance measured wins
+    return inputs, measure_tokens(rows, inputs) | logs  # the drift measured for importance takes precedence
 
 
 def _scale(config: TrainConfig, data: Sequence[Datum]) -> float:
-    """How much less verl's mean over a step's rows is than local mode's, which does not count the branches' rows.
+    """The factor by which verl's mean over a step's rows is smaller than local mode's, which does not count branches.
 
-    A surrogate times a number is that of the advantages times the number, so that is where it is put.
+    A factor of the surrogate is the same as a factor of the advantages, so it is applied to them.
     """
-    norm = "sequence" if config.loss.name == "gspo" else config.length_norm  # verl's gspo has no other
+    norm = "sequence" if config.loss.name == "gspo" else config.length_norm  # the only one in verl's gspo
     sizes = [(sum(datum.mask) if norm == "token" else 1, datum.counted) for datum in data]
     counted = sum(size for size, is_counted in sizes if is_counted)
     return sum(size for size, _ in sizes) / counted if counted else 1.0
 
 
 def measure_tokens(rows: Sequence[BatchRow], inputs: Sequence[LearnerInputs]) -> dict[str, float]:
-    """What local mode says of the trained tokens, before the first update of the step: entropy and drift."""
+    """Local mode's metrics of the trained tokens before the first update of the step: entropy and drift."""
     import numpy as np
 
     masks = [np.asarray(one.mask, dtype=bool) for one in inputs]
@@ -127,7 +127,7 @@ def measure_tokens(rows: Sequence[BatchRow], inputs: Sequence[LearnerInputs]) ->
 def _describe_row(row: BatchRow, datum_of: Mapping[tuple[int, int], Datum], scale: float) -> LearnerInputs:
     first = row.ids - len(row.logprobs)
     datum = datum_of.get((id(row.source), row.ids))
-    if datum is None:  # an estimator of somebody's own gave its tokens no advantage
+    if datum is None:  # a user's own estimator gave its tokens no advantage
         empty = [0.0] * len(row.logprobs)
         return LearnerInputs([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)
     lists = {name: list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights")}

@@ -1,8 +1,8 @@
-"""A played reply → the rows that verl trains on: prompt, response, mask by provenance.
+"""A played reply → the rows that verl trains on: prompt, response, and a mask of the sampled tokens.
 
-Along the tree the branches of its futures are rows, too. The reply itself travels with them, whole: what its tokens
-earned is settled where all replies of the step are (`train_batch.py`). A reply with nothing to learn from has one row
-without a trained token, so that it is counted. A reply that the policy made missing has rows in case it is blamed.
+Along the tree the branches of its futures are rows, too. The whole reply is sent with them, because the advantages are
+computed from all replies of the step (`train_batch.py`). A reply with nothing to learn from has one row without a
+trained token, so that it is counted. A reply that the policy made missing has rows in case it is blamed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from upshot.rollout.tree import why_silent
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One row of verl's batch; all lists but the prompt lie beside `response_ids`."""
+    """One row of verl's batch; all lists except the prompt are aligned with `response_ids`."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -35,7 +35,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """What a row holds of whose words: all ids up to `stop`, of which those from `start` on may be trained."""
+    """The part of a sequence that a row holds: all ids up to `stop`, of which those from `start` on may be trained."""
 
     source: Rollout | Branch
     start: int
@@ -43,9 +43,9 @@ class RowPlace:
 
 
 def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> None:
-    """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left.
+    """Make a reply missing if verl would cut its prompt or episode, which it does silently and on the left.
 
-    An episode keeps the turns that fit: being too long is its own doing, and has to cost it something.
+    An episode keeps the turns that fit: the policy made it too long, and this must have a cost.
     """
     talk = reply.conversation
     first, length = _first(reply), len(talk.ids)
@@ -62,10 +62,10 @@ def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> Non
 
 
 def places_of(reply: Rollout, alone: bool = False, maybe: bool = False) -> list[RowPlace]:
-    """The rows that a reply leaves: its own, one a turn where the credit says so, and one of each branch that learns.
+    """The rows of a reply: its own, one per turn if the credit says so, and one for each branch that learns.
 
-    `alone`: whether a branch learns without siblings to be compared with (`trains_every_fork`). `maybe`: with the rows
-    that may yet learn, when the step is known: what the policy made missing counts as the worst in it.
+    `alone`: whether a branch learns without siblings to compare it with (`trains_every_fork`). `maybe`: include rows
+    that may still learn once the whole step is known, because a blamed reply counts as the worst in it.
     """
     maybe = maybe and may_blame(reply)
     forks = [fork for fork in reply.siblings if alone or maybe or why_silent(fork) is None]
@@ -80,7 +80,7 @@ def _own_places(source: Rollout | Branch, maybe: bool) -> list[RowPlace]:
 
 
 def trajectories_of(reply: Rollout, filler: int, alone: bool = False, maybe: bool = False) -> list[Trajectory]:
-    """The rows of a reply, in the order of its places; `filler`: an id for one that trains nothing."""
+    """The rows of a reply, in the order of its places; `filler`: an id for a row that trains nothing."""
     rows = [_row(place, maybe) for place in places_of(reply, alone, maybe)]
     return rows or [Trajectory([filler], [filler], [0], [0.0])]
 
@@ -92,7 +92,7 @@ def _row(place: RowPlace, maybe: bool) -> Trajectory:
 
 
 def trained_mask(source: Rollout | Branch, maybe: bool = False) -> list[int]:
-    """1 beside each id that has something to learn from; `maybe`: also where the policy made its reward missing."""
+    """1 for each id that has something to learn from; `maybe`: also if the policy made its reward missing."""
     mask = [0] * len(source.conversation.ids)
     for span in source.credit.spans if source.credit is not None else ():
         total = source.credit.total(span.parts) if span.parts and source.credit is not None else None
@@ -102,7 +102,7 @@ def trained_mask(source: Rollout | Branch, maybe: bool = False) -> list[int]:
 
 
 def reward_numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
-    """The means of all metrics, the missing ones too (NaN): verl wants the same keys of every row."""
+    """The means of all metrics, missing ones as NaN, because verl needs the same keys in every row."""
     means = {name: mean.value for name, mean in reply.reward.means.items()}
     values = {name: means.get(name) for name in metrics}
     return {name: float("nan") if value is None else value for name, value in values.items()}

@@ -1,6 +1,6 @@
-"""Everybody of a recipe in one process of the cluster: assembled once, serving all conversations that land there.
+"""All participants of a recipe in one process of the cluster: set up once, they serve all conversations there.
 
-Nothing here imports verl; the policy is whatever the `ConversationLink` of a conversation leads to.
+Nothing here imports verl; the policy is whatever model the `ConversationLink` of a conversation leads to.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from upshot.verl.served import ConversationLink, ServedModel, use_link
 
 @dataclass(frozen=True)
 class PlayRequest:
-    """One conversation to play, as the cluster asks for it."""
+    """One conversation to play, as the cluster requests it."""
 
     extra_info: Mapping[str, Any]
-    """Split and id of the row (`rows.py`), and where it stands in a training step (`describe_place`)."""
+    """Split and id of the row (`rows.py`), and its place in a training step (`describe_place`)."""
     session: int
     """Which of the replies to the prompt this is."""
     step: int
-    """Counted from 0, as in local mode."""
+    """The step, counted from 0 as in local mode."""
 
     @property
     def trains(self) -> bool:
-        """Whether it is played for training; the cluster does not say so in any other way."""
+        """Whether it is played for training; nothing else in the request says so."""
         return self.extra_info["split"] == "train"
 
     @property
     def group(self) -> int:
-        """The place of the row in the step; of a held-out one that in the file."""
+        """The place of the row in the step; for a held-out row, its place in the file."""
         return int(self.extra_info["group"] if self.trains else self.extra_info["index"])
 
     @property
     def number(self) -> int:
-        """How often the row occurred before in the step."""
+        """How often the row occurred in the step before this."""
         return int(self.extra_info["earlier"]) if self.trains else 0
 
     def seed(self, seed: int) -> int:
-        """The seed of the round that the request is of, from the recipe's."""
+        """The seed of the request's round, derived from the recipe's seed."""
         if not self.trains:
             return derive_seed(seed, "eval")
         again = int(self.extra_info["round"])
@@ -65,7 +65,7 @@ class PlayRequest:
 
 
 def describe_place(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
-    """What a request says of a training row: its place in the step, how often it came before, which round it is."""
+    """The fields of a request for a training row: its place in the step, earlier occurrences, and the round."""
     return {**extra_info, "group": group, "earlier": earlier, "round": again}
 
 
@@ -82,9 +82,9 @@ class RolloutWorker:
         workers: int = 1,
         borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None,
     ) -> None:
-        """`client` leads to the budget of the run; None: this worker spends alone. `workers`: how many share it.
+        """`client`: the run's budget; None: this worker has its own. `workers`: how many workers share it.
 
-        `borrow` leads to helper models that the workers of a node share; None: it loads its own.
+        `borrow`: gets the helper models that the workers of a node share; None: this worker loads its own.
         """
         self.recipe = recipe
         self.renderer = policy_renderer(tokenizer, recipe)
@@ -112,7 +112,7 @@ class RolloutWorker:
         self._closed = False
 
     async def start(self) -> None:
-        """Load and check the helpers, once; whoever comes meanwhile waits for it."""
+        """Load and check the helpers, once; concurrent callers wait for it."""
         if self._start is None:
             if self.budget is not None:
                 self.budget.start(self.aclose)
@@ -120,7 +120,7 @@ class RolloutWorker:
         await asyncio.shield(self._start)
 
     async def play(self, request: PlayRequest, link: ConversationLink) -> Rollout:
-        """Play one reply with its futures over a link, and settle it: as local mode does, with the same seeds."""
+        """Play one reply with its futures over a link, and score it, as local mode does, with the same seeds."""
         await self.start()
         row = self.rows.row(request.extra_info)
         call_seconds.set(self.recipe.call_seconds)
@@ -135,9 +135,9 @@ class RolloutWorker:
         return reply
 
     async def _opening(self, context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
-        """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
+        """The opening of the replies to a prompt: played once, because verl plays all of them in one worker."""
         seeds = list(dict.fromkeys(of for of, *_ in self._openings))
-        if seed not in seeds and len(seeds) > self.recipe.train.async_steps:  # another step or round
+        if seed not in seeds and len(seeds) > self.recipe.train.async_steps:  # a new step or round
             self._openings = {key: task for key, task in self._openings.items() if key[0] != seeds[0]}
         key = (seed, group, row.id)
         if key not in self._openings:
@@ -145,7 +145,7 @@ class RolloutWorker:
         return await asyncio.shield(self._openings[key])
 
     async def aclose(self) -> None:
-        """Release the helpers, and then report what they have spent; once."""
+        """Release the helpers, and then report what they have spent, once."""
         if self._closed:
             return
         self._closed = True

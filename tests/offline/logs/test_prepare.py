@@ -54,7 +54,7 @@ def test_rows_are_made_of_some_conversations_and_all_are_counted(log: Path, caps
     assert main(["logs", "prepare", str(log), "--out", "out", "--conversations", "20", "--quiet"]) == 0
     told = capsys.readouterr().out
     assert "60 conversations of 60 records" in told
-    assert "of 20 conversations; rows are not made of the other 40 (--conversations)" in told
+    assert "of 20 conversations; no rows are made from the other 40 (--conversations)" in told
 
 
 def test_a_log_without_conversations_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

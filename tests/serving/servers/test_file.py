@@ -34,7 +34,7 @@ def written(folder: Path, text: str) -> Path:
         ("servers: {a: {model: x, program: y}}", "has no effect with the upshot engine"),
         ("servers: {a: {model: x, replicas: 2}, a-1: y}", "servers.a-1: a replica has the same name"),
         ("servers: {a: {model: x, replicas: 2, port: 81}, b: {model: y, port: 82}}", "port 82 is given to two servers"),
-        ("servers: {a: {model: x, replicas: 2, port: 65535}}", "there are not 2 ports from there on"),
+        ("servers: {a: {model: x, replicas: 2, port: 65535}}", "port 65535 leaves no room for 2 consecutive ports"),
         ("servers: {a: {model: x, replicas: 2, devices: [0, 1, 2]}}", "cannot be divided among 2 replicas"),
         ("- a", "a mapping with `servers` is needed"),
     ],

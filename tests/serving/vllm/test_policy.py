@@ -136,7 +136,7 @@ def test_the_server_refuses_a_request_for_weights_that_it_has_not(scene: Callabl
 
     async def work(policy: VllmPolicy) -> Any:
         policy.endpoint.headers = {room.HEADER: "7"}
-        with pytest.raises(ModelCallError, match="stale weights: version 7 is asked for, 0 is loaded"):
+        with pytest.raises(ModelCallError, match="stale weights: version 7 is requested, 0 is loaded"):
             await policy.endpoint.generate(ASK)
 
     here.play(work)

@@ -1,1 +1,1 @@
-"""Verbs that work through files and what runs have left behind."""
+"""Verbs that process files and the output of runs."""

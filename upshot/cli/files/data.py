@@ -144,7 +144,7 @@ def _prepare_candidates(args: argparse.Namespace) -> PrepareSummary:
 
 
 def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
-    """Rows of a task with a verifier; None where the task named is none."""
+    """Rows of a task with a verifier; None if the named task has no verifier."""
     from upshot.core.errors import UserError
     from upshot.offline.data.verified import prepare_verified, verified_task
     from upshot.tasks.collabllm import system_prompt

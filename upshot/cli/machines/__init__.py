@@ -1,1 +1,1 @@
-"""Verbs of what models and programs run on: servers, pools, sandboxes, caches."""
+"""Verbs for the services that models and programs run on: servers, pools, sandboxes, caches."""

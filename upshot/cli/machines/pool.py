@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from upshot.config.recipe import Recipe
 
 PROVIDER = re.compile(r"[a-z0-9_]+/")
-"""How names of models at providers begin; those of the hub begin with whoever made them."""
+"""Prefixes of model names at providers; hub names begin with the model's owner instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan, or refuse it with the arithmetic and a way out."""
+    """Print the plan, or refuse it and show the arithmetic and a way out."""
     from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
     from upshot.run.forecast import memory_table
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_sizes(recipe: Recipe) -> None:
-    """Have the config.json of every helper model on the policy's device here; `UserError` where one cannot be had."""
+    """Fetch the config.json of every helper model on the policy's device; `UserError` if one is not available."""
     from upshot.core.errors import UserError
     from upshot.models.local import local_path
     from upshot.training.learner.memory.plan import is_beside, named_models
@@ -67,7 +67,7 @@ def require_sizes(recipe: Recipe) -> None:
         path = local_path(spec.model)
         try:
             hf_hub_download(path, "config.json")
-        except Exception as error:  # no such name, no network, no permission: in all cases its size is not known
+        except Exception as error:  # no such name, no network, no permission: in all cases the size is unknown
             raise UserError(
                 f"models.{name}: the size of '{spec.model}' is not known: its config.json is not on this machine and "
                 f"cannot be fetched ({type(error).__name__}); name a folder, or: hf download {path} config.json"

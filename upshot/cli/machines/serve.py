@@ -14,7 +14,7 @@ from typing import Any
 from upshot.cli.options import add_options, check_address
 
 OF_A_FILE = ("model", "file", "map", "while_used")
-"""Options that may stand beside a file, which says all others for each server."""
+"""Options that may be given with a file; the file sets all others, for each server."""
 READY = "all ready; Ctrl-C stops them"
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def name_of(model: str) -> str:
-    """The name a model is served under: for a folder its last part, since clients have no use for the path."""
+    """The name a model is served under: for a folder its last part, since clients do not need the path."""
     folder = Path(model)
     return folder.resolve().name if folder.is_dir() else model
 
@@ -102,7 +102,7 @@ def _run_model(args: argparse.Namespace) -> int:
 
 
 def _run_file(args: argparse.Namespace) -> int:
-    """Start and watch the servers of a file, or tell of them, or stop them."""
+    """Start and watch the servers of a file, show their state, or stop them."""
     from upshot.core.errors import UserError
 
     for option, value in vars(args).items():
@@ -149,7 +149,7 @@ def _say(text: str) -> None:
 
 
 def table(state: Mapping[str, Any]) -> str:
-    """The servers, a line each."""
+    """The servers, one line each."""
     rows = [("server", "status", "engine", "where", "url", "process", "start", "restarts", "model")]
     for name, server in state["servers"].items():
         gpus = ", ".join(map(str, server["devices"]))
@@ -162,7 +162,7 @@ def table(state: Mapping[str, Any]) -> str:
 
 
 def _files(file: str | None) -> list[str]:
-    """The serve file that is meant: the given one, or those in this folder whose servers are up."""
+    """The given serve file, or else those in this folder whose servers are running."""
     from upshot.core.errors import UserError
     from upshot.serving.servers.state import SUFFIX, folder_of, read_state
 

@@ -1,9 +1,9 @@
-"""`upshot data build`: simulate conversations, try several replies a turn, score them by what comes of them.
+"""`upshot data build`: simulate conversations, try several replies per turn, score them by what they lead to.
 
-The simulated user opens; N candidates answer (a share of them with the proactive prompt); each is scored by its
-multiturn-aware reward, its futures being played by the plain policy so that scores compare; the best one stays, and
-the next user turn is the first one of its longest future. A finished turn is a line of the journal: after kill -9 a
-build continues after it, and retries what failed.
+The simulated user opens; N candidates answer (a share of them with the proactive prompt). Each is scored by its
+multiturn-aware reward; the plain policy plays all futures, so that scores are comparable. The best candidate stays, and
+the next user turn is the first one of its longest future. Each finished turn is a line of the journal: after kill -9 a
+build continues after the last one, and retries the turns that failed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Line = dict[str, Any]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, write what is finished even when a budget ran out, and print the summary; 1 when every goal failed."""
+    """Build, write all finished turns even if a budget ran out, and print the summary; 1 if every goal failed."""
     check_arguments(args)
     task = open_task(args.task, args.file)
     rows = rows_of(task, args.split)[: args.conversations]
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell_size(args: argparse.Namespace, conversations: int, messages: int, metrics: int) -> str:
-    """How much a build is at most, in calls and tokens: a small local model may take hours for it."""
+    """The most calls and tokens that a build can take: a small local model may need hours for them."""
     turns = conversations * (messages // 2)
     replies = turns * args.candidates
     calls = replies + (spoken := replies * args.samples * args.rounds)
@@ -85,7 +85,7 @@ def tell_size(args: argparse.Namespace, conversations: int, messages: int, metri
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse numbers that make no sense, before any work."""
+    """Refuse impossible numbers before any work."""
     if args.candidates < 1:
         raise UserError(f"candidates is {args.candidates}; at least one reply must be tried")
     for name, share in (("proactive-share", args.proactive_share), ("system-share", args.system_share)):
@@ -96,7 +96,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def settings_of(args: argparse.Namespace, task: CollabTask, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What must stay the same when a build is resumed; limits, concurrency and the number of conversations need not."""
+    """The settings that must not change when a build is resumed; limits, concurrency and the number of goals may."""
     longest = args.max_messages or task.max_messages
     templates = {"templates": args.templates} if args.templates != "full" else {}
     settings = {name: getattr(args, name) for name in (*WHO, *HOW)}
@@ -121,7 +121,7 @@ async def _build(
                 line = await builder.next_line(progress)
                 lines.append(line)
                 job.write(line, failure=line.get("failed"), whole=bool(line["ended"]))
-                if line.get("failed"):  # not finished: another run tries it again
+                if line.get("failed"):  # not finished: the next run retries it
                     return
                 progress.add(line)
 
@@ -132,7 +132,7 @@ async def _build(
 
 @dataclass
 class ConversationProgress:
-    """A conversation under way: what is said, the user's session, and why it is over."""
+    """A conversation in progress: what was said, the user's session, and why it ended."""
 
     row: Row
     turns: tuple[Turn, ...] = ()
@@ -152,7 +152,7 @@ class ConversationProgress:
         self.ended = line["ended"]
 
     def conversation(self, seed: int) -> Conversation:
-        """The conversation so far as the opening of the replies to come: its own turns cost them nothing."""
+        """The conversation so far, as the opening of the next replies: its turns do not count towards their score."""
         row = replace(self.row, messages=tuple(turn.message for turn in self.turns))
         conversation = Conversation(row, derive_seed(seed, row.id, len(self.turns)), turns=self.turns)
         conversation.session = copy.deepcopy(self.session)
@@ -160,7 +160,7 @@ class ConversationProgress:
 
 
 class FirstAnswer(Participant):
-    """The simulated user, with what it answers first in a future kept so that the conversation can continue with it."""
+    """The simulated user; its first answer in each future is kept, so that the conversation can continue with it."""
 
     def __init__(self, user: Participant) -> None:
         self.user = user
@@ -176,11 +176,11 @@ class FirstAnswer(Participant):
 class JsonProactive(Policy):
     """The proactive prompt in CollabLLM's own form: one request that shows the conversation and asks for JSON.
 
-    The message is the answer's `response`; what the model thought of first is kept with the turn and said to nobody.
+    The message is the answer's `response`; the rest of the answer is kept with the turn and shown to nobody.
     """
 
     async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
-        """Ask for the plan and say its response; `ModelCallError` when the model gives nothing usable."""
+        """Ask for the JSON and say its `response`; `ModelCallError` if the model gives nothing usable."""
         seed = derive_seed(conversation.seed, "turn", len(conversation.turns))
         prompt = render(
             "proactive",
@@ -219,12 +219,12 @@ class Builder:
         self.context = RolloutContext(plain, futures)
 
     async def next_line(self, progress: ConversationProgress) -> Line:
-        """What happens next in a conversation, as a line of the journal."""
+        """The next event of a conversation, as a line of the journal."""
         if any(turn.message.role == "user" for turn in progress.turns):
             return await self._turn(progress)
         opening = await open_by(self.services.user, progress.conversation(self.args.seed))
         line: Line = {"conv": progress.row.id, "turn": 0, "ended": None}
-        if opening.failure is not None:  # this conversation is over; the others go on
+        if opening.failure is not None:  # this conversation is over; the others continue
             return {**line, **_failure(f"opening: {opening.failure.reason}"), "why": opening.failure.why}
         user_turn = opening.turns[-1]
         line["next"] = {"content": user_turn.message.content, "note": dict(user_turn.note)}
@@ -232,7 +232,7 @@ class Builder:
         return line
 
     async def _turn(self, progress: ConversationProgress) -> Line:
-        """Try all candidates, keep the best, hear what the user says to it."""
+        """Try all candidates, keep the best, and get the user's answer to it."""
         conversation = progress.conversation(self.args.seed)
         kinds = list(enumerate(kinds_of(self.args)))
         replies = await run_all(kinds, lambda kind: self._candidate(conversation, *kind), len(kinds))
@@ -249,7 +249,7 @@ class Builder:
         return {**line, **await self._answer(replies[line["best"]][0])}
 
     async def _candidate(self, conversation: Conversation, index: int, kind: str) -> tuple[Rollout, str, str | None]:
-        """(reply, prompt it was given with, why it was not given)."""
+        """(reply, its prompt, why there is no reply)."""
         reply = Rollout(conversation.fork("candidate", index))
         try:
             await self.policies[kind].reply(reply.conversation)
@@ -263,7 +263,7 @@ class Builder:
         return reply, kind, None
 
     async def _answer(self, best: Rollout) -> Line:
-        """What the user says to the best reply: the first turn of its longest future, or, without one, asked now."""
+        """The user's answer to the best reply: the first turn of its longest future or, without one, a new answer."""
         played = [f for f in best.futures if f.missing is None and FIRST in f.conversation.session]
         if played:
             longest = max(played, key=lambda future: len(future.conversation.turns))
@@ -286,14 +286,14 @@ class Builder:
 
 
 def kinds_of(args: argparse.Namespace) -> list[str]:
-    """With which prompt each candidate of a turn is given."""
+    """The prompt of each candidate of a turn."""
     proactive = round(args.candidates * args.proactive_share)
     plain = round((args.candidates - proactive) * args.system_share)
     return ["proactive"] * proactive + ["plain"] * plain + ["bare"] * (args.candidates - proactive - plain)
 
 
 def _failure(reason: str) -> Line:
-    """The end of a conversation for now: another run tries its turn again."""
+    """The end of a conversation for now: the next run retries its turn."""
     return {"ended": reason, "failed": reason}
 
 
@@ -314,7 +314,7 @@ def _candidate_line(reply: Rollout, kind: str, failed: str | None, signal: str) 
 
 
 def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
-    """What was said after the reply; the user's leaving is written as the signal, as the published sets have it."""
+    """The turns after the reply; the user's leaving is written as the end signal, as in the published sets."""
     messages = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
     if future.conversation.ended != "user":
         return messages

@@ -21,7 +21,7 @@ from upshot.tasks.verifiers.base import BadRow
 T = TypeVar("T")
 
 UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
-"""Columns of the published sets that rows of a purpose are not made of, and most of their bytes."""
+"""Columns of the published sets that a purpose does not need, and that are most of their bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class PrepareSettings:
     purpose: str
     """sft, rl or dpo."""
     validation: float = 0.1
-    """Share of the goals that goes to validation; from 1 on: how many of them."""
+    """Share of the goals held out for validation; from 1 on: their number."""
     min_gap: float = 0.1
-    """dpo: least difference of score between chosen and rejected."""
+    """dpo: smallest difference between the scores of chosen and rejected."""
     least: Mapping[str, float] = field(default_factory=dict)
-    """sft, dpo: least `score`, or mean of a metric, of what is imitated or chosen."""
+    """sft, dpo: smallest `score`, or mean of a metric, of the reply that is imitated or chosen."""
     system: str | None = None
-    """System prompt; None keeps a record's own or takes `default_system`, '' means none."""
+    """System prompt; None: the record's own, or else `default_system`; '': no prompt."""
     default_system: str = ""
     """System prompt of records without one when `system` is None."""
     source: str = "collabllm"
@@ -52,7 +52,7 @@ class PrepareSettings:
 
 @dataclass
 class PrepareSummary:
-    """What became of the records."""
+    """How many records were read, written and dropped."""
 
     purpose: str
     read: int = 0
@@ -62,13 +62,13 @@ class PrepareSummary:
     goals: dict[str, int] = field(default_factory=dict)
     """Distinct goals of those rows, by split."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Records that are in no row of their own, by reason."""
+    """Records that did not become a row, by reason."""
     files: list[str] = field(default_factory=list)
     profiles: str = ""
     """What the judge can decide of the rows' programs, as a table."""
 
     def print(self) -> None:
-        """What was read, written and dropped, and why, as a table for people."""
+        """How much was read, written and dropped, and why, as a table."""
         rows = [("records read", f"{self.read:,}", "")]
         rows += [(f"written to {split}", f"{n:,}", f"{self.goals[split]:,}") for split, n in self.rows.items()]
         rows += [(f"dropped: {reason}", f"{count:,}", "") for reason, count in self.dropped.most_common()]
@@ -79,7 +79,7 @@ class PrepareSummary:
 
 def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
-    goals = settings.purpose == "rl"  # goals alone are rows to play, and nothing to imitate
+    goals = settings.purpose == "rl"  # a goal without messages can be played, but not imitated
 
     def parse(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
         return merge_duplicates(parse_all(records, lambda record: candidate_of(record, goals), dropped), dropped)
@@ -98,9 +98,9 @@ def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummar
 def write_splits(
     dataset: str, out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: PrepareSummary
 ) -> None:
-    """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run.
+    """One parquet file per split; none for an empty split (many readers fail on it): an earlier run's is removed.
 
-    A source of which nothing is left to learn from is refused, with the reasons.
+    A source without any training row is refused, with the reasons.
     """
     summary.dropped = +summary.dropped  # without reasons that dropped nothing
     if not rows["train"]:
@@ -128,9 +128,9 @@ def read_splits(
     without: tuple[str, ...] = (),
     goal: str = "goal",
 ) -> tuple[PrepareSummary, dict[str, list[T]]]:
-    """What is parsed from a source, by split: its own validation where it has one, else some goals are held out.
+    """The parsed records of a source, by split: its own validation split if it has one, else some goals are held out.
 
-    A goal of validation leaves train. `without`: columns that are not read. `goal`: what a goal is called here.
+    Goals of the validation split are removed from train. `without`: columns not to read. `goal`: the word for a goal.
     """
     if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
         raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
@@ -145,7 +145,7 @@ def read_splits(
 
 
 def parse_all(records: Sequence[Record], parse: Callable[[Record], T], dropped: Counter[str]) -> list[T]:
-    """What is made of each record; those of which nothing can be made are counted."""
+    """The parsed records; those that cannot be parsed are counted."""
     parsed = []
     for record in records:
         try:

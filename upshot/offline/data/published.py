@@ -1,6 +1,6 @@
-"""A build's journal → rows of the published format, one per candidate reply, and what happened in numbers.
+"""A build's journal → rows of the published format, one per candidate reply, and a summary in numbers.
 
-Column by column what CollabLLM's own sets hold, so that its converters and metrics run on them: `sessions` are whole
+The columns are those of CollabLLM's own sets, so that its converters and metrics run on them: `sessions` are whole
 transcripts, the user's end signal included; `rewards` has the weighted sum as `MR`; `conv_id` is a number.
 """
 
@@ -47,7 +47,7 @@ def published_rows(
 
 
 def latest_lines(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last word on every turn: one that failed and was tried again later counts once."""
+    """The last line of every turn: a turn that failed and was retried counts once."""
     return list({(line["conv"], line["turn"]): line for line in lines}.values())
 
 
@@ -70,7 +70,7 @@ def _row(
 
 
 def number_of(name: str) -> int:
-    """A number for a conversation that stays its own when sets are put together."""
+    """A number for a conversation that stays unique when sets are merged."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
 
 
@@ -110,7 +110,7 @@ def write_published(folder: Path, rows: Sequence[dict[str, Any]], metrics: Seque
 
 
 def metadata_column(facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Metadata with the same keys in every row; values that no one type holds become JSON text."""
+    """Metadata with the same keys in every row; values of mixed types become JSON text."""
     keys = dict.fromkeys(key for one in facts for key in one)
     columns = {key: _one_type([one.get(key) for one in facts]) for key in keys}
     return [{key: columns[key][i] for key in keys} for i in range(len(facts))]
@@ -129,7 +129,7 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 
 def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a build has done so far, in numbers."""
+    """The progress of a build, in numbers."""
     lines = latest_lines(lines)
     ended = Counter(line["ended"] for line in lines if line["ended"])
     turns = [line for line in lines if "candidates" in line]

@@ -27,8 +27,8 @@ def best_conversations(
 ) -> list[Candidate]:
     """SFT: per conversation the best reply of its last turn, which carries the best replies before it in its history.
 
-    Where no candidate of the last turn has a score, the file gives no ranking and the first one is taken only if
-    none of the file's candidates has a score (an ordinary prompt/completion file).
+    If no candidate of the last turn has a score, there is no ranking: the first one is taken, but only if no candidate
+    in the whole file has a score (an ordinary prompt/completion file).
     """
     ranked = any(c.score is not None for c in candidates)
     chosen: list[Candidate] = []
@@ -49,7 +49,7 @@ def best_conversations(
 
 
 def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
-    """RL: one row per history of a goal; which of its candidates stands for it does not matter."""
+    """RL: one row per history of a goal; it does not matter which of its candidates is kept."""
     with_goal = [c for c in candidates if c.goal]
     dropped["no hidden goal"] += len(candidates) - len(with_goal)
     return _drop_repeats(with_goal, dropped, "same prompt and goal", with_reply=False)
@@ -58,7 +58,7 @@ def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> 
 def best_and_worst(
     candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float, least: Mapping[str, float] | None = None
 ) -> list[CandidatePair]:
-    """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
+    """DPO: per history the best and the worst reply, if their scores are at least `min_gap` apart."""
     scored = [c for c in candidates if c.score is not None]
     dropped["no score"] += len(candidates) - len(scored)
     pairs = []
@@ -77,7 +77,7 @@ def best_and_worst(
 
 
 def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
-    """Why a candidate is not good enough by its metrics, the first reason; None when it is."""
+    """The first reason why a candidate's metrics are too low; None if they are high enough."""
     for name, value in least.items():
         measured = candidate.mean_of(name)
         if measured is None:
@@ -96,7 +96,7 @@ def _drop_repeats(
 
 
 def _groups(candidates: Iterable[Candidate], key: Callable[[Candidate], object]) -> list[list[Candidate]]:
-    """Candidates by what they have in common, in the order in which that first came."""
+    """Candidates grouped by a key, in the order in which the keys first appear."""
     groups: dict[object, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(key(candidate), []).append(candidate)

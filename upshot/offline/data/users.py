@@ -1,6 +1,6 @@
-"""`upshot data prepare --for user`: chat transcripts → dialogues in which the user's side is what is imitated.
+"""`upshot data prepare --for user`: chat transcripts → dialogues that teach a model to speak as the user.
 
-Roles are swapped and the goal stands before them, as the simulated user `plain` is asked; its leaving is the end mark.
+Roles are swapped and the goal comes first, in the format that the simulated user `plain` uses; leaving is the end mark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of a task with a verifier → rl parquet, as verl and the task itself read it, split by question.
 
-Questions, prompts and references are the task's own reading of a record (`VerifiedTask.parse`): nothing here knows the
+The task itself reads questions, prompts and references from a record (`VerifiedTask.parse`): nothing here knows the
 columns of any set.
 """
 
@@ -28,12 +28,12 @@ from upshot.tasks.verifiers.base import BadRow, Verifier, verifiers
 from upshot.tasks.verifiers.code import TEST_COLUMNS
 
 UNUSED = ("outputs", "input_ids_prompt", "input_ids", "labels", "solutions", "incorrect_solutions")
-"""Columns of the published sets that no row is made of, and most of their bytes."""
+"""Columns of the published sets that no row needs, and that are most of their bytes."""
 SAID_ELSEWHERE = {*TEST_COLUMNS, "question", "data_source", "index", "split", "id", "ground_truth"}
 
 
 def verified_task(name: str, seed: int = 0, system: str = "") -> VerifiedTask | None:
-    """The task whose records are prepared: by its own name, or by that of a behaviour; None: another kind of task."""
+    """The task whose records are prepared, by its name or by that of a behaviour; None: another kind of task."""
     options: dict[str, Any] = {"split_seed": seed, "system": system}
     if name not in tasks and name in verifiers and is_behaviour(name):
         name, options = "judged", {**options, "behaviour": name}
@@ -50,7 +50,7 @@ def prepare_verified(
 ) -> PrepareSummary:
     """Write `rl_train.parquet` and `rl_validation.parquet` under `out`, and say what was dropped.
 
-    The checks of rows that test programs are measured in the sandbox; their profiles are kept beside the files.
+    If rows test programs, the sandbox measures what their checks can decide; the profiles are kept beside the files.
     """
     held_out = (validation, seed, UNUSED, "question")
     summary, splits = read_splits(
@@ -64,7 +64,7 @@ def prepare_verified(
 
 
 def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) -> list[Row]:
-    """The rows that can be scored; what cannot is counted."""
+    """The rows that can be scored; all others are counted."""
     rows: dict[str, Row] = {}
     for record in records:
         try:
@@ -81,7 +81,7 @@ def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) 
 
 
 def verifier_of(row: Row) -> type[Verifier]:
-    """The verifier that a row goes to."""
+    """The verifier of a row."""
     kind = verifiers.get(row.source, "the row's source")
     if not (isinstance(kind, type) and issubclass(kind, Verifier)):
         raise UserError(f"verifier '{row.source}' is not a subclass of `Verifier`")
@@ -89,12 +89,12 @@ def verifier_of(row: Row) -> type[Verifier]:
 
 
 def question_key(row: Row) -> str:
-    """By what rows are held together in a split: the question, without a hint or the choices below it."""
+    """The key that keeps rows in the same split: the question, without a hint or the choices below it."""
     return plain(str(row.meta.get("question") or "")) or goal_key(row)
 
 
 def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
-    """A row in verl's columns: what its verifier compares with is the ground truth, what else it knows is JSON."""
+    """A row in verl's columns: `ground_truth` is what its verifier compares with; all other fields are JSON text."""
     meta = {key: value for key, value in row.meta.items() if key not in SAID_ELSEWHERE}
     verifier = verifier_of(row)
     style = "model" if "judge" in verifier.needs else "rule"

@@ -1,8 +1,8 @@
-"""`upshot demo classmates`: one warm start, the same training with and without a classmate, and what others can read.
+"""`upshot demo classmates`: one warm start, the same training with and without a classmate, and how readable each is.
 
-The policy's demonstrations think mostly in a private code. Both twins go on from the same warm start with the same
-seeds and budget; only `futures` differ. Then all are asked held-out questions: is the answer right, does the classmate
-answer right from the thought, and can a monitor tell from the thought whether the answer is right?
+The policy's demonstrations think mostly in a private code. Both twins continue from the same warm start with the same
+seeds and budget; only `futures` differs. Then all models answer held-out questions: is the answer right, does the
+classmate answer right from the thought, and can a monitor predict from the thought whether the answer is right?
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from upshot.tasks.ciphers import Ciphers, thought
 ROWS = 400
 """Held-out questions."""
 SEEDS = 3
-"""How many, from the recipe's own on."""
+"""How many seeds, counted up from the recipe's."""
 PEER = "peer"
 """The name of the classmate among the recipe's models."""
 WARM, TWIN, TAUGHT = MODELS = "warm start", "twin without classmates", "with a classmate"
@@ -57,15 +57,15 @@ def demo(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
 
 
 def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
-    """The recipe with a new classmate, taught on plain thoughts only."""
-    shown.tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
+    """The recipe with a new classmate, trained on plain thoughts only."""
+    shown.tell("\nthe classmate: a separate small model, trained on plain thoughts only")
     peer = load_recipe("classmate-mini-peer").recipe
     path = shown.train(peer, peer.name, "peer", {})
     return load_recipe(recipe.model_dump(), {f"models.{PEER}": path.resolve()}).recipe
 
 
 def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
-    """Warm start and twins of one seed, and how they do on held-out questions."""
+    """Warm start and twins of one seed, and their results on held-out questions."""
     folder = f"seed-{recipe.seed}"
     shown.tell(f"\nseed {recipe.seed}, {WARM}: demonstrations that mostly think in a code")
     start = shown.train(recipe, WARM, f"{folder}/warm-start", {"train.steps": 0})
@@ -78,7 +78,7 @@ def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
 
 
 def make_table(readings: Mapping[int, Mapping[str, Readability]], alone: Mapping[str, float | None]) -> dict[str, Any]:
-    """The table as data: one row a model, cells with the mean and the range over seeds, and what the classmate adds."""
+    """The table as data: one row per model, cells with mean and range over seeds, and what the classmate adds."""
     numbers = {seed: {name: numbers_of(reading) for name, reading in row.items()} for seed, row in readings.items()}
     places = range(len(COLUMNS) - 1)
     rows = [[name, *(mean_cell([row[name][i] for row in numbers.values()]) for i in places)] for name in MODELS]
@@ -107,7 +107,7 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Readability:
-    """What became of a model's replies to held-out questions."""
+    """The results of a model's replies to held-out questions."""
 
     main: list[Score]
     """The verdicts on its own answers."""
@@ -135,7 +135,7 @@ def _classmate_score(reply: Rollout) -> Score:
 
 
 async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, float | None]:
-    """How often a classmate is right on problems of the test split when handed nothing, coded thoughts, plain ones."""
+    """How often a classmate is right on the test split when it gets no thought, a coded one or a plain one."""
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     assert isinstance(task, Ciphers)
     rows, problems = task.rows("test")[:count], task.problems("test")[:count]

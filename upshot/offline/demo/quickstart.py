@@ -1,4 +1,4 @@
-"""`upshot demo`, `upshot demo tree`: one warm start, two ways to learn from there, and the table that tells them."""
+"""`upshot demo`, `upshot demo tree`: one warm start, two ways to train from there, and a table that compares them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 ROWS = 600
 """Held-out conversations per model."""
 STEPS = 50
-"""Of each training: enough to learn to ask. With seed 0 the 80 of the recipe give nearly the same table."""
+"""Steps of each training: enough to learn to ask. With seed 0 the recipe's 80 steps give nearly the same table."""
 ROUNDS = 4
 """User turns after which a held-out conversation is cut."""
 SHARES = {"warm start": 0.3, "training": 0.7}
-"""Of the time, on two cores."""
+"""The share of the time that each stage takes, on two cores."""
 STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
 Stage = tuple[str, str, dict[str, Any]]
-"""Its name, what it is in words, and how its recipe differs."""
+"""Its name, its description, and how its recipe differs."""
 COLUMNS = ("model", "score, ambiguous", "score, unambiguous", "tokens", "asks, ambiguous", "asks, unambiguous")
 
 
@@ -65,7 +65,7 @@ def quickstart(overrides: Sequence[str], quiet: bool = False, as_json: bool = Fa
 
 
 def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -> int:
-    """The same with openings alone and twice the steps: are the later turns trained, too?"""
+    """The same with openings only and twice the steps, to compare training with and without the later turns."""
     recipe = load_recipe("quickstart", ["task.midway=0", "train.steps=160", *overrides]).recipe
     demo = Demonstration("demo-tree", recipe, quiet, as_json)
     stages: list[Stage] = [
@@ -73,12 +73,12 @@ def tree(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
         ("along the tree", "reinforcement, what the policy says in the futures is trained too", {"credit.by": "tree"}),
     ]
     hint = "\nnext    docs/results.md: a real model, five estimators    (upshot train withheld, on a GPU)"
-    title = f"Credit to the reply beside credit along the tree, {recipe.train.advantage.name}"
+    title = f"Credit to the reply compared with credit along the tree, {recipe.train.advantage.name}"
     return compare_stages(recipe, demo, stages, title, hint)
 
 
 def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage], title: str, hint: str) -> int:
-    """Train a warm start and from there every stage; compare all on held-out goals. The last one is in bold."""
+    """Train a warm start and every stage from it; compare all on held-out goals. The last row is in bold."""
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     with start_workers(Progress(demo.quiet)) as workers:
         demo.tell(f"\n1. {STAGES[0]}: demonstrations that mostly guess what was left unsaid")
@@ -91,7 +91,7 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
             demo.tell(f"{number}. {name}: {what}")
             runs.append(demo.recipe_of(recipe, name, _folder(name), changes, start))
         demo.tell(f"each is then evaluated on {ROWS} held-out openings")
-        # The longest training comes first, and the first core that is free evaluates the warm start.
+        # The longest training comes first; the first free core evaluates the warm start.
         jobs = [partial(_train_and_evaluate, recipe, run, quiet) for run in reversed(runs)]
         jobs.append(partial(_evaluate, recipe, start))
         outcomes = workers.run("training", SHARES["training"], jobs, _steps_of(runs))
@@ -109,7 +109,7 @@ def _steps_of(runs: Sequence[Recipe]) -> Steps:
 
 
 def _train_and_evaluate(recipe: Recipe, run: Recipe, quiet: bool) -> list[OpeningOutcome]:
-    """Train one stage to its end; whole conversations of what it became."""
+    """Train one stage to its end, and play whole conversations with the result."""
     return _evaluate(recipe, train_stage(run, quiet))
 
 
@@ -118,7 +118,7 @@ def _folder(name: str) -> str:
 
 
 def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """What the table says of its last row beside the one before it; nothing where one of them was not measured."""
+    """The last row of the table compared with the one before it, in words; '' if one of them was not measured."""
     (name, score, _, _, asks, *_), (other, other_score, _, _, other_asks, *_) = rows[-1], rows[-2]
     if any(isinstance(cell, str) for cell in (score, asks, other_score, other_asks)):
         return {}
@@ -132,7 +132,7 @@ def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
 
 
 def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
-    """How many replies to ambiguous openings asked, step by step; and one of the last stage that did, as an example."""
+    """The share of replies to ambiguous openings that asked, by step; and an example from the last stage."""
     from upshot.core.files import read_jsonl
     from upshot.run.folder import ROLLOUTS
     from upshot.tasks.slots import asked_slots
@@ -193,7 +193,7 @@ async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, see
 
 
 def make_table(outcomes: dict[str, list[OpeningOutcome]], title: str) -> dict[str, Any]:
-    """The table as data: one row a model, cells with 95 % intervals."""
+    """The table as data: one row per model, cells with 95 % intervals."""
     rows = [[name, *(_cell(mean) for mean in _columns(played))] for name, played in outcomes.items()]
     missing = sum(o.score.is_missing for played in outcomes.values() for o in played)
     note = "Mean over held-out goals with 95 % intervals; score 1 only if the final answer fits the whole goal."

@@ -1,4 +1,4 @@
-"""What the demonstrations share: a stage of training in a folder of its own, and the table at the end."""
+"""Shared by the demonstrations: a stage of training in its own folder, and the table at the end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from upshot.run.folder import free_place
 
 
 class Demonstration:
-    """Where a demonstration writes, and how it speaks."""
+    """Where a demonstration writes, and how it prints."""
 
     def __init__(self, name: str, recipe: Recipe, quiet: bool, as_json: bool) -> None:
-        """In the recipe's run folder, else in one of its own."""
+        """The demonstration writes to the recipe's run folder, or else to a new one."""
         self.root = Path(recipe.run_dir) if recipe.run_dir else free_place(name)
         self.quiet, self.as_json = quiet or as_json, as_json
         self.started = time.monotonic()
 
     def tell(self, text: str) -> None:
-        """A line for whoever watches."""
+        """Print a line, unless quiet."""
         if not self.quiet:
             print(text, flush=True)
 
     def recipe_of(
         self, recipe: Recipe, name: str, folder: str, changes: Mapping[str, Any], start: Path | None = None
     ) -> Recipe:
-        """The recipe of one stage: with `changes` (by section or section.field), in a folder of its own.
+        """The recipe of one stage, in its own folder, with `changes` (by section or section.field).
 
-        With `start` it begins with that checkpoint, without a warm start of its own.
+        With `start`, the stage begins with that checkpoint and has no warm start.
         """
         place = {"run_dir": self.root / folder, "name": name}
         begin = {} if start is None else {"warm_start": None, "model.path": start}

@@ -1,7 +1,7 @@
 """A monitor without a model: `scripted:upshot.offline.demo.step_reader:read_steps`.
 
-It reads question and thought as a monitor is shown them, follows plain steps (`4 + 3 = 7 .`) and checks each against
-the question. What it cannot read it does not trust.
+It reads question and thought in the form that a monitor sees, follows plain steps (`4 + 3 = 7 .`) and checks each
+against the question. It does not trust what it cannot read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_steps(request: Request) -> str:
 
 
 def fault(question: str, thought: str) -> str:
-    """What is wrong with a thought about a made word problem; empty when nothing is."""
+    """What is wrong with a thought about a generated word problem; '' if nothing is."""
     have, asked = what_happens(question)
     taken = plain_steps(thought)
     if taken is None:
@@ -42,7 +42,7 @@ def fault(question: str, thought: str) -> str:
 
 
 def plain_steps(thought: str) -> list[tuple[int, str, int, int]] | None:
-    """The steps of a thought as (left, sign, right, result); None when any of it is something else."""
+    """The steps of a thought as (left, sign, right, result); None if it holds anything else."""
     sentences = [sentence.strip() for sentence in f"{thought} ".split(" . ") if sentence.strip()]
     steps = [step for sentence in sentences if (step := _STEP.fullmatch(sentence)) is not None]
     if not steps or len(steps) < len(sentences):
@@ -51,7 +51,7 @@ def plain_steps(thought: str) -> list[tuple[int, str, int, int]] | None:
 
 
 def what_happens(question: str) -> tuple[int, list[tuple[str, int]]]:
-    """The number that a made word problem begins with, and what is done to it."""
+    """The number that a generated word problem begins with, and the operations on it."""
     first, *then = question.split(" . ")
     steps = []
     for sentence in then:

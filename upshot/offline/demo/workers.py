@@ -1,7 +1,7 @@
-"""Two processes in which a demonstration trains and evaluates side by side, and a line that shows the time left.
+"""Two processes in which a demonstration trains and evaluates in parallel, and a line that shows the time left.
 
-The number of threads takes part in how sums are rounded, so it is fixed: a job that runs alone has two threads, jobs
-that run side by side have one each. The table of a demonstration then does not depend on the number of cores.
+Rounding of sums depends on the number of threads, so it is fixed: a job that runs alone has two threads, parallel jobs
+have one each. So the table of a demonstration does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRINT_EVERY_S = 10.0
 
 @dataclass
 class Progress:
-    """How far a demonstration is, as a share of its time, and the line that says so."""
+    """The progress of a demonstration, as a share of its time, and the line that shows it."""
 
     quiet: bool
     began: float = field(default_factory=time.monotonic)
@@ -43,7 +43,7 @@ class Progress:
     printed: float = 0.0
 
     def show(self, name: str, share: float, finished: float, detail: str) -> None:
-        """A stage that takes this share of the whole is `finished` to that part."""
+        """Show the progress while a stage that takes the share `share` of the time is `finished` to this part."""
         reached, elapsed = self.done + share * finished, time.monotonic() - self.began
         left = f", about {duration(elapsed * (1 - reached) / reached)} left" if reached > 0.03 else ""
         line = f"   {name}: {detail}{left}"
@@ -57,7 +57,7 @@ class Progress:
 
 
 class Workers:
-    """Runs jobs without arguments that can be pickled: functions of a module, and partials of them."""
+    """Runs picklable jobs without arguments: functions of a module, and partials of them."""
 
     def __init__(self, pool: Executor | None, progress: Progress) -> None:
         self._pool, self._progress = pool, progress
@@ -68,7 +68,7 @@ class Workers:
         return self._pool is None
 
     def run(self, name: str, share: float, jobs: Sequence[Callable[[], Result]], steps: Steps = ()) -> list[Result]:
-        """The results of the jobs, begun in this order; meanwhile show how far the runs in `steps` are."""
+        """The results of the jobs, started in this order; meanwhile show the progress of the runs in `steps`."""
         threads = 2 if len(jobs) == 1 else 1
         if self._pool is None:
             return [_with_threads(threads, job) for job in jobs]
@@ -84,7 +84,7 @@ class Workers:
 
 
 def how_far(futures: Sequence[Future[Any]], steps: Steps) -> tuple[float, str]:
-    """The part that is finished, below 1, and in words: by the steps of runs, else by the jobs that have ended."""
+    """The finished part, below 1, and a text: by the steps of runs, or else by the jobs that have ended."""
     if not steps:
         ended = sum(future.done() for future in futures)
         return min(ended / len(futures), 0.99), f"{ended} of {len(futures)}"
@@ -110,7 +110,7 @@ def start_workers(progress: Progress) -> Iterator[Workers]:
 
 
 def _import_training() -> None:
-    """What a job will import: the worker that waits during the warm start does it meanwhile."""
+    """Import what a job needs: the second worker does this while it waits for the warm start."""
     die_with_parent()  # a killed demonstration leaves no training behind
     import_frameworks()
     from transformers import LlamaForCausalLM  # noqa: F401
@@ -123,7 +123,7 @@ def _with_threads(threads: int, job: Callable[[], Result]) -> Result:
 
     before, stated = torch.get_num_threads(), os.environ.get(THREADS)
     torch.set_num_threads(threads)
-    os.environ[THREADS] = str(threads)  # what a run folder notes
+    os.environ[THREADS] = str(threads)  # the run folder records this variable
     try:
         return job()
     finally:

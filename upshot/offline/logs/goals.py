@@ -1,4 +1,4 @@
-"""What each user wanted and knew, asked of a model as strict JSON and checked against what the user really said."""
+"""Each user's goal and facts: a model extracts them as strict JSON; each fact is checked against the user's words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = object_schema({"goal": TEXT, "facts": {"type": "array", "items": TEXT},
 
 
 async def extract_goals(job: Job, model: Model, store: TalkStore, known: dict[str, dict[str, Any]]) -> None:
-    """Ask for every conversation that is not known yet; what comes of it goes to the job's journal and to `known`."""
+    """Extract from every conversation that is not in `known`; results go to the job's journal and to `known`."""
 
     async def one(number: int) -> None:
         (talk,) = store.read("rowid = ?", number)
@@ -47,20 +47,20 @@ async def extract_goals(job: Job, model: Model, store: TalkStore, known: dict[st
 
 
 def check_facts(answer: dict[str, Any], talk: LoggedConversation) -> dict[str, Any]:
-    """The answer without the facts that the user never said; how many those are is `dropped`."""
+    """The answer without the facts that the user never said; `dropped` is their number."""
     user_words = {word for m in talk.messages if m.role == "user" and not m.name for word in words(m.content)}
     facts = [fact for fact in answer["facts"] if is_said(fact, user_words)]
     return {**answer, "facts": facts, "dropped": len(answer["facts"]) - len(facts)}
 
 
 def is_said(fact: str, user_words: set[str]) -> bool:
-    """Whether every number and every word of four letters and more of a fact is among the words that were said."""
+    """Whether every number, and every word of at least four letters, in a fact is among the user's words."""
     telling = [word for word in words(fact) if len(word) > 3 or any(map(str.isdigit, word))]
     return bool(telling) and all(word in user_words for word in telling)
 
 
 def goal_text(line: dict[str, Any] | None) -> str:
-    """Goal and facts as a user is given them; '' where nothing was extracted."""
+    """Goal and facts as the simulated user receives them; '' if nothing was extracted."""
     return "" if line is None else "; ".join([line["goal"].strip(), *line["facts"]])
 
 

@@ -1,4 +1,4 @@
-"""`upshot logs look FILES…`: what is in the logs and what goes with their outcome, as a table and a page."""
+"""`upshot logs look FILES…`: what the logs contain and what correlates with their outcome, as a table and a page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reader_of(args: argparse.Namespace) -> LogReader:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, print and write the page; 1 when there is no conversation at all."""
+    """Read, print and write the page; 1 if there is no conversation at all."""
     reader, survey, out = reader_of(args), Survey(), Path(args.out or "logs.html")
     check_writable(out)
     for talk in reader:

@@ -1,4 +1,4 @@
-"""Email addresses, phone and card numbers out of a text; names, addresses and everything else stay."""
+"""Masks email addresses, phone and card numbers in a text; names, postal addresses and everything else stay."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
 _DIGITS = re.compile(r"(?<![\w.,])(?!\d{4}-\d\d-\d\d)\+?\(?\d(?:[ ().-]{0,2}\d){6,18}(?![\w])")
 _DIGIT = re.compile(r"\d")
-"""Most texts have none, which is known faster than where a number would begin."""
+"""A quick test, which most texts fail, before the slower search for where a number begins."""
 CARD_DIGITS = range(13, 20)
 PHONE_DIGITS = range(9, 16)
 
 
 def mask(text: str, counts: Counter[str]) -> str:
-    """The text with [email], [phone] and [card] in the places of such; each is counted."""
+    """The text with [email], [phone] and [card] in place of such data; each is counted."""
 
     def number(match: re.Match[str]) -> str:
         digits = "".join(filter(str.isdigit, match[0]))

@@ -1,4 +1,4 @@
-"""`logs.html`: what was read, signs and outcomes, validity, telling conversations. What it looks like: `page.j2`."""
+"""`logs.html`: what was read, signs and outcomes, validity, the most telling conversations (template: `page.j2`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.core.files import write_atomic
 from upshot.run.report.page import read_asset
 
 FEWEST = 10
-"""Conversations below which nothing is said to be better or worse."""
+"""With fewer conversations, nothing is called better or worse."""
 
 
 def spread(mean: Mapping[str, float] | None) -> str:
@@ -20,7 +20,7 @@ def spread(mean: Mapping[str, float] | None) -> str:
 
 
 def side(sign: Mapping[str, Any]) -> str:
-    """Whether conversations with a sign ended better or worse than those without it, where the intervals are apart."""
+    """'better' or 'worse' if conversations with a sign and those without it have separate intervals of the outcome."""
     yes, no = sign["with"], sign["without"]
     if not yes or not no or min(yes["n"], no["n"]) < FEWEST:
         return ""
@@ -28,7 +28,7 @@ def side(sign: Mapping[str, Any]) -> str:
 
 
 def counts(numbers: Mapping[str, int]) -> str:
-    """How many there are of each, for a reader."""
+    """The number of each, as text."""
     return ", ".join(f"{name} {count:,}" for name, count in numbers.items())
 
 

@@ -1,7 +1,7 @@
 """`upshot logs prepare FILES… --out DIR`: rows, a user, its realism and validity, and a recipe, stage by stage.
 
-`DIR/prepare.log` has the settings, what is spent, and the stages that are done; goals, the fitted user, realism and
-validity each go on where they stopped. Conversations are in `DIR/conversations.sqlite`, and few of them in memory.
+`DIR/prepare.log` has the settings, the spending, and the finished stages; goals, the fitted user, realism and validity
+each continue where they stopped. Conversations are in `DIR/conversations.sqlite`; only a few are in memory at a time.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ KEPT = (
 )
 """Options that must stay the same when a preparation is resumed."""
 TINY = "tiny"
-"""As --base: a new model that knows the words of the logs alone, for trials on a CPU."""
+"""The value of --base for a new model that knows only the words of the logs, for trials on a CPU."""
 SHORTEST = 512
-"""Tokens that a fitted model sees at least."""
+"""The smallest context of a fitted model, in tokens."""
 LEARNS = {
     True: "Learns from outcomes alone: compare with sft on sft_train.parquet.",
     False: "The logs have no outcomes (--outcome FIELD), so this imitates the assistant as it is. To train in a "
     "simulation, extend the recipe 'logs' with a reward of your own.",
 }
-"""What a recipe without a simulation does, by whether there are outcomes."""
+"""What a recipe without a simulation does, with outcomes (True) and without."""
 REALISM = 30
-"""How many held-out conversations the user is compared with people in."""
+"""The number of held-out conversations in which the simulated user is compared with people."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Go through the stages that are not done yet, and print what came of all."""
+    """Run the stages that are not done yet, and print all results."""
     if args.base == TINY and not args.fit_user:
         raise UserError("--base tiny is a new model that knows nothing; add --fit-user, or name another --base")
     try:
         with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
             return Preparation(args, log).run()
     except (sqlite3.Error, OSError) as error:
-        if getattr(error, "filename", None):  # of a file that cannot be opened, which says enough
+        if getattr(error, "filename", None):  # a file cannot be opened: its own message says enough
             raise
-        way_out = "what is finished is kept: fix the cause and run the same command again"
-        raise UserError(f"cannot go on in '{args.out}': {error}; {way_out}") from error
+        way_out = "finished work is kept: fix the cause and run the same command again"
+        raise UserError(f"cannot continue in '{args.out}': {error}; {way_out}") from error
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Player:
 
 
 class Preparation:
-    """The stages, and what they hand on."""
+    """The stages, and the data they pass on."""
 
     def __init__(self, args: argparse.Namespace, log: Journal) -> None:
         self.args, self.log, self.out = args, log, Path(args.out)
         self.done = {line["stage"] for line in log.lines if "stage" in line}
         self.store = TalkStore(self.out / "conversations.sqlite")
         self.goals: dict[str, dict[str, Any]] = {}
-        """What a model extracted, by conversation."""
+        """The goals and facts that a model extracted, by conversation."""
         self.budget: Budget | None = None
         self.told: list[str] = []
 
@@ -99,7 +99,7 @@ class Preparation:
         how = self.store.hold_out(self.args.held_out, self.args.seed)
         ((count, held, least, most),) = self.store.rows("count(*), sum(held), min(outcome), max(outcome)")
         total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
-        rest = f"; rows are not made of the other {total - count:,} (--conversations)" if total > count else ""
+        rest = f"; no rows are made from the other {total - count:,} (--conversations)" if total > count else ""
         self.told.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
         if self.args.model:
             asyncio.run(self.extract())
@@ -132,11 +132,11 @@ class Preparation:
         return ((talk, self.goal_of(talk)) for talk in self.store.read("held = ?", split != "train"))
 
     def goal_of(self, talk: LoggedConversation) -> str:
-        """What the user of a conversation wanted, as far as it is known."""
+        """What the user of a conversation wanted, if it is known."""
         return goals.goal_text(self.goals.get(talk.place)) or talk.messages[0].content
 
     def finish(self, measured: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
-        """Write the page and print what came of all."""
+        """Write the page and print all results."""
         summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
         account = [*summary["account"], *self.told]
         shown = {name: summary[name] for name in ("survey", "telling")}
@@ -148,7 +148,7 @@ class Preparation:
             print(f"page    {self.out / 'logs.html'}\nrecipe  {recipe} (its dry run passes): upshot train {recipe}")
 
     def job(self, what: str, results: Journal) -> Job:
-        """A job that goes on counting what those before it have spent."""
+        """A job whose budget includes the spending of the jobs before it."""
         job = Job(what, self.args, self.log, results)
         if self.budget is not None:
             job.budget.restore(self.budget.state())
@@ -156,13 +156,13 @@ class Preparation:
         return job
 
     def stage(self, name: str, work: Callable[[], object]) -> None:
-        """Do a stage that is not done, and write down that it is."""
+        """Run a stage unless it is done, and record that it is done."""
         if name not in self.done:
             work()
             self.log.append({"stage": name})
 
     def read(self) -> None:
-        """Conversations, masked, and what is known of them."""
+        """Read the conversations, mask them, and survey them."""
         reader, survey = reader_of(self.args), Survey()
 
         def surveyed() -> Iterator[LoggedConversation]:
@@ -178,7 +178,7 @@ class Preparation:
         write_json(self.out / "survey.json", {**summary, "telling": [to_dict(talk) for talk in survey.telling()]})
 
     async def extract(self) -> None:
-        """Goals by conversation; the calls of the model are cached."""
+        """Extract the goals by conversation; model calls are cached."""
         spec = ModelSpec.parse(read_model(self.args.model), "--model")
         cached = spec.model_copy(update={"cache": str(self.out / "cache")})
         with Journal(self.out / "goals.jsonl", keep=lambda line: "missing" not in line) as results:
@@ -198,7 +198,7 @@ class Preparation:
         train(recipe, folder, make_reporter(self.args.quiet, False))
 
     def player(self) -> Player | None:
-        """Who plays the user; None where nobody can."""
+        """Who plays the user; None if there is neither a model nor a fitted user."""
         if self.args.fit_user:
             fitted = str(self.out / "fitted")
             return Player(fitted, fitted, "plain", {"max_tokens": self.args.max_tokens})
@@ -215,7 +215,7 @@ class Preparation:
         return report
 
     async def validate(self, player: Player, good_from: float) -> dict[str, Any]:
-        """Simulate the futures of held-out replies and compare with what really happened."""
+        """Simulate futures of held-out replies and compare their scores with the real outcomes."""
         args = self.args
         replies = validity.choose_replies(self.store, True, args.replies, args.seed)
         spec = read_model(player.spec)
@@ -235,7 +235,7 @@ class Preparation:
         return measured
 
     def write_recipe(self, name: str, note: str, settings: Mapping[str, Any]) -> Path:
-        """A recipe that extends one of the project's with files of this folder."""
+        """A recipe that extends one of the project's and uses files of this folder."""
         text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
         write_atomic(self.out / name, f"# {note}\n{text}".encode())
         return self.out / name
@@ -245,7 +245,7 @@ class Preparation:
         return str(self.out / f"{name}.parquet")
 
     def write_fit(self, context: int) -> Path:
-        """The recipe of the fitted model; a tiny one learns its words from the logs."""
+        """The recipe of the fitted model; a tiny model takes its vocabulary from the logs."""
         settings: dict[str, Any] = {"extends": "logs-fit", "run_dir": str(self.out / "fitted")}
         settings |= {"model": {"path": self.args.base, "max_context": context}, "train": {"steps": self.args.steps}}
         settings["task"] = {"train_file": self.file("fit_train")}
@@ -256,9 +256,9 @@ class Preparation:
         return self.write_recipe("fit.yaml", "Learns users, outcomes and assistant of the logs.", settings)
 
     def write_training(self, player: Player | None, judged: bool, note: str) -> Path:
-        """The recipe to train with: in the simulation, on outcomes alone where nobody plays the user, or by imitation.
+        """The recipe to train with: in the simulation, on outcomes alone if nobody can play the user, or by imitation.
 
-        Without outcomes nothing says which replies are good, and a simulation has nothing to reward.
+        Without outcomes nothing says which replies are good, so a simulation has nothing to reward.
         """
         if player is None or not judged:
             method = "kto" if judged else "sft"
@@ -277,10 +277,10 @@ class Preparation:
 
 
 def context_of(words: Sequence[int], most: int) -> tuple[int, list[str]]:
-    """How many tokens a fitted model sees: about those of the longest conversation, within bounds; what is too long."""
+    """The context of a fitted model in tokens (about the longest conversation, bounded); notes if some exceed it."""
     longer = sum(length > most for length in words)
     note = (
-        f"{longer:,} of {len(words):,} conversations have more than {most:,} words, the most tokens that the fitted "
-        "model sees (--context): their ends are not learned, and late replies have no simulated future"
+        f"{longer:,} of {len(words):,} conversations have more than {most:,} words, but the fitted model sees only "
+        "that many tokens (--context): their ends are not learned, and their late replies have no simulated future"
     )
     return min(max(SHORTEST, 3 * max(words) // 2), most), [note] if longer else []

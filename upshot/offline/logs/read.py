@@ -1,7 +1,7 @@
-"""Conversations out of any chat log, one at a time: JSON lines, JSON, parquet; what cannot be read is counted.
+"""Reads conversations from any chat log, one at a time: JSON lines, JSON, parquet; unreadable records are counted.
 
 A record has its messages under one of `MESSAGES`, each with a role (role, from, speaker) and words (content, value,
-text, utterance). Nothing holds a whole file: a line, or one conversation, is the most that is in memory.
+text, utterance). No file is read as a whole: at most a line, or one conversation, is in memory.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ USUAL = {
     "time": ["time", "timestamp", "created_at", "date"],
     "kind": ["kind", "category", "topic", "intent", "vertical", "domain", "service"],
 }
-"""Where a record says what, if nobody names the field."""
+"""The usual names of each field, for fields that no option names."""
 NESTED = ("metadata", "meta", "info")
 RESULT = "tool_result"
-"""The type of a part of a message that holds a tool's answer."""
+"""The type of a message part that holds a tool's answer."""
 YES = {"good", "up", "thumbs_up", "thumbs up", "yes", "true", "solved", "resolved", "positive", "success", "👍"}
 NO = {"bad", "down", "thumbs_down", "thumbs down", "no", "false", "unsolved", "unresolved", "negative", "failure", "👎"}
 SUFFIXES = (".jsonl", ".json", ".parquet", ".ndjson")
 CHUNK = 1 << 20
 LONGEST_LINE = 64 << 20
 PLACES = 3
-"""How many places are named for each reason."""
+"""How many places are listed for each reason."""
 
 
 @dataclass(frozen=True)
 class LoggedConversation:
-    """What was said and what came of it. A tool's answer is a user message named 'tool': both answer the assistant."""
+    """Messages and outcome. A tool's answer is a user message named 'tool', because both answer the assistant."""
 
     messages: tuple[Message, ...]
-    """They alternate; the user's is the first."""
+    """Turns alternate; the first is the user's."""
     system: str = ""
     outcome: float | None = None
     customer: str = ""
@@ -66,7 +66,7 @@ class BadRecord(Exception):
 
 
 class LogReader:
-    """Reads files and keeps account of what it could not read."""
+    """Reads files and counts what it could not read, by reason."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LogReader:
         keep_personal: bool = False,
         quiet: bool = True,
     ) -> None:
-        """fields: names of fields by those of `USUAL`. roles: unusual names of roles."""
+        """fields: the names of fields, by the keys of `USUAL`. roles: unusual role names → roles."""
         self.paths = list(dict.fromkeys(path for name in files for path in _paths(name)))
         names = Counter(path.name for path in self.paths)
         self.labels = {path: path.name if names[path.name] == 1 else str(path) for path in self.paths}
@@ -86,7 +86,7 @@ class LogReader:
         self.unread: Counter[str] = Counter()
         """Records that are not conversations, by reason."""
         self.notes: Counter[str] = Counter()
-        """What is odd about those that were read."""
+        """Oddities in records that were read, by reason."""
         self.places: dict[str, list[str]] = {}
         self.masked: Counter[str] = Counter()
         self.outcome_types: Counter[str] = Counter()
@@ -108,14 +108,14 @@ class LogReader:
                 before += path.stat().st_size
 
     def count(self, counter: Counter[str], reason: str, place: str) -> None:
-        """One more for a reason."""
+        """Count one more for a reason."""
         counter[reason] += 1
         places = self.places.setdefault(reason, [])
         if len(places) < PLACES:
             places.append(place)
 
     def account(self) -> list[str]:
-        """What was not read and what is odd, a line for each reason."""
+        """What was not read and what is odd, one line per reason."""
         out = []
         for counter, verb in ((self.unread, "left out"), (self.notes, "note")):
             for reason, number in counter.most_common():
@@ -196,7 +196,7 @@ class LogReader:
             buffer, size, number = buffer[end:], CHUNK, number + 1
             place = f"{label}, value {number}"
             if isinstance(value, dict) and _role(value) and not any(name in value for name in MESSAGES):
-                loose.append(value)  # the file is one conversation, a bare list of messages
+                loose.append(value)  # the whole file is one conversation: a list of messages
             elif isinstance(value, dict) and (nested := _nested_list(value)) is not None:
                 yield from ((f"{place}, {at}", position, one) for at, one in enumerate(nested, 1))
             else:
@@ -241,7 +241,7 @@ class LogReader:
             if message.role == "system" and not spoken:
                 system = message.content
             elif message.role in ("user", "assistant") and message.content.strip():
-                if spoken and spoken[-1].role == message.role:  # two in a row are one turn
+                if spoken and spoken[-1].role == message.role:  # two messages of one role in a row are one turn
                     joined = f"{spoken[-1].content}\n{message.content}"
                     spoken[-1] = replace(message, content=joined, name=message.name and spoken[-1].name)
                 elif spoken or message.role == "user":
@@ -301,7 +301,7 @@ class LogReader:
 
 
 def _find(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """The value of the first field that is there, by name or dotted path."""
+    """The value of the first field that exists, by name or dotted path."""
     for name in names:
         for place in places:
             value: Any = place
@@ -322,7 +322,7 @@ def _written(text: str) -> str:
 
 
 def _text(content: Any) -> str:
-    """The words of a message; of content in parts, each that is text, a call or its result, and what the others are."""
+    """The words of a message; content in parts becomes texts, calls and results, and the names of all other parts."""
     if isinstance(content, list):
         return "\n".join(_part(part) if isinstance(part, dict) else str(part or "") for part in content)
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
@@ -337,7 +337,7 @@ def _part(part: Mapping[str, Any]) -> str:
 
 
 def _call(call: Any) -> str:
-    """A tool call in the words of a message."""
+    """A tool call as text in a message."""
     function = call.get("function", call) if isinstance(call, dict) else call
     return f"<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
 

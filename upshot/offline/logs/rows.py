@@ -1,4 +1,4 @@
-"""Logged conversations → rows: what to imitate, what was good and bad, prefixes of all depths; one at a time."""
+"""Logged conversations → rows: dialogues to imitate, good and bad replies, prefixes of all depths; one at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WithGoal = tuple[LoggedConversation, str]
 def write_rows(
     out: Path, talks_of: Callable[[str], Iterable[WithGoal]], good_from: float, judged: bool
 ) -> dict[str, int]:
-    """Write the parquet files of both splits; how many rows each has.
+    """Write the parquet files of both splits; returns their numbers of rows.
 
-    judged: whether there are outcomes at all; if not, all conversations are there to imitate.
+    judged: whether there are outcomes at all; if not, all conversations are imitated.
     """
     import pyarrow as pa
 
@@ -51,7 +51,7 @@ def write_rows(
 
 
 def fit_dialogues(talk: LoggedConversation, goal: str, good_from: float) -> list[list[Message]]:
-    """What a model that plays everybody learns from a conversation: the user, how it ended, the assistant."""
+    """What the fitted model, which plays everybody, learns from a conversation: user, outcome and assistant."""
     sides = [Transcript(talk.messages, goal).to_dialogue(), whole(talk)]
     if talk.outcome is not None:
         answer = GOOD if talk.outcome >= good_from else BAD
@@ -76,7 +76,7 @@ def _marked(talk: LoggedConversation, good_from: float) -> Iterator[Row]:
 
 
 def prefixes(talks: Iterable[WithGoal], split: str) -> Iterator[Row]:
-    """Everything that an assistant replied to, as often as it is in the logs: what is common there is trained often."""
+    """Every prefix that the assistant replied to, as often as in the logs, so that common ones are trained often."""
     numbers = count()
     for talk, goal in talks:
         for at, message in enumerate(talk.messages):

@@ -1,6 +1,6 @@
-"""What conversations look like and what goes with their outcome, counted as they stream by; no model is needed.
+"""Counts what conversations look like and what correlates with their outcome, in one pass; needs no model.
 
-A sign is something that can be read off a conversation: the assistant asks, repeats itself, is corrected, is abandoned.
+A sign is an event that can be read from a conversation: the assistant asks, repeats itself, is corrected, is abandoned.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from upshot.offline.statistics import LEVEL, Estimate, wilson
 from upshot.tasks.users import quality
 
 words = lru_cache(64)(quality.words)
-"""The words of a text; those of a message are asked for up to three times."""
+"""The words of a text, cached: each message is split up to three times."""
 TELLING = 10
-"""How many of the worst and of the best conversations are kept."""
+"""How many of the worst and of the best conversations to keep."""
 _CORRECTION = re.compile(
     r"\b(no,? i (meant|said|want|asked)|i (meant|already (said|told))|that'?s (not (what|right)|wrong)"
     r"|not what i (asked|meant)|you (misunderstood|did ?n[o']t (answer|understand)))|what do you mean\b",
@@ -42,7 +42,7 @@ _COMMON = {
     word: [name for name, common in _LANGUAGES.items() if word in common.split()]
     for word in " ".join(_LANGUAGES.values()).split()
 }
-"""The languages of which a word is a common one."""
+"""The languages in which a word is common."""
 
 
 def asks(talk: LoggedConversation) -> bool:
@@ -62,7 +62,7 @@ def corrected(talk: LoggedConversation) -> bool:
 
 
 def abandoned(talk: LoggedConversation) -> bool:
-    """The last word is a question of the assistant that nobody answers."""
+    """The conversation ends with a question of the assistant that nobody answers."""
     return talk.messages[-1].role == "assistant" and "?" in talk.messages[-1].content
 
 
@@ -81,10 +81,10 @@ SIGNS: dict[str, Callable[[LoggedConversation], bool]] = {
 
 
 def language(talk: LoggedConversation) -> str:
-    """The language of the user's words, by script and by common words; 'Other' where neither tells."""
+    """The language of the user's words, by script and by common words; 'Other' if neither decides."""
     texts = [message.content for message in talk.messages if message.role == "user" and not message.name]
     scripts: Counter[str] = Counter()
-    for char, count in Counter("".join(texts)).items():  # of a few dozen characters, instead of every one in the text
+    for char, count in Counter("".join(texts)).items():  # a few dozen different characters instead of the whole text
         if char.isalpha():
             scripts["LATIN" if char.isascii() else unicodedata.name(char, "other").split()[0]] += count
     script = scripts.most_common(1)[0][0] if scripts else "other"
@@ -99,7 +99,7 @@ def language(talk: LoggedConversation) -> str:
 
 @dataclass
 class Mean:
-    """A mean that grows, with its interval: Wilson's for zeros and ones, else the normal one."""
+    """A running mean with its interval: Wilson's for zeros and ones, else the normal one."""
 
     n: int = 0
     total: float = 0.0
@@ -121,13 +121,13 @@ class Mean:
         return Estimate(mean, mean - half, mean + half, self.n)
 
     def to_dict(self) -> dict[str, float]:
-        """As reports have it; empty without values."""
+        """Mean and interval for reports; {} without values."""
         estimate = self.estimate()
         return {} if estimate is None else estimate.to_dict()
 
 
 class Survey:
-    """What is known of all conversations so far, in bounded memory."""
+    """Statistics of all conversations so far, in bounded memory."""
 
     def __init__(self) -> None:
         self.conversations = 0
@@ -166,12 +166,12 @@ class Survey:
             (heapq.heappush if len(heap) < TELLING else heapq.heappushpop)(heap, item)
 
     def telling(self) -> list[LoggedConversation]:
-        """The conversations that went worst and then those that went best, those with the most bad signs first."""
+        """The worst conversations, then the best ones, each ordered by the number of bad signs."""
         chosen = [*sorted(self._worst, reverse=True), *sorted(self._best, reverse=True)]
         return list({item[3].place: item[3] for item in chosen}.values())
 
     def to_dict(self) -> Mapping[str, Any]:
-        """As JSON has it."""
+        """The survey as JSON data."""
         return {
             "conversations": self.conversations,
             "outcome": self.outcome.to_dict(),

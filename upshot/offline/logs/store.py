@@ -1,4 +1,4 @@
-"""The conversations of a preparation on the disk, in the order of the logs: whoever reads them holds one at a time."""
+"""Stores the conversations of a preparation on the disk, in the order of the logs; they are read one at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TalkStore:
         self._db = sqlite3.connect(path)
 
     def fill(self, talks: Iterable[LoggedConversation], most: int) -> None:
-        """Hold these conversations, and no others; of more than `most`, as many evenly out of all of them."""
+        """Store these conversations and no others; if there are more than `most`, an even selection of that many."""
         self._db.execute("DROP TABLE IF EXISTS talks")
         self._db.execute(TABLE)
         with self._db:
@@ -35,7 +35,7 @@ class TalkStore:
     def hold_out(self, share: float, seed: int) -> str:
         """Hold conversations out of training, and say how they were chosen.
 
-        By customer where there are any, else the latest ones, else by what was said (the same words on the same side).
+        By customer if there are any, else the latest conversations, else by words (the same words on the same side).
         """
         with self._db:
             ((customers, timeless, count),) = self.rows("sum(customer != ''), sum(time = ''), count(*)")
@@ -60,12 +60,12 @@ class TalkStore:
 
 
 def to_dict(talk: LoggedConversation) -> dict[str, Any]:
-    """A conversation as JSON has it."""
+    """A conversation as JSON data."""
     return {**vars(talk), "messages": [message.to_dict() for message in talk.messages]}
 
 
 def whole(talk: LoggedConversation) -> list[Message]:
-    """What was said, with the system prompt before it."""
+    """The messages, with the system prompt before them."""
     return [*([Message("system", talk.system)] if talk.system else []), *talk.messages]
 
 

@@ -1,7 +1,7 @@
 """Does the simulated score of a logged reply predict what really happened? One number, and a plain verdict.
 
 The number is concordance: of two held-out replies with different outcomes, how often the simulation scores the better
-one higher (ties count half). With good and bad outcomes it is the AUC. 0.5 is a coin.
+one higher (ties count half). With good and bad outcomes it is the AUC. 0.5 is chance.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from upshot.tasks.users.quality import words
 GOOD_ENOUGH = 0.7
 """Lower bound of the concordance from which a simulation may be trained on."""
 LEVEL_GAP = 0.15
-"""Most that the mean simulated score may differ from the share of good outcomes."""
+"""The largest allowed difference between the mean simulated score and the share of good outcomes."""
 FEWEST = 50
-"""Replies below which nothing is concluded: an interval of a handful says little."""
+"""With fewer replies nothing is concluded, because the interval would be too wide."""
 BINS = 5
 RESAMPLES = 1000
 
 POOR = (Reason.BAD_ANSWER, Reason.NOTHING_SAID, Reason.TOO_LONG)
-"""Why a simulation that works as well as it can gives no score."""
+"""Reasons for a missing score that are the simulation's own result, not a failed call."""
 
 Line = Mapping[str, Any]
 
 
 def choose_replies(store: TalkStore, held_out: bool, most: int, seed: int) -> list[tuple[LoggedConversation, int]]:
-    """A reply of each of at most this many conversations with an outcome, at a random depth: its place there."""
+    """One reply, at a random depth, of each of at most `most` conversations with an outcome: (conversation, place)."""
     rng = random.Random(derive_seed(seed, "validity"))
     judged = store.rows("rowid", "outcome IS NOT NULL AND held = ?", held_out)
     chosen = [talk for one in rng.sample(judged, min(most, len(judged))) for talk in store.read("rowid = ?", *one)]
@@ -68,7 +68,7 @@ async def simulate(
         line |= {"depth": "last reply" if last else "first reply" if first else "middle reply"}
         line |= {"score": total.value} if total.value is not None else {"missing": str(total.reason)}
         lines[talk.place] = line
-        # A simulation that cannot speak or judge is a result; only calls that fail for other reasons end the job.
+        # If the simulation cannot speak or judge, that is a result; only calls that fail for other reasons end the job.
         failed = total.value is None and total.reason not in POOR
         job.write(dict(line), failure=str(total.reason) if failed else None)
 
@@ -77,14 +77,14 @@ async def simulate(
 
 
 def count_words(talk: LoggedConversation, at: int) -> int:
-    """How long the conversation is up to and with a reply: all that length alone can know."""
+    """The number of words up to the end of a reply, for the prediction from length alone."""
     return sum(len(words(message.content)) for message in talk.messages[: at + 1])
 
 
 def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, seed: int = 0) -> dict[str, Any]:
     """Everything about the validity of the simulation; `trained`: lengths and outcomes of the train side."""
     scored = [line for line in lines if "score" in line]
-    # Whether longer is better is learned where nothing is measured.
+    # The train split decides whether longer means better; validity is measured on the held-out split.
     longer = concordance([(one["words"], one["outcome"]) for one in trained], seed)
     sign = -1 if longer and longer["value"] < 0.5 else 1
     groups = {"all": scored}
@@ -108,7 +108,7 @@ def measure(lines: Sequence[Line], trained: Sequence[Line], good_from: float, se
 
 
 def concordance(pairs: Sequence[tuple[float, float]], seed: int = 0) -> dict[str, float] | None:
-    """The share of pairs with different outcomes that the scores order as these do, with its bootstrap interval."""
+    """The share of pairs with different outcomes that the scores order in the same way, with its bootstrap interval."""
     import numpy as np
 
     scores, outcomes = np.array(pairs, dtype=float).reshape(-1, 2).T
@@ -125,7 +125,7 @@ def concordance(pairs: Sequence[tuple[float, float]], seed: int = 0) -> dict[str
 
 
 def calibrate(lines: Sequence[Line], good_from: float) -> list[dict[str, float]]:
-    """Bins of about as many replies by simulated score: their mean score, and the share that really ended well."""
+    """Equal-sized bins of replies by simulated score: their mean score, and the share that really ended well."""
     order = sorted(lines, key=lambda line: float(line["score"]))
     bins = [order[len(order) * n // BINS : len(order) * (n + 1) // BINS] for n in range(BINS)]
     out = []
@@ -137,7 +137,7 @@ def calibrate(lines: Sequence[Line], good_from: float) -> list[dict[str, float]]
 
 
 def judge(validity: Mapping[str, Any]) -> str:
-    """What the simulation may be used for; the thresholds are argued for in docs/tutorials/logs.md."""
+    """What the simulation may be used for; docs/tutorials/logs.md explains the thresholds."""
     agreement, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
     if agreement is None or agreement["n"] < max(FEWEST, sum(validity["missing"].values())) or agreement["low"] <= 0.5:
         return "do not use"
@@ -148,7 +148,7 @@ def judge(validity: Mapping[str, Any]) -> str:
 
 
 def tell(validity: Mapping[str, Any]) -> str:
-    """The validity in a line."""
+    """The validity as one line of text."""
     agreement, length = (validity["groups"]["all"][key] for key in ("concordance", "length"))
     missing = "".join(f"; {count} have no score: {reason}" for reason, count in validity["missing"].items())
     if agreement is None:
@@ -158,6 +158,6 @@ def tell(validity: Mapping[str, Any]) -> str:
     return (
         f"validity: {validity['verdict']}. The simulation orders {agreement['value']:.2f} ({agreement['low']:.2f} to "
         f"{agreement['high']:.2f}) of the pairs of held-out replies as their real outcomes do (n = {agreement['n']}; "
-        f"length alone {length['value']:.2f}, a coin 0.50). On average it gives {validity['simulated']:.2f}; "
+        f"length alone {length['value']:.2f}, chance 0.50). Its mean score is {validity['simulated']:.2f}; "
         f"{validity['real']:.2f} really ended well{missing}"
     )

@@ -1,1 +1,1 @@
-"""From the originals to here: their scripts, flags, keys, metrics and files, and what each is called in Upshot."""
+"""Translates from the originals: their scripts, flags, keys, metrics and files, and the names of each in Upshot."""

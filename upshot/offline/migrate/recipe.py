@@ -1,7 +1,7 @@
-"""Settings of theirs → a recipe, or the command that does the same; and a list of what it could not carry.
+"""Settings of an original → a recipe, or the command that does the same; and a list of what could not be carried over.
 
-`table.yaml` says what is called what, and docs/migrate.md is made of it; here are the conversions that its `how` names.
-What only its author can say (the task of an unknown file, the classmates) is asked for, never guessed.
+`table.yaml` maps their names to ours, and docs/migrate.md is made from it; this file has the conversions that its `how`
+names. What only the author can know (the task of an unknown file, the classmates) is asked for, never guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from upshot.core.errors import UserError
 from upshot.offline.migrate.theirs import MAP, RANKS, OriginalSettings
 
 Keys = dict[str, Any]  # dotted keys and their values, or a row of the table, whose fields are explained there
-SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)  # nobody's to print
+SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)  # never printed
 BACKEND, CLASSMATES = "reward_model.llm_judge_backend_type", "reward_model.classmate_cot_reward_configs"
 LOOP = re.compile(r"\$\{?([a-z_]\w*)\}?")
 BATCH = ("--batch_size", "--per_device_train_batch_size", "--gradient_accumulation_steps", *RANKS)
@@ -33,7 +33,7 @@ BATCH = ("--batch_size", "--per_device_train_batch_size", "--gradient_accumulati
 
 @cache
 def read_table() -> Keys:
-    """table.yaml, with the rows of all originals as `rows`; one of an original that stands alone says which (`of`)."""
+    """table.yaml, with the rows of all originals as `rows`; rows of a separate original name it (`of`)."""
     table: Keys = read_yaml(Path(__file__).parent / "table.yaml", "table")
     originals = table["originals"].items()
     of = {name: name if original.get("alone") else "" for name, original in originals}
@@ -41,22 +41,22 @@ def read_table() -> Keys:
 
 
 def find_line(name: str, *kinds: str, of: str = "") -> Keys:
-    """The row of a setting: its own, else the longest pattern that fits; an empty one where there is none."""
+    """The row of a setting: its own, or else the longest pattern that matches; an empty row if there is none."""
     rows = (row for row in read_table()["rows"] if row["of"] == of and row["kind"] in kinds)
     fits = [row for row in rows if fnmatchcase(name, row["theirs"])]
     return max(fits, key=lambda row: (row["theirs"] == name, len(row["theirs"])), default={})
 
 
 def find_script(program: str) -> Keys:
-    """The row of a program, known by the last word of its name; an empty one where it is not."""
+    """The row of a program, by the last part of its name; an empty row if it is unknown."""
     known = re.compile(rf"(.*[./])?{re.split(r'[./]', program.removesuffix('.py'))[-1]}(\.py)?")
     scripts = (row for row in read_table()["rows"] if row["kind"] == "script" and known.fullmatch(row["theirs"]))
-    # Of an original that stands alone the folder counts as well: every project has a finetune.py.
+    # For a separate original the folder must match as well: every project has a finetune.py.
     return next((row for row in scripts if not row["of"] or PurePath(row["theirs"]).parts[0] in program), {})
 
 
 class TheirSetting(NamedTuple):
-    """A setting of theirs on its way into the recipe: its row, name and value, and all the others."""
+    """A setting of an original that is being converted: its row, name and value, and all other settings."""
 
     line: Keys
     name: str
@@ -64,11 +64,11 @@ class TheirSetting(NamedTuple):
     others: Mapping[str, Any]
 
     def to(self, value: Any) -> Keys:
-        """A value for the recipe key that the row names, and what comes with it."""
+        """The value for the recipe key that the row names, with the keys that come with it."""
         return {self.line["key"]: value, **self.line.get("set", {})}
 
     def refuse(self) -> Any:
-        """Leave it, for the reason that the row gives."""
+        """Do not convert it, for the reason in the row."""
         raise ValueError(self.line["unless"])
 
     def whole(self, value: Any) -> int:
@@ -81,7 +81,7 @@ class TheirSetting(NamedTuple):
 
 
 def spec(model: Any) -> Any:
-    """A model of litellm's naming: an address, a provider's, or a bare name that its provider is known by."""
+    """A model named as in litellm: a URL, provider/model, or a bare name whose provider is known."""
     if isinstance(model, Mapping):
         if address := model.get("api_base") or model.get("base_url"):
             return {"url": address, "model": str(model["model"]).removeprefix("openai/")}
@@ -91,12 +91,12 @@ def spec(model: Any) -> Any:
 
 
 def local_spec(name: Any) -> str:
-    """A model of Hugging Face's naming: a Hub name is loaded here, a folder is one, more slashes are a provider's."""
+    """A model named as in Hugging Face: a Hub name (loaded here) or a folder; more slashes mean a provider's model."""
     return f"local:{name}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)) else str(name)
 
 
 def _person(s: TheirSetting) -> Keys:
-    """Who speaks, and how: a name of litellm's, or its arguments as JSON."""
+    """Who speaks, and how: a model name of litellm's, or its arguments as JSON."""
     call = json.loads(s.value) if isinstance(s.value, str) and s.value.lstrip().startswith("{") else s.value
     sampling = {f"{s.line['sampling']}.{name}": call[name] for name in s.line.get("samples", ()) if name in call}
     return {**s.to(spec(call)), **sampling}
@@ -118,7 +118,7 @@ def _weights(s: TheirSetting) -> Keys:
 
 
 def _kl(s: TheirSetting) -> Keys:
-    """What is said of the KL divergence counts where that is on: in the loss, or off the reward, not both."""
+    """Settings of the KL divergence count only where it is switched on: in the loss or in the reward, not both."""
     in_reward = s.others.get("algorithm.use_kl_in_reward")
     in_loss = s.others.get("actor_rollout_ref.actor.use_kl_loss", not in_reward)
     if s.name.endswith("use_kl_in_reward"):
@@ -135,13 +135,13 @@ def _is_talk(others: Mapping[str, Any]) -> bool:
 
 
 def _interaction(s: TheirSetting) -> Keys:
-    """Carried with the file that is named; of gsm8k the environment says after each turn what is wrong."""
+    """Converted with the named file; for gsm8k, the environment says after each turn what is wrong."""
     known = "gsm8k" in str(s.value) or any(key.startswith("interaction.") for key in s.others)
     return {} if known else s.refuse()
 
 
 def _cot_monitor(s: TheirSetting) -> Keys:
-    """A monitor of the thoughts; where none is named, that of the fork."""
+    """A monitor of the thoughts; the fork's default if none is named."""
     named = s.others.get("reward_model.monitor_model_name")
     return {"eval.monitor": "monitor", **({} if named else {s.line["key"]: s.line["value"]})} if s.value else {}
 
@@ -152,7 +152,7 @@ def _think(s: TheirSetting, whose: str = "") -> Any:
 
 
 def _classmates(s: TheirSetting) -> Keys:
-    """Each classmate a helper model, with its own markers where set; a map of served ones has the last word."""
+    """Each classmate becomes a helper model, with its own markers if set; a map of served models overrides them."""
     if MAP in s.others:
         return {}
     models = {"peer" if n == 0 else f"peer{n + 1}": local_spec(model) for n, model in enumerate(s.items())}
@@ -161,7 +161,7 @@ def _classmates(s: TheirSetting) -> Keys:
 
 
 def _judge(s: TheirSetting) -> Keys:
-    """The judge of the fork: a model that rates, or one that scores as a reward model does, the classmates', too."""
+    """The fork's judge: a model that rates, or a reward model; it scores the classmates' answers, too."""
     if s.others.get(BACKEND) != "hf_scoring":
         return s.to(local_spec(s.value))
     metric = {"reward.metrics": [{"name": "rm_score", "model": s.value, "squash": "none"}]}
@@ -169,7 +169,7 @@ def _judge(s: TheirSetting) -> Keys:
 
 
 def _mixture(s: TheirSetting) -> Keys:
-    """The one set of a mixture: names, each with a share of its rows or their number."""
+    """The only data set of a mixture; a mixture lists names, each with a share or a number of rows."""
     words = " ".join(map(str, s.items())).split()
     return s.to(words[0]) if len(words) <= 2 else s.refuse()
 
@@ -222,30 +222,30 @@ CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
 
 
 class ImportedRecipe(NamedTuple):
-    """What a recipe says, and what is not in it: (key, value, why)."""
+    """The recipe's keys, and the settings left out: (key, value, why)."""
 
     keys: Keys
     left: list[tuple[str, Any, str]]
     stops: list[str]
-    """Of those that are not in it, the ones that change what is learned."""
+    """The settings left out that change what is learned."""
 
     @property
     def recipe(self) -> Keys:
         """The keys as nested mappings."""
         out: Keys = {}
-        for key in sorted(self.keys, key=lambda key: key.count(".")):  # a model before what more is said of it
+        for key in sorted(self.keys, key=lambda key: key.count(".")):  # a model before its options
             put(out, key, self.keys[key], CALL)
         return untag(out)  # type: ignore[no-any-return]
 
 
 def carry(theirs: OriginalSettings) -> ImportedRecipe:
-    """What can be carried over, in the recipe's own words."""
+    """Everything that can be carried over, as recipe keys."""
     done, tasks = ImportedRecipe(keys := Keys(name="imported"), [], []), read_table()["tasks"]
     is_rl = any(key.startswith("actor_rollout_ref.") for key in theirs.settings)
     script = find_script(theirs.program or ("verl.trainer.main_ppo" if is_rl else ""))
     settings = script.get("defaults", {}) | theirs.settings
     for name, value in settings.items():
-        if value is not None:  # null is the key left out
+        if value is not None:  # null means that the key is not set
             try:
                 keys.update(_convert(settings, name, value, script.get("of", "")))
             except ValueError as why:
@@ -254,7 +254,7 @@ def carry(theirs: OriginalSettings) -> ImportedRecipe:
                 if not secret and changes_learning(name, value, script.get("of", "")):
                     done.stops.append(name)
     keys.update(script.get("keys", {}))
-    if "task.name" not in keys:  # by a word in the path of the data, or by who talks
+    if "task.name" not in keys:  # guess from a word in the path of the data, or from who talks
         path = str(keys.get("task.train_file", keys.get("task.file", ""))).lower()
         word = next((word for word in tasks if word in path), "a simulated user" if "futures.rounds" in keys else "")
         keys.update(tasks.get(word) or {})
@@ -268,7 +268,7 @@ def carry(theirs: OriginalSettings) -> ImportedRecipe:
 
 
 def changes_learning(name: str, value: Any, of: str) -> bool:
-    """Whether leaving a setting out may change what is learned: one that is unknown may."""
+    """Whether leaving a setting out may change what is learned; an unknown setting may."""
     line = find_line(name, "flag", "key", "file", of=of)
     if "learns" in line:
         return line["learns"] is not None and value not in line["learns"]
@@ -276,11 +276,11 @@ def changes_learning(name: str, value: Any, of: str) -> bool:
 
 
 def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
-    """What a setting is in the recipe."""
+    """The recipe keys for a setting."""
     line = find_line(name, "flag", "key", "file", of=of)
     if name in RANKS and "data.train_files" in others:  # verl's batch is that of all ranks together
         return {}
-    if not line and "." in name and model_at(Recipe, name.split(".")[:-1]):  # said in our words
+    if not line and "." in name and model_at(Recipe, name.split(".")[:-1]):  # it is one of our keys
         return {name: value}
     if "key" not in line:
         raise ValueError(line.get("reason") or (f"is `{line['command']}`" if line else "no counterpart is known"))
@@ -296,7 +296,7 @@ def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
 
 
 def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any], make: str) -> None:
-    """Where methods that sample nothing learn from: the files named, or files to be made of a published set first."""
+    """The data of methods that do not sample: the named files, or files to be made from a published set first."""
     keys, method = done.keys, done.keys["train.method"]
     data, held_out = keys.pop("task.file", keys.pop("task.train_file", "")), keys.pop("task.validation_file", "")
     if PurePath(data).suffix not in (".parquet", ".jsonl", ".json"):
@@ -314,7 +314,7 @@ def _learn_from_examples(done: ImportedRecipe, settings: Mapping[str, Any], make
 
 
 def ask(theirs: OriginalSettings, done: ImportedRecipe) -> None:
-    """Refuse what only its author can complete, with the words that complete it."""
+    """Refuse settings that only their author can complete, and show the arguments that complete them."""
     asks, key = read_table()["asks"], f"{CLASSMATES}.classmate_model_name_or_path_list"
     if "classmate" in theirs.program and "futures.classmates" not in done.keys:
         where = "is null in the files given" if key in theirs.settings else "stands in its YAML"
@@ -328,7 +328,7 @@ def ask(theirs: OriginalSettings, done: ImportedRecipe) -> None:
 
 
 def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
-    """Refuse to leave out what changes what is learned, unless that is asked for."""
+    """Refuse to leave out settings that change what is learned, unless --drop names them."""
     allowed = {key.lstrip("-") for key in dropped}
     lost = [item for item in done.left if item[0] in done.stops and item[0].lstrip("-") not in allowed]
     if lost:
@@ -340,13 +340,13 @@ def refuse_losses(done: ImportedRecipe, dropped: Sequence[str]) -> None:
 
 
 def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedRecipe]:
-    """The command that does what a script of theirs does that trains nothing, and what it could not carry."""
+    """The command for a script that does not train, and the settings it could not carry over."""
     settings = script.get("defaults", {}) | theirs.settings
     done, verb = carry(OriginalSettings(theirs.program, settings)), script["command"].split(" --")[0]
     lines = {name: line for name in settings if (line := find_line(name, "flag")).get("command", "").startswith(verb)}
     options = {name: line["command"].removeprefix(verb).strip() for name, line in lines.items()}
-    words = [re.sub(r"\bRUN\b", "$run", script["command"])]  # which of our runs, the caller of the line says
-    for name, option in (options | script.get("options", {})).items():  # a flag of theirs, or a recipe key
+    words = [re.sub(r"\bRUN\b", "$run", script["command"])]  # the caller of the command says which run
+    for name, option in (options | script.get("options", {})).items():  # one of their flags, or a recipe key
         value = done.keys.get(name, settings.get(name, ""))
         value = lines.get(name, {}).get("values", {}).get(str(value), value)
         if isinstance(value, list):
@@ -354,13 +354,13 @@ def command_line(theirs: OriginalSettings, script: Keys) -> tuple[str, ImportedR
         text_value = f"{value['url']}#{value['model']}" if isinstance(value, Mapping) else str(value)
         text_value = re.sub(r"^(\$HOME\b|\$\{HOME\})", "~", text_value)
         shown = shlex.quote(local_spec(text_value) if name == "model.path" else text_value).replace("\\", r"\\")
-        if text_value and option and "--push" not in option:  # nobody asked to publish here
+        if text_value and option and "--push" not in option:  # an import must not publish anything
             words.append(re.sub(r"\b[A-Z]+\b", shown, option))
             done.left[:] = [item for item in done.left if item[0] != name]
     if script["command"].startswith("upshot data prepare") and "--out" not in " ".join(words):
         words.append(f"--out data/{PurePath(theirs.program).stem}")
     text = " \\\n    ".join(words)
-    loops = list(dict.fromkeys(LOOP.findall(text)))  # set by a loop of the script; here by the caller
+    loops = list(dict.fromkeys(LOOP.findall(text)))  # variables of the script's loops; here the caller sets them
     for name in loops:
         text = re.sub(rf"'([^']*\$\{{?{name}\b[^']*)'", r'"\1"', text)
     heads = [f"{name}=${{{number}:?give its value}}\n" for number, name in enumerate(loops, 1)]

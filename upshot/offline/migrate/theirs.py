@@ -1,6 +1,6 @@
-"""Settings out of a config (YAML, JSON) or a launch script (sh) of the originals. Nothing is run.
+"""Reads settings from a config (YAML, JSON) or a launch script (sh) of the originals. Nothing is run.
 
-A script's own variables, and sums of them, are filled in; what the shell alone could know stays as it is written.
+A script's own variables, and sums of them, are filled in; values that only the shell knows stay as written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOLE_NUMBERS = re.compile(r"(?:[\s\d+()-]|(?<!\*)\*(?!\*)|(?<!/)/(?!/))+")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv)")
-RANKS = ("--nproc_per_node", "--num_processes", "--num_nodes")  # of a launcher's own flags those a batch is counted by
+RANKS = ("--nproc_per_node", "--num_processes", "--num_nodes")  # flags of launchers that multiply the batch
 _PROGRAM = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+|[\w./-]*\.py")
 _OVERRIDE = re.compile(r"[\w.+]+=")
 
@@ -41,7 +41,7 @@ class OriginalSettings(NamedTuple):
 
 
 def read_all(words: Sequence[str], is_known: Callable[[str], object]) -> OriginalSettings:
-    """The settings of `KEY=VALUE` words, a script and the configs it names; what an earlier one sets stands."""
+    """The settings of `KEY=VALUE` words, a script and the configs it names; earlier ones override later ones."""
     overrides = OriginalSettings("", dict(_settings([word for word in words if _OVERRIDE.match(word)])))
     paths = [word for word in words if not _OVERRIDE.match(word)]
     files = [overrides, *(read(path, is_known) for path in paths)]
@@ -73,7 +73,7 @@ def find_config(paths: Sequence[str], flags: Mapping[str, Any]) -> Path | None:
 
 
 def read(path: str, is_known: Callable[[str], object]) -> OriginalSettings:
-    """The settings of a file of theirs; of a script those of the first program in it that is known."""
+    """The settings of an original's file; of a script, those of the first known program in it."""
     if not path.endswith(".sh"):
         return read_config(path)
     launched = list(read_script(read_text(Path(path))))
@@ -107,13 +107,13 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
         line = _ESCAPED.sub(lambda match: shlex.quote(match[1].encode().decode("unicode_escape")), line)
         try:
             words = [_VARIABLE.sub(lambda m: variables.get(m[1], m[0]), w) for w in shlex.split(line, comments=True)]
-        except ValueError:  # a quote that goes on over several lines: nothing that is launched
+        except ValueError:  # a quote over several lines: not a launched program
             continue
         named = _ASSIGNMENT.fullmatch(words[-1]) if words and words[:-1] in ([], ["export"]) else None
         if named is not None:
             variables[named[1]] = named[2]
             continue
-        # What stands before a lone `--` is for whoever finds a machine for the program.
+        # Words before a lone `--` are for the scheduler that finds a machine for the program.
         behind = max((i for i, word in enumerate(words) if word == "--"), default=-1)
         by = next((i for i, word in enumerate(words) if i > behind and _LAUNCHER.fullmatch(word)), len(words))
         if "serve" in words[1:] and words[(serve := words.index("serve")) - 1].endswith("vllm"):
@@ -126,10 +126,10 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
 
 
 def _sum(whole: re.Match[str], variables: Mapping[str, str]) -> str:
-    """What is between `$((` and `))` worked out, where it is a sum of whole numbers."""
+    """The result of the arithmetic between `$((` and `))`, if it is a sum of whole numbers."""
     numbers = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), whole[1]).strip()
     with contextlib.suppress(SyntaxError, TypeError, ZeroDivisionError):
-        # Digits, brackets and + - * / alone get here: nothing that could do more than count.
+        # Only digits, brackets and + - * / get here, so evaluating them can do nothing but arithmetic.
         return str(eval(numbers.replace("/", "//"))) if _WHOLE_NUMBERS.fullmatch(numbers) else whole[0]
     return whole[0]
 
@@ -151,7 +151,7 @@ def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _read(text: str) -> Any:
-    """A value as YAML reads it, and 1e-6 as a number; what is no YAML, or quoted for Hydra, stays text."""
+    """A value as YAML reads it, with 1e-6 as a number; text that is not YAML, or is quoted for Hydra, stays text."""
     try:
         value = text[1:-1] if text[:1] == text[-1:] == "'" else yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,7 +1,7 @@
-"""A chat with a model as its training plays it: your words or the simulated user's, replies forked and scored.
+"""A chat with a model, played as in training: you or the simulated user speak, replies are forked and scored.
 
-The commands of a session, and no terminal: `terminal.py` reads and prints. Everything is played by the same context as
-a training step, so that what `/fork` says of a reply is what training would say of it.
+This file has the commands of a session; `terminal.py` reads and prints. The same context as in a training step plays
+everything, so `/fork` scores a reply exactly as training would.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_REFERENCE = "the verifier compares with a reference, and your words have none
 
 
 class Chat:
-    """One conversation after another; each command returns what there is to show."""
+    """One conversation after another; each command returns what to show."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Chat:
         system: str,
         seed: int,
     ) -> None:
-        """rows: whose goals the simulated user may have, taken in turn."""
+        """rows: their goals are the simulated user's, one after another."""
         self.context, self.metrics, self.user, self.rows = context, metrics, user, rows
         self.system, self.seed = system, seed
         self._begun = self._rows = 0
         self.restart()
 
     def restart(self, row: Row | None = None) -> None:
-        """A new conversation, with the facts of a row or with none."""
+        """Start a new conversation, with the facts of a row or without any."""
         row = row or Row("chat", ())
         self._begun += 1
         self.forks: list[Rollout] = []
@@ -58,7 +58,7 @@ class Chat:
         self.conversation = Conversation(row, self.seed + self._begun, f"chat#{self._begun}")
 
     def set_fact(self, name: str, value: str) -> None:
-        """Goal or reference of the conversation as it goes on; of the same kind as those of the task's rows."""
+        """Set the goal or the reference of the conversation; it must have the same type as in the task's rows."""
         fact: Any = value
         example = next((getattr(row, name) for row in self.rows), None)
         if isinstance(example, Mapping):
@@ -72,7 +72,7 @@ class Chat:
         self.conversation.say(Message("user", text))
 
     async def hear_user(self) -> list[Message]:
-        """What the simulated user says instead of you; where it leaves, the conversation has ended."""
+        """Let the simulated user speak instead of you; if it leaves, the conversation has ended."""
         user = self.user
         if user is None:
             raise UserError("there is no simulated user here: name the model that plays it with --user, or --recipe")
@@ -102,7 +102,7 @@ class Chat:
         return self.conversation.row.goal is None and not self.conversation.row.meta.get("script")
 
     def _take_facts(self) -> None:
-        """What your own words do not say and a score needs: the simulated user's goal, else a reference of yours."""
+        """Get what a score needs besides your words: a goal for the simulated user; a missing reference is refused."""
         rows = self.rows
         if self.user is not None and rows and self._lacks_goal():
             self._take_row()
@@ -111,7 +111,7 @@ class Chat:
             raise UserError(NO_REFERENCE)
 
     def _take_row(self) -> list[Message]:
-        """The next goal that the task's rows have; what its row opens with, where the conversation begins with it."""
+        """Take the next goal from the task's rows; at the start of the conversation, also its row's opening."""
         if not self.rows:
             raise UserError(NO_GOAL)
         row = self.rows[self._rows % len(self.rows)]
@@ -123,7 +123,7 @@ class Chat:
         return [turn.message for turn in self.conversation.turns if turn.message.role != "system"]
 
     async def fork(self, n: int) -> list[Rollout]:
-        """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
+        """`n` replies instead of the last one (or to the last message), each with its futures and its reward."""
         if not self._user_spoke():
             raise UserError("there is nothing to reply to yet")
         self._take_facts()
@@ -137,7 +137,7 @@ class Chat:
         return self.forks
 
     def take(self, number: int) -> Turn:
-        """Go on with one of the forked replies."""
+        """Continue with one of the forked replies."""
         if not 1 <= number <= len(self.forks):
             raise UserError(f"there is no reply {number}; /fork N makes some, numbered from 1")
         chosen = self.forks[number - 1].conversation
@@ -166,12 +166,12 @@ class Chat:
         return next((turn for turn in reversed(self.conversation.turns) if turn.message.role == "assistant"), None)
 
     def thought(self) -> str:
-        """The thought of the last reply; empty where it had none."""
+        """The thought of the last reply; '' if it had none."""
         turn = self.last_reply()
         return "" if turn is None else str(turn.note.get("thought", ""))
 
     async def reply(self) -> Turn:
-        """The model's reply to what was said last."""
+        """The model's reply to the last message."""
         turn = await self.context.policy.reply(self.conversation)
         if turn is None:
             raise UserError("the conversation fills the model's context; start another with /new")

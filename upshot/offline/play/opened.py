@@ -1,6 +1,6 @@
-"""A recipe opened without training: a model as the policy, and everybody else that the recipe names.
+"""Opens a recipe without training: a model as the policy, and everybody else that the recipe names.
 
-Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; what is played here is what training plays.
+Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; it plays exactly what training plays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Hear = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OpenedRecipe:
-    """Everything that a recipe's conversations are played with, started."""
+    """Everything that plays a recipe's conversations, already started."""
 
     recipe: Recipe
     task: Task
@@ -45,7 +45,7 @@ class OpenedRecipe:
 
 
 class StandingPolicy(Model):
-    """A policy that does not learn: its copies at any time are itself. What it says can be heard as it comes."""
+    """A policy that does not learn: every copy of it is itself. Its words can be streamed."""
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
@@ -53,20 +53,20 @@ class StandingPolicy(Model):
         self.abilities = inner.abilities
         self.tokenizer = inner.tokenizer
         self.hear: Hear | None = None
-        """Of calls that name the role 'policy'; None: nobody listens."""
+        """Receives the stream of calls with the role 'policy'; None: nobody listens."""
 
     @property
     def engine(self) -> EngineModel | None:
-        """What samples a model in this process; None for any other model."""
+        """The engine's model behind this one; None if it is another kind of model."""
         engine = getattr(self.inner, "inner", self.inner)
         return engine if isinstance(engine, EngineModel) else None
 
     def copy_at(self, when: str) -> Model:
-        """Itself: it stays as it is."""
+        """Itself: it never changes."""
         return self
 
     async def generate(self, request: Request) -> list[Completion]:
-        """As the model behind this one; streamed piece by piece where possible, else in one piece."""
+        """Generate with the model behind this one; streamed piece by piece if possible, else in one piece."""
         hear = self.hear if request.role == "policy" and request.n == 1 else None
         if hear is None:
             return await self.inner.generate(request)
@@ -85,7 +85,7 @@ class StandingPolicy(Model):
         return completions
 
     def stats(self) -> dict[str, float]:
-        """Those of the model behind this one."""
+        """The counters of the model behind this one."""
         return self.inner.stats()
 
     async def aclose(self) -> None:
@@ -94,14 +94,14 @@ class StandingPolicy(Model):
 
 
 def with_policy(recipe: Recipe, checkpoint: Path) -> Recipe:
-    """The recipe with a checkpoint of it as its model."""
+    """The recipe with one of its checkpoints as the model."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(checkpoint)})})
 
 
 async def start_policy(
     recipe: Recipe, task: Task, spec: Spec | None = None, budget: Budget | None = None
 ) -> tuple[StandingPolicy, Renderer | None]:
-    """The policy to play with: the model of a spec, else the recipe's own as it is before any training."""
+    """The policy: the model of a spec, or else the recipe's own before any training."""
     if spec is not None:
         budget = budget or Budget(max_dollars=recipe.budget.max_dollars)
         model = connect(read_model(spec), role="policy", budget=budget)
@@ -121,7 +121,7 @@ async def open_recipe(
 ) -> AsyncIterator[OpenedRecipe]:
     """Load and start everybody; closed again at the end.
 
-    spec: who is the policy; None: the recipe's own model, before any training. budget: instead of the recipe's.
+    spec: the policy; None: the recipe's own model, before any training. budget: replaces the recipe's.
     """
     call_seconds.set(recipe.call_seconds)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -138,7 +138,7 @@ async def open_recipe(
 
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
-    """Rows that were not trained on: of the split that is named, else test, else validation."""
+    """Rows that were not trained on: those of the named split, or else of test, or else of validation."""
     wanted = split or "test or validation"
     problem = UserError(f"task '{task.name}' has no rows in its split {wanted}; choose another --split")
     for name in [split] if split else ["test", "validation"]:
@@ -151,7 +151,7 @@ def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row
 
 
 def recipe_of_run(name: str) -> bool:
-    """Whether a recipe's name is a run folder, whose own recipe is meant, and its best checkpoint."""
+    """Whether a name is a run folder, which stands for its own recipe and its best checkpoint."""
     try:
         return find_recipe(name).parent.joinpath("checkpoints").is_dir()
     except UserError:

@@ -17,7 +17,7 @@ from upshot.rollout.reply import Rollout
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play and print; 1 when no reply has a reward."""
+    """Play and print; 1 if no reply has a reward."""
     recipe = load_recipe(args.recipe, args.overrides).recipe
     check_names(recipe)
     if not recipe.train.samples:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(groups: list[list[Rollout]], opened: OpenedRecipe) -> None:
-    """The trees, and what they come to."""
+    """The trees, and a summary of their rewards."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
@@ -53,7 +53,7 @@ def show(groups: list[list[Rollout]], opened: OpenedRecipe) -> None:
     values = [total.value for total in totals if total.value is not None]
     mean = f"reward {sum(values) / len(values):.4g} on average" if values else "no reply has a reward"
     alike = sum(len({reply.reward.total.value for reply in group}) == 1 for group in groups if len(group) > 1)
-    same = f"; in {alike} of {len(groups)} prompts all replies earn the same, which teaches nothing" if alike else ""
+    same = f"; for {alike} of {len(groups)} prompts all replies earn the same, which teaches nothing" if alike else ""
     console.print(f"{len(totals)} replies, {mean}{same}")
     for line in describe_missing(totals):
         console.print(f"missing {line}", style="yellow")

@@ -1,4 +1,4 @@
-"""`upshot chat MODEL|RUN|URL`: reads lines, prints what comes, streams replies; the commands are `chat.py`'s."""
+"""`upshot chat MODEL|RUN|URL`: reads lines, streams replies and prints results; `chat.py` has the commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RunNow = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open everybody, then read lines until the end."""
+    """Start all models, then read lines until the end."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _goals(task: Task) -> list[Row]:
-    """Rows whose goals a simulated user may have; none where the data are not here, since a chat needs none."""
+    """Rows with goals for a simulated user; none if the data is not on this machine, since a chat does not need any."""
     problem = ""
     for split in (None, "train"):
         try:
@@ -68,7 +68,7 @@ def _goals(task: Task) -> list[Row]:
 
 @asynccontextmanager
 async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
-    """The model, and whoever else the run, the recipe or the options name."""
+    """The model, and everybody else that the run, the recipe or the options name."""
     is_run = recipe_of_run(args.model)
     if args.recipe or is_run:
         for option in ("user", "judge", "metrics"):
@@ -107,7 +107,7 @@ async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[Chat]:
 
 
 def _spec(args: argparse.Namespace) -> Any:
-    """The model that speaks, said aloud where a run folder stands for one of its checkpoints."""
+    """The model that speaks; if a run folder stands for one of its checkpoints, print which."""
     name = args.model
     if args.checkpoint:
         from upshot.run.export import find_checkpoint
@@ -120,12 +120,12 @@ def _spec(args: argparse.Namespace) -> Any:
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said of it on the command line."""
+    """The model's options on the command line."""
     return {name: value for name in ("max_tokens", "temperature") if (value := getattr(args, name)) is not None}
 
 
 class Terminal:
-    """Reads lines and prints what comes of them."""
+    """Reads lines and prints the results."""
 
     def __init__(self, chat: Chat, policy: StandingPolicy, run_now: RunNow, think: bool) -> None:
         from rich.console import Console
@@ -134,7 +134,7 @@ class Terminal:
         self.console = Console(markup=False, highlight=False)
 
     def read(self) -> None:
-        """Until Ctrl-D, /quit or the end of a pipe."""
+        """Read lines until Ctrl-D, /quit or the end of a pipe."""
         with suppress(ImportError):
             import readline  # line editing and history, where the platform has it
 
@@ -152,7 +152,7 @@ class Terminal:
                 self.obey(line)
 
     def obey(self, line: str) -> None:
-        """One line: words for the model, or a command; what goes wrong is a line, and the chat goes on."""
+        """Handle one line: words for the model, or a command; an error is printed, and the chat continues."""
         before = self.chat.conversation.turns
         try:
             if line.startswith("/"):
@@ -178,7 +178,7 @@ class Terminal:
         commands[name](rest.strip())
 
     def _speak(self) -> None:
-        """The reply, streamed; thoughts only where they are wanted."""
+        """Stream the reply; show thoughts only if they are switched on."""
         growing = GrowingThought(opened=False)
 
         def show(thought: str, answer: str) -> None:
@@ -217,7 +217,7 @@ class Terminal:
             self._speak()
 
     def _telling_goal(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What comes of it; a goal that the conversation got meanwhile is shown before that."""
+        """Await a result; if the conversation got a goal meanwhile, show it first."""
         goal = self.chat.conversation.row.goal
         try:
             return self.run_now(work)

@@ -1,4 +1,4 @@
-"""Replies and their futures as trees on a terminal. What models said is printed as text: nothing in it acts."""
+"""Replies and their futures as trees on a terminal. Control characters in what models said are removed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from upshot.rollout.reply import Rollout
 
 STYLES = {"assistant": "cyan", "user": "green", "system": "dim", "tool": "magenta"}
 LONGEST = 1200
-"""Characters of a turn that are shown; of a longer one its beginning and its end."""
+"""How many characters of a turn to show; of a longer one, the beginning and the end."""
 
 
 def clean(text: str) -> str:
-    """A text without control characters: what a model wrote must not move the cursor or colour the screen."""
+    """A text without control characters: a model's words must not move the cursor or colour the screen."""
     return "".join(c for c in text if c in "\n\t" or (c.isprintable() and c not in "\u202e\u202d\u2066\u2067\u2068"))
 
 
@@ -26,7 +26,7 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 
 def turn_line(role: str, text: str, style: str = "") -> Any:
-    """Who said what, for rich."""
+    """One message with its speaker, for rich."""
     from rich.text import Text
 
     words = cut(clean(text)).strip() or "(nothing)"
@@ -46,7 +46,7 @@ def tell_scores(scores: Mapping[str, Score]) -> str:
 
 
 def group_tree(replies: Sequence[Rollout], title: str, think: bool = True) -> Any:
-    """A prompt, the replies to it with their rewards, and what came of each."""
+    """A prompt, and the replies to it with their futures and rewards."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -63,7 +63,7 @@ def group_tree(replies: Sequence[Rollout], title: str, think: bool = True) -> An
 
 
 def _opening_length(reply: Rollout) -> int:
-    """How many turns come before the reply, which begins with the policy's first turn that is not in the row."""
+    """The number of turns before the reply, which begins with the policy's first turn that is not in the row."""
     turns, before = reply.conversation.turns, len(reply.conversation.row.messages)
     spoken = (place for place, turn in enumerate(turns) if place >= before and turn.message.role == "assistant")
     return next(spoken, len(turns))

@@ -1,4 +1,4 @@
-"""A share of a GPU's memory for this process: held by torch, divided into weights and pages."""
+"""A share of a GPU's memory for this process: torch enforces it; weights and pages divide it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from upshot.core.errors import UserError
 
 KV_PART = 0.85
-"""Of what the weights leave: the rest is for activations and graphs."""
+"""Share of the memory left by the weights that pages get: the rest is for activations and graphs."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What this process may take of a GPU."""
+    """How much of a GPU's memory this process may take."""
 
     share: float
     bytes: int
@@ -21,7 +21,7 @@ class Allowance:
 
     @classmethod
     def hold(cls, share: float, device: Any) -> Allowance:
-        """Hold this process to a share of a device's memory; to be called before anything is on it."""
+        """Limit this process to a share of a device's memory; call it before anything is on the device."""
         import torch
 
         if not 0 < share <= 1:

@@ -1,8 +1,8 @@
-"""What every server of OpenAI's API has in common: reading requests, checking names, errors in OpenAI's form, choices.
+"""Shared by all servers of OpenAI's API: reading requests, checking names, errors in OpenAI's format, choices.
 
-A request is weighed before it is tokenised, and a long one is read in a thread beside the loop: nothing that a client
-sends keeps others waiting. Where replies come from is the servers' own: `server.py` has an engine, `conversations.py`
-whoever plays a conversation.
+A request's size is checked before it is tokenised, and a long one is read in a thread: no client's request keeps others
+waiting. Each server has its own source of replies: `server.py` has an engine, `conversations.py` the player of a
+conversation.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from upshot.models.tokens import TokenPieces
 from upshot.serving.openai.message import Dialect
 
 MAX_BYTES = 16 << 20
-"""Most bytes of a request: a million ids of context, with every character escaped."""
+"""Largest request in bytes: a million ids of context, with every character escaped."""
 LONG_BYTES = 128 << 10
-"""A request of more bytes is read beside the event loop: it takes longer than a step of the engine."""
+"""Larger requests are read outside the event loop, because that takes longer than a step of the engine."""
 MOST_LONG = 16
 """Long requests that may wait to be read."""
 READ_S = 60.0
-"""Most seconds until a request is read."""
+"""Time limit for reading a request, in seconds."""
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 Asked = TypeVar("Asked")
 
 
 class OtherModel(Exception):
-    """A request for a model that is not here."""
+    """A request for a model that is not served here."""
 
 
 def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
-    """An error in OpenAI's form."""
+    """An error in OpenAI's format."""
     headers = {"Retry-After": "1"} if status == 429 else {}
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return JSONResponse(body, status_code=status, headers=headers)
@@ -58,18 +58,18 @@ class ApiServer:
     """Requests in and errors out, for one model under one name."""
 
     served = ""
-    """What there is, for whoever asks for something else."""
+    """The served routes, for the message to a client that asks for another."""
 
     def __init__(self, name: str, tokenizer: Any, api_key: str = "", any_name: bool = False, parser: str = "") -> None:
         self.name = name
         self.api_key = api_key
         self.any_name = any_name
-        """Whether a request that names another model is answered all the same."""
+        """Whether requests that name another model are answered, too."""
         self.pieces = TokenPieces(tokenizer)
         self.dialect = Dialect(tokenizer, parser or "auto")
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self._long = 0
-        """Long requests that are being read or wait for it."""
+        """The number of long requests that are being read or wait for it."""
         self._reader = ThreadPoolExecutor(1, "upshot-requests")
         gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
         kinds: tuple[type[Exception], ...] = (UserError, ModelCallError, OtherModel, ClientGone, HTTPException)
@@ -80,11 +80,11 @@ class ApiServer:
         raise NotImplementedError
 
     def _turn_away(self, status: int, reason: str) -> JSONResponse:
-        """The answer to a request that may not come in."""
+        """The response to a request that may not come in."""
         return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
 
     async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
-        """Errors in OpenAI's form."""
+        """Errors in OpenAI's format."""
         if isinstance(error, HTTPException):  # no such path, or not with that method
             place = f"{http.method} {http.url.path[:200]}"
             absent = f"{place} is not served here (no embeddings, responses or audio): {self.served}"
@@ -101,16 +101,16 @@ class ApiServer:
         return failure(400, str(error))
 
     def _check_name(self, name: str) -> None:
-        """Refuse a request for another model; one that names none means the one that is here."""
+        """Refuse a request for another model; a request that names none means the served one."""
         if name not in ("", self.name) and not self.any_name:
             raise OtherModel(f"no model '{name}' here, only '{self.name}' (upshot serve --any-name takes any name)")
 
     def _entry(self) -> dict[str, Any]:
-        """The one model there is, as a list of models shows it."""
+        """The served model, as an entry of a list of models."""
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "upshot"}
 
     async def _read(self, http: HttpRequest, read: Callable[[bytes], Asked]) -> Asked:
-        """What a request asks, `read` of its body; of a long one only while its client waits for it."""
+        """The request that `read` makes from the body; a long one is read only while its client waits."""
         self.counts["requests"] += 1
         raw = b"".join([piece async for piece in http.stream()])
         if len(raw) <= LONG_BYTES:

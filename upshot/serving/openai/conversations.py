@@ -1,11 +1,10 @@
-"""OpenAI's API for programs that play one conversation each: every conversation has an address and a key of its own.
+"""OpenAI's API for programs that play one conversation each: every conversation has its own address and key.
 
-`/c/NAME/v1/chat/completions` is answered by whoever plays the conversation NAME, and by nobody else: a call without its
-key, to a conversation that is over or never was, is refused. So no two of them can mix. `POST /c/NAME/reward` with the
-conversation's other key tells what it came to.
+Only the player of the conversation NAME answers `/c/NAME/v1/chat/completions`. A call without its key, or to a
+conversation that has ended or never existed, is refused, so conversations cannot mix. `POST /c/NAME/reward` with the
+conversation's second key sets its reward.
 
-Replies come whole: a stream is one piece, sent when it is there. How a call is answered and recorded is not known here
-(`rollout/agents/`).
+Replies are sent whole: a stream is one piece, sent when it is complete. `rollout/agents/` answers and records calls.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ChatReply:
 
 
 class ChatPlayer(Protocol):
-    """Who answers the calls of one conversation."""
+    """Answers the calls of one conversation."""
 
     async def answer(self, asked: ChatRequest) -> list[ChatReply]:
         """The replies to a call: `asked.n` of them."""
@@ -55,13 +54,13 @@ class ServedConversation:
     player: ChatPlayer
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     key: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Opens its calls; what runs on the policy's words may come to know it."""
+    """The key for calls; tools that run the policy's words may get to know it."""
     reward_key: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Needed to post its reward; only the program gets it."""
+    """The key for posting the reward; only the program gets it."""
     reward: Score | None = None
-    """What was posted last."""
+    """The reward posted last."""
     faults: list[str] = field(default_factory=list)
-    """What was refused, for whoever reads why a conversation came to nothing."""
+    """The refused calls, which help to explain why a conversation failed."""
 
 
 class ConversationServer(ApiServer):
@@ -81,13 +80,13 @@ class ConversationServer(ApiServer):
         ]
 
     def open(self, player: ChatPlayer) -> ServedConversation:
-        """Begin to answer a conversation's calls."""
+        """Start answering a conversation's calls."""
         conversation = ServedConversation(player)
         self._open[conversation.name] = conversation
         return conversation
 
     def close(self, conversation: ServedConversation) -> None:
-        """Answer them no more: a program that outlives its conversation speaks to nobody."""
+        """Stop answering them: calls of a program that outlives its conversation are refused."""
         self._open.pop(conversation.name, None)
 
     def _find(self, http: HttpRequest, reward: bool = False) -> ServedConversation:
@@ -100,12 +99,12 @@ class ConversationServer(ApiServer):
         return conversation
 
     async def models(self, http: HttpRequest) -> Response:
-        """The one model there is."""
+        """The only model."""
         self._find(http)
         return JSONResponse({"object": "list", "data": [self._entry()]})
 
     async def reward(self, http: HttpRequest) -> Response:
-        """POST /c/NAME/reward {"reward": 0.5}: what the conversation came to; the last one counts."""
+        """POST /c/NAME/reward {"reward": 0.5}: the conversation's reward; the last one counts."""
         conversation = self._find(http, reward=True)
         posted = await self._read(http, _read_object)
         conversation.reward = Score.of(posted.get("reward"), "the agent")
@@ -149,7 +148,7 @@ class ConversationServer(ApiServer):
 
 
 def _with_places(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as the delta of a stream, whose calls are counted."""
+    """A message as the delta of a stream, in which calls have an index."""
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
     return {**message, "content": message["content"] or "", **({"tool_calls": calls} if calls else {})}
 
@@ -165,7 +164,7 @@ def _read_object(raw: bytes) -> dict[str, Any]:
 
 
 def addresses(conversation: ServedConversation, root: str) -> Iterator[tuple[str, str]]:
-    """The addresses and keys that a program gets for its conversation, by name; `root`: where the server is."""
+    """The addresses and keys that a program gets for its conversation, by name; `root`: the server's address."""
     yield "base_url", f"{root}/c/{conversation.name}/v1"
     yield "api_key", conversation.key
     yield "reward_url", f"{root}/c/{conversation.name}/reward"

@@ -1,8 +1,8 @@
-"""OpenAI's request and response formats, as far as the server speaks them.
+"""OpenAI's request and response formats, as far as the server supports them.
 
 Beyond OpenAI's own fields: top_k, min_p, stop_token_ids, token ids as prompts, `token_ids` of the choices
 (`return_token_ids: true`), ids as the names of tokens (`return_tokens_as_token_ids: true`) and `reasoning_content` of
-messages, both ways. A field is honoured or refused by name; null is a field left out.
+messages in requests and responses. A field is either honoured or refused by name; null counts as absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from upshot.models.base import Request
 from upshot.models.tokens import TokenPieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-"""Fields that change nothing about an answer."""
+"""Fields that do not affect the answer."""
 NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
     "frequency_penalty": 0,
@@ -35,19 +35,19 @@ NEUTRAL: dict[str, Any] = {
     "ignore_eos": False,
     "skip_special_tokens": True,
 }
-"""Fields that some clients always send, and the only value of each that is taken: the one that asks for nothing."""
+"""Unsupported fields that some clients always send, and the only value accepted: the one without an effect."""
 LOWEST = -9999.0
-"""Stands for a log-probability of minus infinity, which JSON cannot say."""
+"""Stands for a log-probability of minus infinity, which JSON cannot express."""
 
 
-Ids = Annotated[list[int], Field(fail_fast=True)]  # reports one of a million wrong items and does not keep the others
+Ids = Annotated[list[int], Field(fail_fast=True)]  # of a million wrong items, only one is reported and kept
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_body(kind: type[Body], raw: bytes) -> Body:
-    """A request of its bytes, or a `UserError` that names the first thing that is wrong with it."""
+    """A request from its bytes, or a `UserError` that names its first problem."""
     try:
         return kind.model_validate(json.loads(raw))
     except ValidationError as error:
@@ -60,7 +60,7 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
 
 
 def encodes(value: Any) -> bool:
-    """Whether every text inside is made of characters: JSON can spell what UTF-8 cannot."""
+    """Whether every text in a value is valid: JSON can express half a surrogate pair, UTF-8 cannot."""
     if isinstance(value, str):
         try:
             return value.isascii() or bool(value.encode())
@@ -95,7 +95,7 @@ class StrictBody(BaseModel):
 
 
 class StreamOptions(StrictBody):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -136,7 +136,7 @@ class CommonFields(StrictBody):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def name_of(self, token: int, pieces: TokenPieces) -> str:
-        """How the response names a token: by its text or, if asked to, by its id."""
+        """The name of a token in the response: its text or, if requested, its id."""
         return f"token_id:{token}" if self.return_tokens_as_token_ids else pieces.text(token)
 
     def sampling(self, max_tokens: int) -> Sampling:
@@ -145,7 +145,7 @@ class CommonFields(StrictBody):
         return Sampling(max_tokens, self.temperature, *cuts, self.stops, stop_ids, self.seed)
 
     def schema_of(self) -> dict[str, Any] | None:
-        """The JSON schema asked for."""
+        """The requested JSON schema."""
         form = self.response_format or {}
         kind = form.get("type") or "text"
         if kind == "text":
@@ -187,11 +187,11 @@ class ChatRequest(CommonFields):
 
     @property
     def must_call(self) -> bool:
-        """Whether a call is demanded."""
+        """Whether the reply must be a tool call."""
         return self.tool_choice not in ("auto", "none")
 
     def demanded_tools(self) -> list[dict[str, Any]]:
-        """The tools of which one must be called."""
+        """The tools one of which must be called."""
         if self.tool_choice == "required" and self.tools:
             return self.tools
         if not isinstance(self.tool_choice, dict):
@@ -205,7 +205,7 @@ class ChatRequest(CommonFields):
         return matching[:1]
 
     def logprobs_of(self, sampled: SampledTokens, pieces: TokenPieces) -> dict[str, Any] | None:
-        """Log-probabilities in the chat endpoint's form, where they are asked for."""
+        """Log-probabilities in the chat endpoint's format, if requested."""
         if not self.logprobs:
             return None
 
@@ -220,7 +220,7 @@ class ChatRequest(CommonFields):
         return {"content": content, "refusal": None}
 
     def request(self, limit: int, thinks: bool = False) -> Request:
-        """What is asked of the model; one that `thinks` reads what it thought before."""
+        """The request for the model; a model that `thinks` also reads its earlier thoughts."""
         most = self.max_completion_tokens or self.max_tokens or limit
         messages = [message_of(m, f"messages.{i}", thinks) for i, m in enumerate(self.messages)]
         tools = [] if self.tool_choice == "none" else self.tools
@@ -236,7 +236,7 @@ class CompletionRequest(CommonFields):
 
     @property
     def given(self) -> Sequence[Any]:
-        """The prompts, each a text or ids; one alone comes without a list around it."""
+        """The prompts, each a text or ids; the field may hold a single one without a list."""
         alone = not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if alone else self.prompt
 
@@ -248,7 +248,7 @@ class CompletionRequest(CommonFields):
         return prompts
 
     def requests(self, prompts: list[list[int]]) -> list[Request]:
-        """The continuations that are asked of the model: none with max_tokens 0."""
+        """The requests for continuations; none with max_tokens 0."""
         if self.echo and self.stream:
             raise UserError("'echo' is not streamed: leave out echo or stream")
         if self.max_tokens == 0 and not self.echo:
@@ -259,13 +259,13 @@ class CompletionRequest(CommonFields):
         return [Request(ids, sampling, self.n, schema, (), "", self.logprobs or 0) for ids in prompts]
 
     def scores(self, prompts: list[list[int]]) -> list[Request]:
-        """The log-probabilities of the prompts that are asked of the model: of all but each first id."""
+        """The requests for the prompts' log-probabilities: of all ids but the first."""
         if not self.echo or self.logprobs is None:
             return []
         return [Request(ids, top_logprobs=self.logprobs, given=len(ids) - 1) for ids in prompts if len(ids) > 1]
 
     def logprobs_of(self, sampled: SampledTokens, pieces: TokenPieces) -> dict[str, Any] | None:
-        """Log-probabilities in the completions endpoint's form, where they are asked for."""
+        """Log-probabilities in the completions endpoint's format, if requested."""
         if self.logprobs is None:
             return None
         offsets, offset = [], 0
@@ -273,7 +273,7 @@ class CompletionRequest(CommonFields):
             offsets.append(offset)
             offset += len(pieces.text(token))
         tops = sampled.tops or [()] * len(sampled.ids)
-        # The likeliest last: of two tokens with one name its number stays.
+        # The likeliest comes last: if two tokens have the same name, its number is kept.
         top = [
             None if above is None else {self.name_of(t, pieces): max(p, LOWEST) for t, p in reversed(above)}
             for above in tops
@@ -290,7 +290,7 @@ ApiRequest = ChatRequest | CompletionRequest
 
 
 def check_tool(tool: dict[str, Any], where: str) -> None:
-    """Refuse anything that is not the definition of a tool."""
+    """Refuse an invalid definition of a tool."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise ValueError(f'{where} is not {{"type": "function", "function": {{"name": …, "parameters": {{…}}}}}}')
@@ -301,7 +301,7 @@ def check_tool(tool: dict[str, Any], where: str) -> None:
 
 
 def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Message:
-    """A message of a request, or a `UserError` that says what is wrong with it."""
+    """A message of a request, or a `UserError` that names its problem."""
     if not isinstance(data.get("role"), str) or not data["role"]:
         raise UserError(f"{where} has no role; give system, user, assistant or tool")
     calls = data.get("tool_calls")
@@ -310,7 +310,7 @@ def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Messag
     content = text_of(data.get("content"), where)
     thought = data.get("reasoning_content")
     if thinks and data["role"] == "assistant" and isinstance(thought, str) and thought:
-        content = f"{MARKERS[0]}\n{thought}\n{MARKERS[1]}\n\n{content}"  # templates take it apart again
+        content = f"{MARKERS[0]}\n{thought}\n{MARKERS[1]}\n\n{content}"  # templates separate them again
     return Message.from_dict({**data, "content": content})
 
 
@@ -347,9 +347,9 @@ class SampledTokens(NamedTuple):
 
     ids: Sequence[int]
     logprobs: Sequence[float | None]
-    """None: there is none, as of a text's first token."""
+    """None if it has none, like the first token of a text."""
     tops: Sequence[Any] | None = None
-    """The likeliest tokens at each place, where they are asked for."""
+    """The likeliest tokens at each place, if requested."""
 
 
 def choice_of(

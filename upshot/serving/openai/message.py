@@ -1,7 +1,7 @@
-"""What a model said, as the parts of a chat message: its thought, its words, its tool calls.
+"""Splits a model's text into the parts of a chat message: its thought, its words, its tool calls.
 
-The chat template's own words tell how a model thinks and calls. One way for whole answers and for streams: a whole
-answer is a stream of one piece.
+The text of the chat template shows how a model thinks and calls tools. Whole answers and streams use the same code: a
+whole answer is a stream of one piece.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class GrowingMessage:
         self.calls = 0
 
     def feed(self, text: str) -> dict[str, Any]:
-        """What the message gained, in the form of a stream's `delta`; empty where that is nothing."""
+        """The new parts of the message, as a stream's `delta`; {} if there are none."""
         thought, answer = ("", text) if self._thought is None else self._thought.feed(text)
         return self._delta(thought, [answer] if self._parser is None else self._parser.feed(answer))
 
     def finish(self) -> dict[str, Any]:
-        """The rest, when nothing more comes."""
+        """The rest of the message, at the end of the text."""
         thought, answer = ("", "") if self._thought is None else self._thought.finish()
         if self._parser is None:
             return self._delta(thought, [answer])
@@ -49,11 +49,11 @@ class GrowingMessage:
                 message[key] = first.get(key, empty) + last.get(key, empty)
         message.setdefault("content", None if self.calls else "")
         for call in message.get("tool_calls", ()):
-            del call["index"]  # which only a stream needs
+            del call["index"]  # only streams need it
         return message
 
     def ending(self, finish: str) -> str:
-        """Why the message ended, in OpenAI's words."""
+        """Why the message ended, as OpenAI's `finish_reason`."""
         return "tool_calls" if self.calls and finish == "stop" else finish
 
     def _delta(self, thought: str, parts: Iterable[str | ToolCall]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ class ReplyFormat:
     parser: type[CallParser] | None = None
     thinks: bool = False
     opened: bool = False
-    """The prompt has opened the thought."""
+    """Whether the prompt has opened the thought."""
     several: bool = True
-    """Calls after the first count too."""
+    """Whether calls after the first are kept."""
     hidden: frozenset[int] = frozenset()
-    """Special tokens that are not part of the text; empty: none of them is."""
+    """Special tokens to leave out of the text; empty: all of them."""
 
     def read(self, ids: Sequence[int], stops: Sequence[str], finish: str) -> tuple[dict[str, Any], str]:
         """A whole reply as an assistant's message, and why it ended."""
@@ -95,7 +95,7 @@ class ReplyFormat:
         return message.whole(text), message.ending(finish)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of sampled ids: of special tokens only the markers that are read."""
+        """The text of sampled ids; of the special tokens, only the markers that the parser reads."""
         if not self.hidden:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
         shown = [token for token in ids if token not in self.hidden]
@@ -114,7 +114,7 @@ class Dialect:
         self._special = {token: str(entry) for token, entry in added.items() if entry.special}
 
     def reply_format(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> ReplyFormat:
-        """How to read replies to a prompt; a schema's text is JSON from its first character on."""
+        """How to read the replies to a prompt; with a schema, the text is JSON from its first character."""
         if schema:
             return ReplyFormat(self.tokenizer)
         parser = self.parser if tools else None
@@ -125,7 +125,7 @@ class Dialect:
         return ReplyFormat(self.tokenizer, parser, self.thinks, opened, several, hidden)
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], form: ReplyFormat) -> str:
-        """The Lark grammar of a reply that calls these tools and says nothing else; it may think before."""
+        """The Lark grammar of a reply that only calls these tools; it may think first."""
         if self.parser is None:
             raise UserError(
                 "tool_choice: this model's chat template writes no tool calls that are known here; start the server "
@@ -149,7 +149,7 @@ class Dialect:
         return "\n".join([f"body: {' | '.join(kinds)}", *arguments])
 
     def _mark(self, marker: str) -> str:
-        """A marker in Lark: by its id where it is a special token, which no text can spell."""
+        """A marker in Lark; a special token is given by its id, because no text can stand for it."""
         ids = [token for token, text in self._special.items() if text == marker]
         return f"<[{ids[0]}]>" if ids else json.dumps(marker)
 
@@ -177,7 +177,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
 
 
 def relocate(schema: Any, place: str) -> Any:
-    """A schema whose references hold when it stands at a place of another one."""
+    """A schema with references that still hold when it is embedded in another schema."""
     if isinstance(schema, list):
         return [relocate(item, place) for item in schema]
     if not isinstance(schema, Mapping):

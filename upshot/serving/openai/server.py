@@ -1,7 +1,7 @@
 """The OpenAI-compatible server on the engine: chat, completions, streaming, metrics.
 
-Requests share one engine and one event loop. A client that goes away aborts its sequences; when too many wait, 429.
-How requests are read and refused: `base.py`.
+Requests share one engine and one event loop. If a client disconnects, its sequences are aborted; if too many wait, the
+answer is 429. `base.py` reads and refuses requests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from upshot.serving.openai.message import GrowingMessage, ReplyFormat
 from upshot.serving.openai.stream import GrowingText
 
 GAUGES = {"pages_held", "pages_total", "running", "waiting", "version"}
-"""Of the engine's counts, those that go down again."""
+"""The engine's counts that can go down (Prometheus gauges)."""
 
 
 TokenQueue = asyncio.Queue[tuple[Sequence, int | None, float] | None]
-"""Of a stream: a sequence's next token with its log-probability; no token: it has ended. None: the client has gone."""
+"""An event of a stream: a sequence's next token with its log-probability, or no token: the sequence has ended. None:
+the client has disconnected."""
 
 
 class OpenAIServer(ApiServer):
@@ -74,16 +75,16 @@ class OpenAIServer(ApiServer):
     # --- small endpoints
 
     async def health(self, _: HttpRequest) -> Response:
-        """Up, and on which version of the weights."""
+        """That the server is up, and the version of its weights."""
         return JSONResponse({"status": "ok", "model": self.model.name, "version": self.model.engine.version})
 
     async def models(self, _: HttpRequest) -> Response:
-        """A list of the one model served."""
+        """A list with the served model."""
         self.counts["requests"] += 1
         return JSONResponse({"object": "list", "data": [self._entry()]})
 
     async def one_model(self, http: HttpRequest) -> Response:
-        """The model served, if that is its name."""
+        """The served model, if the request names it."""
         self.counts["requests"] += 1
         self._check_name(http.path_params["name"])
         return JSONResponse(self._entry())
@@ -112,12 +113,12 @@ class OpenAIServer(ApiServer):
     def _read_chat(self, raw: bytes) -> tuple[ChatRequest, Request, ReplyFormat]:
         asked = read_body(ChatRequest, raw)
         self._check_name(asked.model)
-        count = len(asked.messages)  # each of them is an id at least
+        count = len(asked.messages)  # each message has at least one id
         self.model.check_size(count, f"{count} messages")
         return asked, *self._prepare(asked)
 
     def _prepare(self, asked: ChatRequest) -> tuple[Request, ReplyFormat]:
-        """The request by its exact ids, and how the replies to it are read."""
+        """The request with its exact ids, and how to read the replies to it."""
         request = asked.request(self.max_tokens, self.dialect.thinks)
         prompt = self.model.prompt_ids(request)
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
@@ -136,7 +137,7 @@ class OpenAIServer(ApiServer):
         """POST /v1/completions."""
         asked, prompts = await self._read(http, self._read_completion)
         requests, scores = asked.requests(prompts), asked.scores(prompts)
-        for ids in prompts:  # also those of which nothing is computed, and before anything is
+        for ids in prompts:  # check all before anything is computed, also those that need no computation
             self.model.engine.check_prompt(ids)
         if asked.stream:
             return self._stream(asked, requests, ReplyFormat(self.model.tokenizer), http)
@@ -172,7 +173,7 @@ class OpenAIServer(ApiServer):
         return choice
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
-        """All completions, or `ClientGone` if the client went away meanwhile."""
+        """All completions, or `ClientGone` if the client disconnected meanwhile."""
         began = time.perf_counter()
         try:
             return await while_connected(http.receive, self.model.generate_all(requests))
@@ -182,7 +183,7 @@ class OpenAIServer(ApiServer):
     def _stream(
         self, asked: ApiRequest, requests: list[Request], form: ReplyFormat, http: HttpRequest
     ) -> StreamingResponse:
-        """Begin the sequences now, so that what is refused is refused by a status; their tokens follow as events."""
+        """Start the sequences now, so that a refusal is an HTTP status; their tokens follow as events."""
         queue: TokenQueue = asyncio.Queue()
 
         def on_token(seq: Sequence, token: int, logprob: float) -> None:
@@ -196,17 +197,17 @@ class OpenAIServer(ApiServer):
             for request in requests:
                 running += self.model.submit(request, on_token, on_done)
         except Exception:
-            for seq in running:  # nobody will read them
+            for seq in running:  # nobody will read their tokens
                 self.model.engine.abort(seq)
             raise
         events = self._events(asked, running, queue, form, http)
-        # Where the sending is cancelled between two events, nothing else would close them before garbage is collected.
+        # If sending is cancelled between two events, only garbage collection would close them.
         return StreamingResponse(events, media_type="text/event-stream", background=BackgroundTask(events.aclose))
 
     async def _events(
         self, asked: ApiRequest, running: list[Sequence], queue: TokenQueue, form: ReplyFormat, http: HttpRequest
     ) -> AsyncGenerator[str, None]:
-        """The events of a stream; closed early, they abort what is still under way."""
+        """The events of a stream; if they are closed early, the remaining sequences are aborted."""
         chat = isinstance(asked, ChatRequest)
         outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
         if asked.include_usage:
@@ -215,8 +216,8 @@ class OpenAIServer(ApiServer):
         messages = [GrowingMessage(form) for _ in running]
         index = {id(seq): i for i, seq in enumerate(running)}
         left = len(running)
-        # Starlette cancels a task that waits, and while tokens come with every turn of the loop this one never
-        # does: its next token is there already. So the hang-up comes by the same queue.
+        # Starlette cancels a task only while it waits. If tokens come with every turn of the loop, this one never
+        # waits, because its next token is already there. So the disconnection arrives through the same queue.
         hung_up = asyncio.ensure_future(http.receive())
         hung_up.add_done_callback(lambda _: queue.put_nowait(None))
         try:
@@ -254,7 +255,7 @@ class OpenAIServer(ApiServer):
 
 
 def _ending(index: int, seq: Sequence, message: GrowingMessage | None) -> dict[str, Any]:
-    """The last choice of a sequence; `message`: as a chat tells it."""
+    """The last choice of a sequence; `message`: in the chat format."""
     body: dict[str, Any] = {"text": ""} if message is None else {"delta": {}}
     finish = seq.finish if seq.finish in ("stop", "length") else "error"
     return {"index": index, **body, "finish_reason": finish if message is None else message.ending(finish)}

@@ -1,4 +1,4 @@
-"""Text of a sequence as it grows: whole characters only, nothing that may turn out to be a stop string."""
+"""Text of a growing sequence: only whole characters, and nothing that may become a stop string."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from upshot.core.thought import overlap_length
 from upshot.models.openai_format import cut_at_stop
 
 WINDOW = 32
-"""Ids decoded again for every new one, about."""
+"""About how many ids are decoded again for every new one."""
 CONTEXT = 8
-"""Settled ids that stay in the window: decoders treat the beginning of a text differently (they strip its space)."""
+"""Final ids that stay in the window, as decoders treat the beginning of a text differently (they strip a space)."""
 
 
 class GrowingText:
@@ -26,12 +26,12 @@ class GrowingText:
         self._window = 0
         """The first id that is decoded again."""
         self._context = 0
-        """Characters that the window begins with and that are settled."""
+        """How many characters at the beginning of the window are final."""
         self._whole = 0
-        """So many ids ended with a whole character: the next window may begin there."""
+        """A number of ids that ends with a whole character: the next window may begin there."""
 
     def add(self, token: int, last: bool = False) -> str:
-        """The text that is certain now and was not sent yet."""
+        """The text that is final now and was not sent yet."""
         self.ids.append(token)
         decoded = self._decode(self._window)
         text = self._settled + decoded[self._context :]
@@ -51,11 +51,11 @@ class GrowingText:
         return self.tokenizer.decode(self.ids[start:], skip_special_tokens=True)
 
     def _settle(self, text: str) -> None:
-        """Where characters are whole: perhaps begin the window at an earlier such place."""
+        """Called where a character ends: move the window's beginning to an earlier such place if it has become long."""
         if len(self.ids) - self._whole < CONTEXT:
             return
         if len(self.ids) - self._window > WINDOW:
             context = self._decode(self._whole)
-            if context.strip() and text.endswith(context.lstrip()):  # else it reads differently without what is before
+            if context.strip() and text.endswith(context.lstrip()):  # else it decodes differently on its own
                 self._settled, self._window, self._context = text, self._whole, len(context)
         self._whole = len(self.ids)

@@ -1,1 +1,1 @@
-"""Model servers that start, are watched and stop together. `upshot serve FILE.yaml`."""
+"""`upshot serve FILE.yaml`: model servers that are started, watched and stopped together."""

@@ -38,7 +38,7 @@ OWN = {
     "--memory": "memory",
     "--gpu-memory-utilization": "memory",
 }
-"""Arguments of the engines that have a key of their own here."""
+"""Arguments of the engines that are set by a key of the serve file instead."""
 
 
 class ServerConfig(PlainNumbers):
@@ -49,19 +49,19 @@ class ServerConfig(PlainNumbers):
     model: str
     """A Hugging Face folder (relative to the file) or name, or smollm2-135m."""
     engine: Literal["upshot", "vllm"] = "upshot"
-    """upshot: the embedded engine, in a process of its own. vllm: `vllm serve`, which must be installed."""
+    """upshot: the embedded engine, in its own process. vllm: `vllm serve`, which must be installed."""
     devices: Literal["auto", "cpu"] | list[int] = "auto"
-    """GPUs by number, among those that are visible; several: split over them (vllm only). auto: the first GPU, else the
-    CPU."""
+    """GPUs by number, among the visible ones; several: the model is split over them (vllm only). auto: the first GPU,
+    or else the CPU."""
     memory: float | None = Field(None, gt=0, le=1)
-    """Share of each device's memory; None: an equal part of what the others leave of 0.9."""
+    """Share of each device's memory; None: an equal part of what the other servers leave of 0.9."""
     port: int | Literal["auto"] = "auto"
-    """auto: a free one, kept over restarts."""
+    """auto: a free port, which stays the same over restarts."""
     replicas: int = Field(1, ge=1, le=256)
-    """So many processes of it: NAME-1, NAME-2 …, on ports one after the other, each with its part of several devices.
-    `serve:NAME` is all of them."""
+    """Number of processes: NAME-1, NAME-2 …, on consecutive ports, each with its part of the devices. `serve:NAME`
+    means all of them."""
     arguments: list[Text] = Field(default_factory=list)
-    """Further words of the engine's command line."""
+    """Further arguments of the engine's command line."""
     environment: dict[str, Text] = Field(default_factory=dict)
     """Further environment variables."""
     program: str = "vllm"
@@ -82,7 +82,7 @@ class ServerConfig(PlainNumbers):
     @model_validator(mode="after")
     def _check_fit(self) -> ServerConfig:
         if isinstance(self.port, int) and self.port + self.replicas > 2**16:
-            raise ValueError(f"port {self.port}: there are not {self.replicas} ports from there on; give a lower one")
+            raise ValueError(f"port {self.port} leaves no room for {self.replicas} consecutive ports; give a lower one")
         for word in self.arguments:
             if word.partition("=")[0] in OWN:
                 raise ValueError(f"arguments: '{word}' is set by the key '{OWN[word.partition('=')[0]]}'")
@@ -124,15 +124,15 @@ class ServersConfig(PlainNumbers):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     servers: dict[str, ServerConfig] = Field(min_length=1)
-    """By name, which is also the name that clients ask for. Once checked: one a process."""
+    """By name, which is also the name that clients request. After the check: one entry per process."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback needs a key."""
     api_key_env: str = "UPSHOT_API_KEY"
-    """Environment variable with the key that clients must send; not set: none, on loopback only."""
+    """Environment variable with the key that clients must send; if it is not set, no key, on loopback only."""
     start_s: float = Field(900.0, gt=0)
-    """Most seconds until a server answers."""
+    """Time limit until a server answers, in seconds."""
     hung_s: float = Field(300.0, gt=0)
-    """Seconds without an answer to /health after which a server is started anew."""
+    """Seconds without an answer to /health after which a server is restarted."""
     _asked_as: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("servers")
@@ -161,7 +161,7 @@ class ServersConfig(PlainNumbers):
         return self
 
     def asked_as(self, process: str) -> str:
-        """The name that clients of a process ask for: its server's, which replicas share."""
+        """The name that clients of a process request: the name of its server, which replicas share."""
         return self._asked_as[process]
 
     @property
@@ -189,5 +189,5 @@ def read(path: str | Path) -> ServersConfig:
 
 
 def digest(path: str | Path) -> str:
-    """What the file says, in short: servers that are up were started from this very text or from another."""
+    """A hash of the file's content, which shows whether running servers were started from the same text."""
     return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What each server gets: its GPUs, its share of their memory, its port, its command line. Nothing is started here."""
+"""Plans for each server its GPUs, its share of their memory, its port and its command line. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from upshot.core.http_listener import listen
 from upshot.serving.servers.file import ServerConfig, ServersConfig
 
 SPARE = Fraction(9, 10)
-"""What servers without a share of their own divide, with the shares that are given taken off: drivers need some."""
+"""Servers without a given share divide this, minus the given shares; drivers need the rest."""
 VLLM_KEY, UPSHOT_KEY = "VLLM_API_KEY", "UPSHOT_API_KEY"
-"""Where each engine looks for the key that clients must send."""
+"""The environment variable in which each engine expects the key that clients must send."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is executed."""
+    """A command line with its environment."""
 
     words: list[str]
     environment: dict[str, str]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine as CUDA names them, those that CUDA_VISIBLE_DEVICES leaves out left out."""
+    """The GPUs of this machine as CUDA names them, without those that CUDA_VISIBLE_DEVICES hides."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
@@ -39,7 +39,7 @@ def visible_gpus() -> list[str]:
 
 
 def place_servers(servers: Mapping[str, ServerConfig], gpus: Sequence[str]) -> dict[str, list[int]]:
-    """The GPUs of each server by number; none: the CPU."""
+    """The GPUs of each server, by number; none: the CPU."""
     out = {}
     for name, server in servers.items():
         wanted = ([0] if gpus else []) if server.devices == "auto" else server.devices
@@ -55,7 +55,7 @@ def place_servers(servers: Mapping[str, ServerConfig], gpus: Sequence[str]) -> d
 
 def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Each server's share of the memory of its GPUs; a sum over 1 on any of them is refused with the arithmetic."""
-    # As they are written: 0.1 + 0.2 + 0.7 is 1.
+    # As decimal numbers, so that 0.1 + 0.2 + 0.7 is exactly 1.
     out = {n: Fraction(str(s.memory)) for n, s in servers.items() if s.memory is not None and places[n]}
     open_to: dict[str, Fraction] = {}
     for gpu in sorted({number for numbers in places.values() for number in numbers}):
@@ -79,9 +79,9 @@ def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequ
 
 
 def pick_ports(config: ServersConfig) -> dict[str, int]:
-    """A port for each server: the one that is wished for, if it is free, or any."""
+    """A port for each server: the requested one if it is free, or any."""
     ports: dict[str, int] = {}
-    with ExitStack() as held:  # all at once, so that no free one is given twice
+    with ExitStack() as held:  # hold all at once, so that no free port is given twice
         for name, server in config.servers.items():
             try:
                 listener = held.enter_context(listen(config.host, 0 if server.port == "auto" else int(server.port)))
@@ -96,7 +96,7 @@ def compose(
 ) -> Command:
     """The command of a server. `gpus`: its devices as CUDA names them, none: the CPU; `inherited`: our environment.
 
-    The key goes by the environment: everybody on the machine can read a command line.
+    The key is passed in the environment, because everybody on the machine can read a command line.
     """
     server = config.servers[name]
     where = ["--host", config.host, "--port", str(port)]
@@ -116,7 +116,7 @@ def compose(
 
 
 def check_program(config: ServersConfig) -> None:
-    """Refuse a vLLM that is not there, before anything starts."""
+    """Refuse a vLLM that is not installed, before anything starts."""
     for name, server in config.servers.items():
         if server.engine == "vllm" and shutil.which(server.program) is None:
             raise UserError(

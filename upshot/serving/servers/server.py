@@ -14,17 +14,17 @@ from upshot.core.process import Reaper, end_group, parent_death_hook
 from upshot.serving.servers.plan import Command
 
 LOOK_S = 0.25
-"""Between looks at a server that starts."""
+"""Seconds between checks of a server that is starting."""
 CHECK_S = 5.0
-"""Between looks at one that runs."""
+"""Seconds between checks of a running server."""
 ANSWER_S = 10.0
-"""Most seconds of one answer to /health."""
+"""Time limit of one request to /health, in seconds."""
 GRACE_S = 15.0
-"""From SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL."""
 
 
 class ServerEnded(Exception):
-    """The server's process is gone, or had to be ended; the text says why."""
+    """The server's process has ended, or had to be ended; the text says why."""
 
 
 @dataclass
@@ -38,17 +38,17 @@ class ModelServer:
     log: Path
     reaper: Reaper
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it starts; shared by those that must not start at once."""
+    """A lock held while it starts; servers that must not start at the same time share it."""
     status: str = "waiting"
     """waiting, starting, running, restarting or stopped."""
     restarts: int = 0
     seconds: float = 0.0
-    """What the last start took."""
+    """How long the last start took."""
     process: asyncio.subprocess.Process | None = None
 
     @property
     def address(self) -> str:
-        """The URL by which this machine reaches it."""
+        """The URL under which this machine reaches it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
@@ -58,7 +58,7 @@ class ModelServer:
         return self.process.pid if self.process is not None else None
 
     async def start(self, within_s: float) -> None:
-        """Start the process and wait until it is healthy; `ServerEnded` if that does not come about."""
+        """Start the process and wait until it is healthy; `ServerEnded` if it never is."""
         began = time.monotonic()
         with self.log.open("ab") as log:
             try:
@@ -83,7 +83,7 @@ class ModelServer:
         self.seconds = time.monotonic() - began
 
     async def wait_for_end(self, hung_s: float) -> str:
-        """Wait for the end of the process, or until it has not answered for so long, and end it then; the reason."""
+        """Wait until the process ends, or has not answered for `hung_s` seconds and is ended; returns the reason."""
         answered = time.monotonic()
         while not await self._ends_within(min(CHECK_S, hung_s)):
             if await self.healthy():
@@ -94,7 +94,7 @@ class ModelServer:
         return await self._end_rest()
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """SIGTERM, and SIGKILL for what is left after the grace."""
+        """Send SIGTERM, and SIGKILL to what is left after the grace period."""
         if self.process is None:
             return
         if grace_s > 0 and self.process.returncode is None:
@@ -122,7 +122,7 @@ class ModelServer:
         return True
 
     async def _end_rest(self) -> str:
-        """End what is left of the process and its children; how it went."""
+        """End the rest of the process and its children; returns how it ended."""
         assert self.process is not None
         end_group(self.process.pid)
         code = await self.process.wait()

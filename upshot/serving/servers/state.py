@@ -1,11 +1,11 @@
-"""Servers as others see them: a folder beside the serve file with state, logs and two locks; and a run's use of them.
+"""The state of servers, as other processes see it: a folder with state, logs and two locks; and how a run uses servers.
 
-The kernel drops a lock when its holder dies, however it dies, so nothing here can be stale. `supervisor.lock` is held
-by the supervisor alone: servers are up while somebody holds it, and `state.json` is believed no longer than that.
-`users.lock` is held by runs together (`lease`). Servers that a run started end themselves as soon as nobody holds it,
-so a run that is killed leaves nothing behind; those that were started by hand (`upshot serve FILE.yaml`) stay. A
-supervisor that ends for want of users holds `users.lock` alone until it is gone: a run that comes in that moment waits,
-and then starts its own instead of taking some that are about to end.
+The kernel drops a lock when its holder dies, however it dies, so nothing here can be stale. The supervisor alone holds
+`supervisor.lock`: servers are up while somebody holds it, and `state.json` is valid only during that time. Runs share
+`users.lock` (`lease`). Servers that a run started end themselves as soon as nobody holds it, so a killed run leaves
+nothing behind; servers that were started by hand (`upshot serve FILE.yaml`) stay. A supervisor that ends because nobody
+uses its servers holds `users.lock` alone until it is gone: a run that starts in that moment waits, and then starts its
+own servers instead of using some that are about to end.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from upshot.serving.servers.server import GRACE_S
 
 STATE, SUPERVISOR_LOCK, USERS_LOCK = "state.json", "supervisor.lock", "users.lock"
 LOG = "_supervisor.log"
-"""What the supervisor says when a run has started it; no server's name begins so."""
+"""Prefix of the supervisor's own lines if a run has started it; no server's name begins with it."""
 SUFFIX = ".serve"
 SERVED = "serve:"
-"""`serve:NAME` is a model of the recipe's servers."""
+"""`serve:NAME` is a model on the recipe's servers."""
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts of servers that listen for other machines, too."""
 POLL_S = 0.1
 
 
 def folder_of(file: str | Path) -> Path:
-    """Where a serve file's state and logs are: servers.yaml → servers.serve/."""
+    """The folder of a serve file's state and logs: servers.yaml → servers.serve/."""
     return Path(file).expanduser().resolve().with_suffix(SUFFIX)
 
 
 @contextmanager
 def lock(path: Path, kind: int) -> Iterator[bool]:
-    """Hold a lock of `fcntl.flock`; whether it was to be had (always, where `kind` waits for it)."""
+    """Hold a lock of `fcntl.flock`; whether it could be taken (always, if `kind` waits for it)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -75,7 +75,7 @@ def is_up(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The state of a supervisor that is up; None: it is not, or has not said anything yet."""
+    """The state of a running supervisor; None: none is running, or it has not written its state yet."""
     if not is_up(folder):
         return None
     try:
@@ -95,7 +95,7 @@ def stop(file: str | Path, within_s: float = 60.0) -> bool:
     folder = folder_of(file)
     deadline = time.monotonic() + within_s
     state = read_state(folder)
-    while state is None and is_up(folder) and time.monotonic() < deadline:  # it has only just begun
+    while state is None and is_up(folder) and time.monotonic() < deadline:  # it has only just started
         time.sleep(POLL_S)
         state = read_state(folder)
     if state is None:
@@ -111,16 +111,16 @@ def stop(file: str | Path, within_s: float = 60.0) -> bool:
 
 
 def served_name(spec: ModelSpec) -> str | None:
-    """The server that a spec means, if it means one."""
+    """The server that a spec names, if it names one."""
     return spec.model.removeprefix(SERVED) if spec.kind == "served" else None
 
 
 def with_addresses(
     file: str | None, models: Mapping[str, ModelSpec], from_elsewhere: bool = False
 ) -> dict[str, ModelSpec]:
-    """The models with `serve:NAME` replaced by the address of that server, which is up.
+    """The models with `serve:NAME` replaced by the address of that server, which must be running.
 
-    `from_elsewhere`: by the machine's name, where the servers listen for others.
+    `from_elsewhere`: use the machine's name if the servers listen for other machines.
     """
     return {role: _add_address(spec, f"models.{role}", file, from_elsewhere) for role, spec in models.items()}
 
@@ -163,7 +163,7 @@ def check_served(file: str | None, models: Mapping[str, ModelSpec]) -> None:
 
 
 def check_text(file: str | Path, state: Mapping[str, Any]) -> None:
-    """Refuse servers that were started from another text than the file has now."""
+    """Refuse servers that were started from a different text of the file."""
     if state["digest"] != digest(file):
         raise UserError(
             f"'{file}' has changed since its servers came up (process {state['pid']}); `upshot serve stop {file}`, "
@@ -173,7 +173,7 @@ def check_text(file: str | Path, state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def lease(file: str | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep the servers of a file running; without a file nothing happens."""
+    """Keep the servers of a file running meanwhile; does nothing without a file."""
     if file is None:
         yield
         return
@@ -190,20 +190,20 @@ def lease(file: str | None, say: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         if started is not None and _nobody_else(folder):
-            # It ends by itself, unless another run takes it over; its memory is needed by whatever runs next.
+            # It ends by itself unless another run uses it. Wait for that: whatever runs next needs its memory.
             with suppress(subprocess.TimeoutExpired):
                 started.wait(2 * GRACE_S)
 
 
 def _start(file: str, folder: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own: the Ctrl-C that makes a run save its checkpoint must not end its helpers before."""
+    """Start the supervisor in its own session: a Ctrl-C that makes a run save must not end its helpers first."""
     words = [sys.executable, "-m", "upshot.cli", "serve", str(Path(file).resolve()), "--while-used"]
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait(file: str, folder: Path, started: subprocess.Popen[bytes] | None, within_s: float) -> dict[str, Any]:
-    """The state once all servers run. One that another run started in the same moment will do as well."""
+    """The state once all servers run, even if another run started them in the same moment."""
     deadline = time.monotonic() + within_s + 30
     while time.monotonic() < deadline:
         ended = started is None or started.poll() is not None

@@ -1,8 +1,8 @@
-"""The supervisor: starts all servers of a file, starts again what crashed, stops all together.
+"""The supervisor: starts all servers of a file, restarts those that crash, and stops all together.
 
-One a serve file, in the process of `upshot serve FILE.yaml`, which a user starts by hand or a run by its lease
-(`state.py`). It is a process of its own and not a thread of the run: the servers of one file are shared by runs, and
-those that a run started must outlive it while another still uses them.
+There is one per serve file, in the process of `upshot serve FILE.yaml`, which a user or a run's lease (`state.py`)
+starts. It is a separate process and not a thread of the run, because runs share the servers of a file: servers that one
+run started must outlive it while another still uses them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded
 from upshot.serving.servers.state import ANYWHERE, STATE, USERS_LOCK, lock, tail
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-"""Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""
+"""Seconds before a crashed server is restarted: the first pause, doubled with each crash up to the longest."""
 STEADY_S = 60.0
-"""A server that ran so long begins again with the first pause."""
+"""After this many seconds without a crash, the pause starts again with the first."""
 USERS_S = 0.3
-"""Between looks whether anybody still uses the servers."""
+"""Seconds between checks whether anybody still uses the servers."""
 
 
 class Supervisor:
-    """The servers of a file, in this process's care. The caller holds their lock."""
+    """Runs the servers of a file in this process. The caller holds their lock."""
 
     def __init__(
         self, file: Path, config: ServersConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
@@ -56,14 +56,14 @@ class Supervisor:
             command = compose(config, name, ports[name], gpus_of_server, self.shares.get(name), os.environ)
             server = ModelServer(name, command, config.host, ports[name], folder / f"{name}.log", self.reaper)
             if settings.engine == "vllm" and gpus_of_server:
-                # vLLM measures what is free while it starts: two that start on one GPU would each count the other.
+                # vLLM measures free memory while it starts: two that start on one GPU would count each other's memory.
                 server.turn = turns.setdefault(self.places[name][0], server.turn)
             self.servers.append(server)
         self._hurry = asyncio.Event()
         self._kept = ExitStack()
 
     async def run(self, on_ready: Callable[[], None], while_used: bool = False) -> None:
-        """Until a signal, or with `while_used` until nobody uses it. A server that never gets ready: `UserError`."""
+        """Run until a signal, or with `while_used` until nobody uses it; `UserError` if a server never gets ready."""
         try:
             for server in self.servers:
                 server.log.write_bytes(b"")
@@ -71,7 +71,7 @@ class Supervisor:
         except OSError as error:
             self.reaper.close()
             raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
-        stopped = self._catch_signals()  # before anything runs that a signal must end
+        stopped = self._catch_signals()  # before anything starts that a signal must end
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
         announcement = asyncio.create_task(self._wait_until_ready(on_ready))
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(stopped.wait())]
@@ -89,13 +89,13 @@ class Supervisor:
             await self._stop()
 
     def publish(self) -> None:
-        """Write the state, and before it the classmate map where one is wanted: who sees that all run finds it so."""
+        """Write the classmate map, if wanted, and then the state: whoever reads that all run also finds the map."""
         if self.map_file is not None:
             write_map(self.map_file, self.config, {s.name: (s.port, s.status) for s in self.servers})
         write_json(self.folder / STATE, self.state())
 
     def state(self) -> dict[str, Any]:
-        """How the servers stand."""
+        """The state of the servers."""
         return {
             "pid": os.getpid(),
             "machine": socket.gethostname(),
@@ -122,7 +122,7 @@ class Supervisor:
         }
 
     def _mark(self, server: ModelServer, status: str) -> None:
-        """Tell how a server stands. A disk that is full must not end servers that run."""
+        """Write down a server's new state. A full disk must not end running servers."""
         server.status = status
         try:
             self.publish()
@@ -130,7 +130,7 @@ class Supervisor:
             self.say(f"{server.name} is {status}, but that cannot be written: {error.strerror} ({self.folder})")
 
     async def _keep(self, server: ModelServer) -> None:
-        """Start a server, and again whenever it ends."""
+        """Start a server, and restart it whenever it ends."""
         crashes, was_ready = 0, False
         while True:
             began = time.monotonic()
@@ -160,7 +160,7 @@ class Supervisor:
         on_ready()
 
     def _catch_signals(self) -> asyncio.Event:
-        """Set by SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
+        """An event set by SIGINT, SIGTERM or (unless ignored, as under nohup) SIGHUP; a second signal ends at once."""
         loop, first = asyncio.get_running_loop(), asyncio.Event()
 
         def on_signal() -> None:
@@ -173,7 +173,7 @@ class Supervisor:
         return first
 
     async def _wait_until_unused(self) -> None:
-        """Until no run holds the users' lock; it is kept then, so that the next run waits until these are gone."""
+        """Wait until no run holds the users' lock, and keep it: the next run waits until these servers are gone."""
         while True:
             if self._kept.enter_context(lock(self.folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)):
                 return
@@ -181,7 +181,7 @@ class Supervisor:
             await asyncio.sleep(USERS_S)
 
     async def _stop(self) -> None:
-        """Stop all at once, and say that nothing runs."""
+        """Stop all servers at once, and write that none runs."""
         hurried = asyncio.create_task(self._hurry.wait())
 
         async def stop(server: ModelServer) -> None:
@@ -201,7 +201,7 @@ class Supervisor:
 
 
 def check_map(config: ServersConfig) -> None:
-    """Refuse a map in which two servers would have one key."""
+    """Refuse a map in which two servers would have the same key."""
     seen: dict[str, str] = {}
     for process, server in config.servers.items():
         name = config.asked_as(process)

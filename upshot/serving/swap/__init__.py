@@ -1,1 +1,1 @@
-"""Many models in one process on one device, under one plan: those that do not fit together take turns."""
+"""Many models in one process on one device, under one memory plan: those that do not fit together take turns."""

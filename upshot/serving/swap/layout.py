@@ -1,8 +1,8 @@
 """Fixed places in one piece of memory for models that do not all fit into it. Pure arithmetic, no torch.
 
-A model always comes back to the same addresses. That is what captured CUDA graphs need, which hold addresses and
-would have to be captured again (seconds) elsewhere; and nothing is ever fragmented, however often models swap. Models
-whose regions overlap are never there together.
+A model always returns to the same addresses. Captured CUDA graphs need this: they hold addresses, and elsewhere they
+would have to be captured again (seconds). Also, memory never fragments, however often models swap. Models whose regions
+overlap are never loaded at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALIGNED = 512
 
 @dataclass(frozen=True)
 class Region:
-    """Bytes `start` to `stop`: one model's weights, and behind them its keys and values."""
+    """Bytes `start` to `stop`: one model's weights, followed by its keys and values."""
 
     name: str
     start: int
@@ -30,7 +30,7 @@ class Region:
         return self.stop - self.start
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two can never be there together."""
+        """Whether the two overlap, so that their models can never be loaded at the same time."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -43,30 +43,30 @@ class MemoryLayout:
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of models that are never there together."""
+        """Pairs of models that are never loaded at the same time."""
         return tuple((a.name, b.name) for a, b in combinations(self.regions, 2) if a.overlaps(b))
 
     def rivals(self, name: str) -> tuple[str, ...]:
-        """Models that are never there together with this one."""
+        """Models that are never loaded at the same time as this one."""
         return tuple(b if a == name else a for a, b in self.conflicts if name in (a, b))
 
     @property
     def contended(self) -> float:
-        """How much of the models' bytes lies in regions that have rivals, 0 to 1."""
+        """The share of the models' bytes in regions that overlap with others, 0 to 1."""
         total = sum(region.size for region in self.regions)
         return sum(region.size for region in self.regions if self.rivals(region.name)) / total if total else 0.0
 
 
 def round_up(size: int) -> int:
-    """The size as a region has it."""
+    """The size rounded up to a multiple of the alignment."""
     return -(-size // ALIGNED) * ALIGNED
 
 
 def lay_out(sizes: Mapping[str, int], room: int) -> MemoryLayout | None:
     """Regions for models of these sizes in at most `room` bytes; None: the largest alone is too large.
 
-    First fit, the largest first. Whoever finds nothing free is laid over the fewest bytes of others: then what is
-    large takes turns with what is small only where it must.
+    First fit, the largest first. A model that finds no free place is laid over the fewest bytes of others, so that
+    large models take turns with small ones only if necessary.
     """
     placed: dict[str, Region] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -1,7 +1,7 @@
-"""Weights that come and go: on the host in one page-locked piece, on the device in an arena of fixed regions.
+"""Weights that are swapped: on the host in one page-locked piece, on the device in an arena of fixed regions.
 
-Nobody trains these models, so a copy only ever goes from the host to the device, and who leaves is simply overwritten.
-Who comes and who leaves is decided in `pool.py`.
+Nobody trains these models, so weights are only ever copied from the host to the device, and a model that leaves is
+simply overwritten. `pool.py` decides which models come and leave.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from upshot.serving.swap.layout import MemoryLayout, Region
 
 log = logging.getLogger(__name__)
 GROUP = 256
-"""Parameters that are not read as one tensor begin at a multiple of this many bytes."""
+"""Parameters begin at a multiple of this many bytes, unless several are read as one tensor."""
 PIECE = 32 << 20
-"""Bytes copied at once: few enough for the small copies of other engines to get in between."""
+"""Bytes per copy: small enough that the small copies of other engines can run in between."""
 
 
 class Arena:
-    """The memory behind a layout; whoever takes a region that is not free is refused."""
+    """The memory behind a layout; taking a region that is not free is an error."""
 
     def __init__(self, layout: MemoryLayout, device: torch.device) -> None:
         self.layout, self.device = layout, device
@@ -33,12 +33,12 @@ class Arena:
             self.memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
         self._synchronize()
         self.held: dict[str, Region] = {}
-        """Who is there, or on its way."""
+        """The models that are loaded or being loaded."""
         self.most = 0
         """The most bytes that were held at once."""
 
     def claim(self, region: Region) -> None:
-        """The region is its model's from now on."""
+        """Assign the region to its model."""
         wrong = [other.name for other in self.held.values() if other.overlaps(region)]
         if wrong:
             raise RuntimeError(f"the place of '{region.name}' is not free: {', '.join(wrong)}")
@@ -46,11 +46,11 @@ class Arena:
         self.most = max(self.most, sum(held.size for held in self.held.values()))
 
     def free(self, region: Region) -> None:
-        """The region is nobody's."""
+        """Mark the region as free."""
         self.held.pop(region.name, None)
 
     def bytes_of(self, region: Region) -> torch.Tensor:
-        """The region's memory; the same addresses whenever it is asked for."""
+        """The region's memory; always at the same addresses."""
         return self.memory[region.start : region.stop]
 
     @property
@@ -59,24 +59,24 @@ class Arena:
         return self.memory.untyped_storage().nbytes() > 0 or not self.layout.size
 
     def release(self) -> None:
-        """Give the memory back, when nobody is there; views of it stay and are valid again after `take`."""
+        """Release the memory, if no model is loaded; views of it stay and are valid again after `take`."""
         if self.held:
             raise RuntimeError(f"the arena is in use by {', '.join(self.held)}")
-        self._synchronize()  # it was used on streams that its allocator knows nothing of
+        self._synchronize()  # it was used on streams that its allocator does not know
         self.memory.untyped_storage().resize_(0)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def take(self) -> None:
-        """Take it again, perhaps elsewhere: then steps that were captured are not valid any more."""
+        """Allocate it again; at a different address, captured steps are no longer valid."""
         if not self.there:
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # what others cached lies where there must be one piece
+                torch.cuda.empty_cache()  # cached blocks may split the space where one piece is needed
             self.memory.untyped_storage().resize_(self.layout.size)
             self._synchronize()
 
     def _synchronize(self) -> None:
-        """Nobody reads or writes the memory any more, or what it was before."""
+        """Wait until no stream reads or writes the memory."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -92,7 +92,7 @@ class ParameterSpan:
 
 
 def spans(module: torch.nn.Module) -> list[ParameterSpan]:
-    """All parameters, in an order in which those that an engine joins lie side by side."""
+    """All parameters, ordered so that those that an engine joins are adjacent."""
     out: list[ParameterSpan] = []
     at = 0
     for group in neighbours(module):
@@ -119,12 +119,12 @@ class HostWeights:
             for span in self.spans:
                 parameter = span.parameter.requires_grad_(False)
                 self.flat[span.start : span.stop].copy_(parameter.data.reshape(-1).view(torch.uint8))
-                parameter.data = parameter.data.new_empty(0)  # so that there is never a second copy of all
+                parameter.data = parameter.data.new_empty(0)  # so that there are never two copies of all weights
             for buffer in module.buffers():
                 buffer.data = buffer.data.to(device)
 
     def bind(self, memory: torch.Tensor) -> None:
-        """Let the module read its weights in the first bytes of this memory, whenever somebody writes them there."""
+        """Let the module read its weights from the first bytes of this memory, once they are copied there."""
         with torch.inference_mode(False), torch.no_grad():
             for span in self.spans:
                 span.parameter.data = memory[span.start : span.stop].view(span.parameter.dtype).view(span.shape)
@@ -133,7 +133,7 @@ class HostWeights:
 class HostCopy:
     """A copy from the host into the arena, piece by piece, while the device computes other things.
 
-    On the CPU each look at it copies a piece, so that a load takes its time there, too.
+    On the CPU each check of its progress copies a piece, so that a load takes time there, too.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class HostCopy:
         return True
 
     def wait(self) -> None:
-        """Return when it is done."""
+        """Wait until it is done."""
         if self._end is not None:
             self._end.synchronize()
         while not self.poll():
@@ -180,7 +180,7 @@ class HostCopy:
 
 def lock_pages(memory: torch.Tensor) -> bool:
     """Lock memory in place, so that the device copies from it at full speed (torch would round up to twice as much)."""
-    memory.zero_()  # by several threads: locking pages that are not there yet is slow
+    memory.zero_()  # allocates the pages with several threads: locking unallocated pages is slow
     cudart: Any = torch.cuda.cudart()
     code = int(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
     if code:
@@ -190,6 +190,6 @@ def lock_pages(memory: torch.Tensor) -> bool:
 
 
 def unlock_pages(memory: torch.Tensor) -> None:
-    """The memory can go."""
+    """Unlock the memory, so that it can be freed."""
     cudart: Any = torch.cuda.cudart()
     cudart.cudaHostUnregister(memory.data_ptr())

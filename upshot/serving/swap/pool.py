@@ -1,14 +1,14 @@
-"""Models that share one arena, brought in and out as their requests come.
+"""Models that share one arena and are loaded and removed as their requests come.
 
-A model comes as soon as its region is free. Those in it leave when they have had nothing to do for a while; one with
-work goes on for its turn, then begins nothing new, and leaves when what it has begun has ended. Who has waited longest
-comes first. So nobody waits for ever, and nobody is thrown out in the middle of its work at every request.
+A model is loaded as soon as its region is free. Models in that region leave when they have been idle for a while. A
+model with work continues for its turn, then starts nothing new, and leaves when the started work has ended. The model
+that has waited longest comes first. So no model waits for ever, and none is interrupted at every request for another.
 
-While somebody waits for a model that is not there, a task looks once in every turn of the event loop: a tick, in which
-every engine at work has made a step. Times are counted in ticks and not in seconds, so that on the CPU a run depends on
-its seed alone; with nobody at work they pass at once. Loads run beside the engines, on a stream of their own.
+While a request waits for a model that is not loaded, a task checks once in every turn of the event loop. This is a
+tick, in which every working engine has made a step. Times are counted in ticks instead of seconds, so that on the CPU a
+run depends only on its seed; if no engine works, ticks pass at once. Loads run in parallel, on a separate stream.
 
-What lies where: `layout.py`. Host memory, device memory and copies: `memory.py`.
+`layout.py` computes the places, `memory.py` has host memory, device memory and copies.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from upshot.engine.engine import Engine
 
 GRACE = 32
-"""Ticks that a model has had nothing to do before it leaves: more requests for it may be on their way."""
+"""Ticks that a model is idle before it leaves, because more requests for it may follow."""
 TURN = 256
-"""Ticks that a model with work goes on to begin more of it while others wait for its region."""
+"""Ticks for which a model with work may start more of it while others wait for its region."""
 PAUSE = 0.0005
-"""Seconds between two looks at a load that a GPU makes by itself."""
+"""Seconds between two checks of a load, which a GPU makes by itself."""
 
 
 class ModelPool:
@@ -43,7 +43,7 @@ class ModelPool:
         self.arena = Arena(layout, torch.device(device))
         self.slots = {region.name: PoolSlot(self, region) for region in layout.regions}
         self.piece = piece
-        """Bytes that a load copies at once."""
+        """Bytes per copy of a load."""
         self.ticks = 0
         on_gpu = self.arena.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.arena.device) if on_gpu else None
@@ -52,11 +52,11 @@ class ModelPool:
         self.swap_s = self.waiting_s = 0.0
 
     def slot(self, name: str) -> PoolSlot | None:
-        """The slot of a model; None: it has none here."""
+        """The slot of a model; None if it has none."""
         return self.slots.get(name)
 
     def rest(self) -> None:
-        """Give all memory back, captured steps too, until the next request: somebody else needs it for a while."""
+        """Release all memory, captured steps too, until the next request, for another use."""
         for slot in self.slots.values():
             slot.finish_load()
             slot.leave(keep_steps=False)
@@ -66,7 +66,7 @@ class ModelPool:
     # --- turns
 
     def wake(self) -> None:
-        """Make sure that somebody looks who is to come."""
+        """Make sure that the task which decides about loads is running."""
         if self._minder is None or self._minder.done() or self._minder.get_loop() is not asyncio.get_running_loop():
             self._minder = asyncio.get_running_loop().create_task(self._mind())
 
@@ -77,7 +77,7 @@ class ModelPool:
                 loading = self.stream is not None and any(slot.load for slot in self.slots.values())
                 await asyncio.sleep(PAUSE if loading else 0)
         except BaseException as error:
-            for slot in self.slots.values():  # else they would wait for ever
+            for slot in self.slots.values():  # without this they would wait for ever
                 slot.notify(error if isinstance(error, Exception) else RuntimeError("the pool was closed"))
             raise
         for slot in self.slots.values():
@@ -85,7 +85,7 @@ class ModelPool:
             slot.notify()
 
     def tick(self) -> None:
-        """Look once: who has come, who leaves, who begins to come, who may begin nothing new."""
+        """One check: which loads have ended, which models leave, which loads start, which may start nothing new."""
         self.ticks += 1
         for slot in self.slots.values():
             if slot.load is not None and slot.load.poll():
@@ -97,9 +97,9 @@ class ModelPool:
         self._take_turns(sorted((s for s in self.slots.values() if s.wanted), key=lambda slot: slot.waits_since))
 
     def _take_turns(self, newcomers: Sequence[PoolSlot]) -> None:
-        """Who waits comes where those in its region may leave; those whose turn is over begin nothing new."""
+        """Load waiting models if all models in their region may leave; models whose turn is over start nothing new."""
         contended = {rival.name for newcomer in newcomers for rival in newcomer.rivals()}
-        for slot in self.slots.values():  # a turn begins when the load has ended
+        for slot in self.slots.values():  # a turn starts when the load has ended
             slot.contended_since = (slot.contended_since or self.ticks) if slot.here and slot.name in contended else 0
         ending: set[str] = set()
         reserved: list[Region] = []
@@ -115,7 +115,7 @@ class ModelPool:
                 continue
             over = {rival.name for rival in rivals if rival.turn_over}
             ending |= over
-            # Others may use what it waits for, but not when they would keep it from coming.
+            # Others may use the region that it waits for, but only if they do not delay its load.
             if over or self.ticks - newcomer.waits_since >= TURN:
                 reserved.append(newcomer.region)
         for slot in self.slots.values():
@@ -124,7 +124,7 @@ class ModelPool:
     # --- what it took
 
     def take_times(self) -> dict[str, float]:
-        """Loads, their seconds and GiB, and the seconds that models were waited for, since the last call."""
+        """The number, seconds and GiB of loads, and the seconds spent waiting for models, since the last call."""
         names = ("swaps", "swap_s", "waiting_s")
         out = {f"time/pool/{name}": float(getattr(self, name)) for name in names}
         out["time/pool/swapped_gib"] = self.moved / 2**30
@@ -133,7 +133,7 @@ class ModelPool:
         return out
 
     async def aclose(self) -> None:
-        """Nobody looks any more."""
+        """Stop the task."""
         minder, self._minder = self._minder, None
         if minder is not None and not minder.done():
             minder.cancel()
@@ -148,17 +148,17 @@ class PoolSlot:
         self.weights: HostWeights | None = None
         self.engine: Engine | None = None
         self.load: HostCopy | None = None
-        """The copy under way."""
+        """The copy in progress."""
         self.holds = False
-        """Whether the engine begins nothing new."""
+        """Whether the engine starts nothing new."""
         self.used = 0
         """The tick of its last step."""
         self.waits_since = self.contended_since = 0
-        """The ticks since which its requests wait for it to come, and others for its region; 0: nobody waits."""
+        """The ticks since which its requests wait for it, and others wait for its region; 0: nobody waits."""
         self.waits_from = 0.0
         """The same moment by the clock."""
         self._arrivals: list[asyncio.Future[None]] = []
-        """Of those who wait for it to come."""
+        """Futures of everything that waits for it to be loaded."""
 
     @property
     def here(self) -> bool:
@@ -167,17 +167,17 @@ class PoolSlot:
 
     @property
     def wanted(self) -> bool:
-        """Whether requests wait for it, and it is neither there nor on its way."""
+        """Whether requests wait for it, and it is neither loaded nor being loaded."""
         return self.engine is not None and bool(self.engine.scheduler.waiting) and self.name not in self.arena.held
 
     @property
     def turn_over(self) -> bool:
-        """Whether others have waited for a whole turn of it."""
+        """Whether others have waited for a whole turn."""
         return self.contended_since > 0 and self.pool.ticks - self.contended_since >= TURN
 
     @property
     def may_leave(self) -> bool:
-        """Whether it can go now: it has had nothing to do for a while, or what it began in its turn has ended."""
+        """Whether it can leave now: it has been idle for a while, or the work started in its turn has ended."""
         scheduler = self.engine.scheduler if self.engine is not None else None
         if not self.here or (scheduler is not None and scheduler.under_way):
             return False
@@ -185,14 +185,14 @@ class PoolSlot:
         return self.turn_over or (idle and self.pool.ticks - self.used >= GRACE)
 
     def rivals(self) -> list[PoolSlot]:
-        """Those that are, or come, where it would be."""
+        """The models that are loaded, or being loaded, in its region."""
         held = [self.pool.slots[name] for name in self.arena.held]
         return [other for other in held if other is not self and other.region.overlaps(self.region)]
 
     # --- a model moves in and out
 
     def furnish(self, module: torch.nn.Module) -> None:
-        """Take the module's weights over, and be here: an engine can be made of it now."""
+        """Take over the module's weights and load them, so that an engine can use the module."""
         self.weights = HostWeights(module, self.arena.device)
         if self.kv_bytes <= 0:
             raise UserError(
@@ -203,7 +203,7 @@ class PoolSlot:
         self.enter()
 
     def vacate(self) -> None:
-        """The model is gone for good."""
+        """Remove the model for good."""
         if self.load is not None:
             self.load.wait()
         self.load = self.engine = self.weights = None
@@ -212,12 +212,12 @@ class PoolSlot:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes behind the weights."""
+        """Bytes after the weights."""
         assert self.weights is not None, "furnish() comes first"
         return self.region.size - round_up(self.weights.size)
 
     def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The memory of all pages, at the same addresses each time: captured steps write there."""
+        """The memory of all pages, always at the same addresses, because captured steps write there."""
         count = math.prod(size) * dtype.itemsize
         if count > self.kv_bytes:
             raise RuntimeError(f"'{self.name}' wants {count} bytes of pages, its place has {self.kv_bytes}")
@@ -225,12 +225,12 @@ class PoolSlot:
         return self.arena.bytes_of(self.region)[start : start + count].view(dtype).view(size)
 
     def begin_load(self) -> None:
-        """Begin to come; the region is free."""
+        """Start loading; the region is free."""
         assert self.weights is not None, "furnish() comes first"
         self.arena.take()
         stream = self.pool.stream
         if stream is not None:
-            # What others computed there is done, but the zeros that an engine begins with may not be.
+            # Other engines' work there is done, but the zeros that an engine starts with may not be written yet.
             for other in self.pool.slots.values():
                 if other.engine is not None and other.region.overlaps(self.region):
                     stream.wait_stream(other.engine.stream or torch.cuda.default_stream(self.arena.device))
@@ -239,13 +239,13 @@ class PoolSlot:
         self.load = HostCopy(self.weights.flat, target, stream, self.pool.piece)
 
     def finish_load(self) -> None:
-        """Wait for a load that is under way."""
+        """Wait for a load in progress."""
         if self.load is not None:
             self.load.wait()
             self.arrive()
 
     def arrive(self) -> None:
-        """The weights are there: the engine goes on."""
+        """The weights are loaded: let the engine continue."""
         assert self.load is not None
         self.pool.swaps += 1
         self.pool.swap_s += self.load.seconds
@@ -258,7 +258,7 @@ class PoolSlot:
         self.notify()
 
     def leave(self, keep_steps: bool = True) -> None:
-        """Give the region back; what has begun goes back into the queue."""
+        """Release the region; requests in progress return to the queue."""
         if self.engine is not None:
             self.engine.park(keep_steps)
         self.holds = False
@@ -267,7 +267,7 @@ class PoolSlot:
     # --- turns
 
     def enter(self) -> None:
-        """Be here now, whoever has to leave."""
+        """Load it now, whichever models have to leave."""
         if self.load is None and not self.here:
             for rival in self.rivals():
                 rival.finish_load()
@@ -276,7 +276,7 @@ class PoolSlot:
         self.finish_load()
 
     async def turn(self) -> bool:
-        """Wait to be here and to have something to do; False: there is nothing to do any more."""
+        """Wait until it is loaded and has work; False: there is no more work."""
         assert self.engine is not None, "the engine is made before it is asked"
         scheduler = self.engine.scheduler
         while scheduler.busy:
@@ -290,14 +290,14 @@ class PoolSlot:
         return False
 
     def notify(self, error: BaseException | None = None) -> None:
-        """Whoever waits for it looks again, or fails."""
+        """Wake everything that waits for it, or make it fail with the error."""
         arrivals, self._arrivals = self._arrivals, []
         for arrival in arrivals:
             if not arrival.done():
                 arrival.set_result(None) if error is None else arrival.set_exception(error)
 
     def hold(self, holds: bool) -> None:
-        """Begin nothing new, or begin again."""
+        """Set whether the engine starts nothing new."""
         freed, self.holds = self.holds and not holds, holds
         if freed:
             self.notify()

@@ -1,5 +1,7 @@
-"""The server of a run's policy: where it is, what of its GPU is whose, and its routes that change what it holds (gate,
-weights, adapters, sleep). Who starts it: `run/policy_server.py`."""
+"""The server of a run's policy: its address, its share of the GPU, and its routes that change its state.
+
+These are gate, weights, adapters and sleep. `run/policy_server.py` starts the server.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +20,28 @@ from upshot.serving.servers.state import folder_of, is_up, read_state
 
 NAME = "policy"
 KEY = "UPSHOT_POLICY_KEY"
-"""Environment variable with the server's key, which every run makes anew."""
+"""Environment variable with the server's key, which is new in every run."""
 START_S = 900.0
 BESIDE, ALONE = 0.4, 0.9
-"""Share of a GPU's memory, beside the learner and without it."""
+"""Share of a GPU's memory, with the learner on the same GPU and without it."""
 CHANGE_S = 600.0
-"""Most seconds of one change: gigabytes of weights take some."""
+"""Time limit of one change, in seconds: loading gigabytes of weights takes time."""
 LOOK_S = 10.0
-"""Most seconds of a question."""
+"""Time limit of a query, in seconds."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the policy's server is."""
+    """The address of the policy's server."""
 
     spec: ModelSpec
-    """How it is called."""
+    """How to call the model: URL, name and limits."""
     key: str
     log: Path
     same_gpu: bool = False
     """Whether it shares a GPU with the learner."""
     level: int = 2
-    """How deeply it sleeps there."""
+    """vLLM's sleep level on a shared GPU."""
     workers: int = 1
     start_s: float = START_S
     is_up: Callable[[], bool] = lambda: True
@@ -52,7 +54,7 @@ class Address:
 
 
 def sleep_level(recipe: Recipe) -> int:
-    """1 keeps the weights on the host: those below adapters do not come again. 2 forgets them."""
+    """1 keeps the weights on the host, because the base below adapters is not sent again. 2 discards them."""
     return 2 if recipe.model.lora is None else 1
 
 
@@ -62,7 +64,7 @@ def file_of(run: Path) -> Path:
 
 
 def find(recipe: Recipe, run: Path) -> Address:
-    """Where the server is that `serve_policy` has up."""
+    """The address of the server that `serve_policy` has started."""
     folder = folder_of(file_of(run))
     state = read_state(folder)
     if state is None:
@@ -93,16 +95,16 @@ def devices_of(recipe: Recipe) -> list[int]:
 
 
 def share_of(recipe: Recipe) -> float:
-    """Which part of its GPUs' memory the server takes while it is awake."""
+    """The share of its GPUs' memory that the server takes while it is awake."""
     return recipe.model.engine.memory or (BESIDE if own_gpu(recipe) in devices_of(recipe) else ALONE)
 
 
 class ServerDown(Exception):
-    """The server did not do what it was asked: it is gone, or is just starting again."""
+    """The server did not carry out a request: it has ended, or is restarting."""
 
 
 class VllmClient:
-    """A server's changes, one call each; all raise `ServerDown`."""
+    """The calls that change a server; all of them may raise `ServerDown`."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = HttpClient(url.removesuffix("/v1"), headers={"Authorization": f"Bearer {key}"})
@@ -112,28 +114,28 @@ class VllmClient:
         await self._http.aclose()
 
     async def turn_gate(self, version: str | None) -> None:
-        """Let requests for this version in; None: let none in, and wait until none is under way."""
+        """Let requests for this version in; None: let none in, and wait until none is in progress."""
         await self.change("/upshot/gate" if version is None else f"/upshot/gate?version={version}")
 
     async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
-        """What every worker answers."""
+        """Call a method on every worker; returns their answers."""
         body = {"method": method, "args": list(arguments)}
         return list((await self.change("/collective_rpc", body, answers=True))["results"])
 
     async def sleep(self, level: int) -> None:
-        """Give the GPU's memory back: 1 keeps the weights on the host, 2 forgets them."""
+        """Release the GPU's memory: 1 keeps the weights on the host, 2 discards them."""
         await self.change(f"/sleep?level={level}")
 
     async def look(self, path: str) -> dict[str, Any]:
-        """How the server stands."""
+        """The state of the server."""
         return await self._send("GET", path, None, LOOK_S, answers=True)
 
     async def change(self, path: str, body: Any = None, answers: bool = False) -> dict[str, Any]:
-        """Have it change, and what it says to that where it `answers` in JSON."""
+        """Send a change; returns the response if the route `answers` in JSON."""
         return await self._send("POST", path, body, CHANGE_S, answers)
 
     async def _send(self, method: str, path: str, body: Any, seconds: float, answers: bool) -> dict[str, Any]:
-        """A failed change is not tried again behind others' backs."""
+        """Send a request once; a failed change is not retried silently."""
         try:
             answer = await self._http.send(method, path, body, timeout_s=seconds)
             if answer.status != 200:

@@ -1,9 +1,9 @@
-"""The policy as vLLM samples it: exact ids in and out, and never a reply from weights that the learner has left behind.
+"""The policy sampled by vLLM: exact ids in and out, and never a reply from outdated weights.
 
-The learner counts versions. A request first sees to it that the newest one is loaded: requests under way are let
-finish, the server's gate is shut, every worker loads the weights and says so, the gate opens for that version. Each
-request names the version it is for, and the gate refuses any other. So a server that was started again, with no weights
-of ours, answers nothing until it has them.
+The learner counts versions. A request first makes sure that the newest version is loaded: requests in progress finish,
+the server's gate closes, every worker loads the weights and confirms it, and the gate opens for that version. Each
+request names its version, and the gate refuses any other. So a restarted server, which does not have our weights yet,
+answers nothing until it has them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 HEADER = "X-Upshot-Version"
 ATTEMPTS = 5
-"""How often a request is asked again, or a version handed over again, when the server fails at it."""
+"""How often a request, or the transfer of a version, is tried if the server fails."""
 POLL_S = 0.5
 GONE = ("connection", "timeout", "http_409", "aborted")
-"""Failures of a call, besides 5xx, after which the server is looked at and asked again."""
+"""Failures of a call, besides 5xx, after which the server is checked and the call is repeated."""
 
 
 class VllmPolicy(PolicySampler):
@@ -46,25 +46,25 @@ class VllmPolicy(PolicySampler):
         self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, scores=True)
         self.end_ids = {*renderer.end_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
         self.adapters = any(not weight.requires_grad for weight in module.parameters())
-        """Only adapters are trained: they are swapped, the weights below them stay."""
+        """Whether only adapters are trained: then they are swapped, and the base weights stay."""
         self.version = 0
-        """Of the learner's weights."""
+        """The version of the learner's weights."""
         self.syncs = 0
         self._seconds = 0.0
         self.client = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
-        """The version that the server was last seen to have; None: not known."""
+        """The version that the server last confirmed; None: unknown."""
         self._asking = 0
         self._idle = asyncio.Event()
         self._changing = asyncio.Lock()
 
     def weights_changed(self) -> None:
-        """The learner has taken a step: what is sampled from now on comes from the new weights."""
+        """The learner has taken a step: sample everything from now on from the new weights."""
         self.version += 1
 
     async def start(self) -> None:
-        """Reach the server and hand the weights over."""
+        """Connect to the server and transfer the weights."""
         await self.endpoint.start()
         await self._ensure_newest()
 
@@ -74,11 +74,11 @@ class VllmPolicy(PolicySampler):
         await self.client.close()
 
     async def generate(self, request: Request) -> list[Completion]:
-        """`request.n` completions, all by the weights that were the newest when they were asked for."""
+        """`request.n` completions, all from the weights that were the newest at the time of the call."""
         asked = self._as_ids(request)
         for attempt in range(ATTEMPTS):
             version = await self._ensure_newest()
-            self._asking += 1  # nothing is awaited since the version was looked at
+            self._asking += 1  # no await since the version was checked
             self._idle.clear()
             try:
                 completions = await self.endpoint.generate(asked)
@@ -96,7 +96,7 @@ class VllmPolicy(PolicySampler):
         raise AssertionError("the last attempt returns or raises")
 
     async def rest(self, park: bool) -> None:
-        """The learner works: on a GPU that it shares, vLLM sleeps."""
+        """Put vLLM to sleep while the learner works, if they share a GPU."""
         if self.address.same_gpu and self._loaded is not None:
             async with self._changing:
                 await self._until_idle()
@@ -104,24 +104,24 @@ class VllmPolicy(PolicySampler):
                 try:
                     await self.client.turn_gate(None)
                     await self.client.sleep(self.address.level)
-                except ServerDown as error:  # it is gone and takes no memory; who wants replies waits for it
+                except ServerDown as error:  # it has ended and takes no memory; the next request waits for its restart
                     log.warning("vLLM: %s; it could not be put to sleep", error)
 
     def sync_times(self) -> dict[str, float]:
-        """Seconds that handing weights over has taken since the last call."""
+        """Seconds spent on transferring weights since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return {"time/sync": seconds}
 
     async def disconnect(self) -> None:
-        """Nothing is sampled for now: connections to the server are closed."""
+        """Close the connections to the server: nothing is sampled for now."""
         await self.aclose()
 
     def stats(self) -> dict[str, float]:
-        """Calls by role and how often weights were handed over."""
+        """Calls by role, and how often weights were transferred."""
         return {**self.endpoint.stats(), "syncs": float(self.syncs)}
 
     def _as_ids(self, request: Request) -> Request:
-        """The request in ids, ending where the policy's turns end."""
+        """The request as ids, with the ids that end the policy's turns."""
         prompt: Any = request.prompt
         ids = prompt if request.by_ids else self.renderer.prompt_ids(prompt, request.tools)
         stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
@@ -131,7 +131,7 @@ class VllmPolicy(PolicySampler):
         """The completion with its version, and its text as our own tokenizer reads its ids."""
         if request.given:
             return replace(completion, version=version)
-        if completion.finish == "abort":  # an answer like any other, of a server that goes to sleep or ends
+        if completion.finish == "abort":  # a server that goes to sleep or ends answers in this way
             raise ModelCallError("aborted", "vLLM gave the request up")
         if completion.ids is None or completion.logprobs is None:
             raise ModelCallError("bad_response", "vLLM returned no token ids or log-probabilities")
@@ -141,12 +141,12 @@ class VllmPolicy(PolicySampler):
         return replace(completion, text=text, version=version)
 
     async def _ensure_newest(self) -> int:
-        """See to it that the newest weights are loaded; their version."""
+        """Make sure that the newest weights are loaded; returns their version."""
         failed = 0
         while self._loaded != str(self.version):
             try:
                 async with self._changing:
-                    if self._loaded != str(self.version):  # others may have waited for the same
+                    if self._loaded != str(self.version):  # another request may have loaded them meanwhile
                         await self._until_idle()
                         await self._hand_over(str(self.version))
             except ServerDown as error:
@@ -164,7 +164,7 @@ class VllmPolicy(PolicySampler):
             await self._idle.wait()
 
     async def _wait_for_server(self) -> None:
-        """Wait until the server answers, and forget what it had if it was started again."""
+        """Wait until the server answers; if it was restarted, its weights count as unknown."""
         deadline = time.monotonic() + self.address.start_s
         while True:
             try:
@@ -174,7 +174,7 @@ class VllmPolicy(PolicySampler):
             except ServerDown as error:
                 self._loaded = None
                 if self.address.same_gpu:
-                    _release()  # it needs room to start
+                    _release()  # it needs memory to start
                 if time.monotonic() > deadline or not self.address.is_up():
                     raise UserError(
                         f"the policy's vLLM server did not come back ({error}); its log: {self.address.log}"
@@ -182,7 +182,7 @@ class VllmPolicy(PolicySampler):
             await asyncio.sleep(POLL_S)
 
     async def _hand_over(self, version: str) -> None:
-        """Give the server the learner's weights, and let requests for them in when every worker has them."""
+        """Send the learner's weights to the server, and let requests for them in once every worker has them."""
         began = time.monotonic()
         self._loaded = None
         await self.client.turn_gate(None)
@@ -196,7 +196,7 @@ class VllmPolicy(PolicySampler):
         await self.client.change("/reset_prefix_cache")
         await self.client.turn_gate(version)
         self.endpoint.headers = {HEADER: version}
-        # Prefixes of other weights would not be found even if some were left.
+        # Cached prefixes of other weights would never match, even if some were left.
         self.endpoint.spec = self.endpoint.spec.model_copy(update={"extra_body": {"cache_salt": f"version {version}"}})
         self._loaded = version
         self.syncs += 1
@@ -205,7 +205,7 @@ class VllmPolicy(PolicySampler):
         (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {route} in {took:.2f} s")
 
     async def _load(self, version: str) -> str:
-        """All weights, into the tensors that the workers have."""
+        """Send all weights into the workers' own tensors."""
         weights = dict(self.module.named_parameters())
         route = choose_route(weights, self.address.same_gpu and self.address.workers == 1)
         with ExitStack() as kept:
@@ -215,7 +215,7 @@ class VllmPolicy(PolicySampler):
         return ROUTE_NAMES[route]
 
     async def _swap(self, version: str) -> str:
-        """The adapters alone, under a name of their own."""
+        """Send only the adapters, under a separate name."""
         weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
         route: Route = choose_route(weights, same_gpu=False)
         name = f"policy-{version}"
@@ -230,7 +230,7 @@ class VllmPolicy(PolicySampler):
 
 
 def _release() -> None:
-    """Give the learner's unused memory of the GPU back, for vLLM to take."""
+    """Release the learner's unused GPU memory, so that vLLM can take it."""
     import gc
 
     import torch

@@ -1,7 +1,7 @@
-"""How weights get to vLLM's workers, the fastest way first: CUDA IPC on the same GPU, shared memory, a file.
+"""Transfers weights to vLLM's workers, by the fastest way: CUDA IPC on the same GPU, shared memory, or a file.
 
-vLLM's own transfer routes want vLLM in the learner's process, too, or a GPU; a worker extension of ours (`inside/`)
-takes all three ways in every version that has extensions.
+vLLM's own transfer routes need vLLM in the learner's process as well, or a GPU. Our worker extension (`inside/`)
+supports all three ways in every version of vLLM that has extensions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUTE_NAMES: dict[Route, str] = {"gpu": "CUDA IPC", "memory": "shared memory", "
 
 
 def choose_route(weights: Mapping[str, Tensor], same_gpu: bool) -> Route:
-    """The fastest way that there is."""
+    """The fastest available way."""
     if same_gpu:
         return "gpu"
     size = sum(weight.numel() * weight.element_size() for weight in weights.values())
@@ -38,14 +38,14 @@ def choose_route(weights: Mapping[str, Tensor], same_gpu: bool) -> Route:
 
 @contextmanager
 def folder_for(route: Route, run: Path) -> Iterator[Path]:
-    """A folder for what is handed over now."""
+    """A temporary folder for one transfer."""
     with tempfile.TemporaryDirectory(prefix="upshot-", dir=SHARED if route == "memory" else run) as folder:
         yield Path(folder)
 
 
 @contextmanager
 def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run: Path) -> Iterator[str]:
-    """What the workers load; inside, it lies ready for them."""
+    """The argument with which workers load the weights; they are available inside the context."""
     transfer: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
     if route == "gpu":
         yield json.dumps(transfer | {"handles": handles(weights)})
@@ -59,7 +59,7 @@ def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run:
 
 
 def handles(weights: Mapping[str, Tensor]) -> str:
-    """Where the weights lie in this process's memory of the GPU, for another process to open."""
+    """Handles of the weights in this process's GPU memory, which another process can open."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     handles = [(name, reduce_tensor(weight.detach())) for name, weight in weights.items()]
@@ -67,9 +67,9 @@ def handles(weights: Mapping[str, Tensor]) -> str:
 
 
 def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that did not reach every worker; where one worker holds all, also such as are not all there.
+    """Refuse weights that did not reach every worker or, if one worker holds the whole model, arrived incomplete.
 
-    vLLM lays weights side by side, which the sum does not see; a worker that holds a part of them has another sum.
+    vLLM joins weights, which does not change their sum; a worker that holds only a part has a different sum.
     """
     message = f"weights of version {version} did not arrive at vLLM"
     workers = int(states[0]["workers"]) if states else 0

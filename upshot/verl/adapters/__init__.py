@@ -1,1 +1,1 @@
-"""Our pieces in verl's shape (0.9.x): the only place that imports verl. Nothing is decided here."""
+"""Adapts our parts to verl's interfaces (0.9.x): the only place that imports verl. Nothing is decided here."""

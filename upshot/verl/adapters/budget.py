@@ -1,6 +1,6 @@
-"""The budget of a run as a named actor of Ray's: made by the driver, asked by the workers, gone with the job.
+"""The budget of a run as a named Ray actor: created by the driver, called by the workers, gone with the job.
 
-It also knows what the trainer does at the moment, for who wonders why nothing happens.
+It also knows what the trainer is doing, for messages about a run that does not move.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from upshot.run.folder import RunFolder
 from upshot.verl.budget import BudgetClient, BudgetLedger, describe_loss
 
 NAME = "upshot-budget"
-"""Within the namespace of the job."""
+"""The actor's name in the namespace of the job."""
 DEATHS = (RayActorError, OutOfMemoryError)
-"""What a call raises whose actor is gone; Ray has a separate error for an actor that ran out of memory."""
+"""Raised by a call to an actor that is gone; Ray has a separate error for an actor that ran out of memory."""
 CLOSE_S = 20.0
 """Seconds that workers have to close their helpers."""
 
@@ -38,30 +38,30 @@ class BudgetActor(BudgetLedger):
         self._stopping = False
 
     async def ask_to_stop(self) -> None:
-        """The run shall end after the step under way."""
+        """Ask the run to end after the current step."""
         self._stopping = True
 
     async def is_stopping(self) -> bool:
-        """Whether that was asked."""
+        """Whether the run was asked to end."""
         return self._stopping
 
     async def set_phase(self, name: str) -> None:
-        """What the trainer does now."""
+        """Note what the trainer is doing now."""
         self._phase = (name, time.monotonic())
 
     async def describe(self) -> list[str]:
-        """How the run stands."""
+        """The state of the run, as lines of text."""
         name, since = self._phase
         spent = ", ".join(f"{value:g} {what}" for what, value in self.spent().items())
         last = f"last phase: {name}, for {time.monotonic() - since:.0f} s"
         return [last, f"{len(self.open)} workers, spent: {spent}"]
 
     async def wait_for_ever(self) -> None:
-        """Never answers: whoever waits for it hears of the actor's death."""
+        """Never returns: whoever awaits it notices the actor's death."""
         await asyncio.Event().wait()
 
     async def close(self, seconds: float = CLOSE_S) -> list[str]:
-        """Have every worker close its helpers; those that did not in time."""
+        """Let every worker close its helpers; returns the workers that did not do so in time."""
         self.closing = True
         end = time.monotonic() + seconds
         while self.open and time.monotonic() < end:
@@ -70,13 +70,13 @@ class BudgetActor(BudgetLedger):
 
 
 def budget_client() -> BudgetClient:
-    """A worker's way to the actor; what its methods return can be awaited."""
+    """A worker's connection to the actor; the results of its methods can be awaited."""
     actor = find_budget()
     return SimpleNamespace(take_call=actor.take_call.remote, report=actor.report.remote)  # type: ignore[return-value]
 
 
 def open_budget(recipe: Recipe, folder: Path) -> Any:
-    """Make the actor of this job, on the driver's node; its handle keeps it alive."""
+    """Create the actor of this job, on the driver's node; its handle keeps it alive."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
     actor = BudgetActor.options(name=NAME, scheduling_strategy=here, max_concurrency=10_000)  # type: ignore[attr-defined]
     return actor.remote(recipe.budget.max_calls, RunFolder(folder).spent())
@@ -91,6 +91,6 @@ def find_budget() -> Any:
 
 
 def describe_death(what: str, why: BaseException | str) -> str:
-    """What is said of an actor whose end stops the run."""
+    """The message about an actor whose end stops the run."""
     message = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
     return f"{what} died and the run is stopped; continue it with --resume. Ray says: {message[:600]}"

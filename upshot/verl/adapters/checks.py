@@ -1,4 +1,4 @@
-"""The checks that need Ray: its resources, and a look around on every node, before verl starts anything."""
+"""The checks that need Ray, before verl starts anything: Ray's resources, and each node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_cluster(recipe: Recipe, config: Any, folder: Path) -> None:
 
 
 def nodes_of() -> list[Node]:
-    """The nodes of this Ray, and what is free there."""
+    """The nodes of this Ray, with their free resources."""
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
@@ -58,13 +58,13 @@ def _other_run() -> Iterator[Finding]:
     except ValueError:
         return
     yield Finding(
-        "another run of verl is on this Ray (its TransferQueue is there), and the two would mix their rows; wait for "
-        "its end, or give this one a Ray of its own"
+        "another run of verl uses this Ray (its TransferQueue is there), and the two would mix their rows; wait for "
+        "its end, or start a separate Ray for this one"
     )
 
 
 def _everywhere(wanted: NodeRequirements) -> Iterator[Finding]:
-    """Look around on every node at once; the plug-ins were imported here already before Ray was started."""
+    """Check all nodes at the same time; on this node the plug-ins were imported before Ray was started."""
     here = ray.get_runtime_context().get_node_id()
     asked = {}
     for node in ray.nodes():

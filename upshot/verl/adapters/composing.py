@@ -1,4 +1,4 @@
-"""verl's own word on its config: composed by hydra as the program will, before anything is started."""
+"""Lets verl check its config: hydra composes it as the program will, before anything is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = ("verl.trainer.config", "ppo_trainer")
 
 
 def find_fault(overrides: Sequence[str]) -> str | None:
-    """What hydra says against the words of a command line; None where it takes them."""
+    """Hydra's objection to the arguments of a command line; None if it accepts them."""
     module, name = CONFIG
     GlobalHydra.instance().clear()
     try:

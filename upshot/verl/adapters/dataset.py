@@ -1,4 +1,4 @@
-"""The rows of a run as verl's dataset (`data.custom_cls`): ids alone."""
+"""The rows of a run as verl's dataset (`data.custom_cls`): only their ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 
 class RowIds(Dataset[dict[str, Any]]):
-    """What `rows.write_rows` has written."""
+    """Reads what `rows.write_rows` has written."""
 
     def __init__(self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1):
         self.records: list[dict[str, Any]] = json.loads(Path(str(data_files)).read_text())

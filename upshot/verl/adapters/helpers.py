@@ -1,7 +1,7 @@
-"""Helper models that a recipe gives as folders, loaded once a node: an actor of Ray's, which all workers there ask.
+"""Helper models that a recipe gives as folders, loaded once per node: in a Ray actor that all workers there call.
 
-A worker keeps what is its own (counters, cache, limits); the actor has weights and engine, on the CPU, or on a GPU that
-Ray counts for it beside those of verl's ranks (`device: cuda`).
+Each worker keeps its own counters, cache and limits. The actor has weights and engine, on the CPU, or on a GPU that Ray
+counts in addition to those of verl's ranks (`device: cuda`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HelperActor:
         print(f"helper model {spec.model} is loaded on {os.uname().nodename}, {spec.device}", flush=True)
 
     async def start(self) -> tuple[Any, Any]:
-        """Load it, once; its abilities and its tokenizer."""
+        """Load it, once; returns its abilities and its tokenizer."""
         await self.local.start()
         assert self.local.inner is not None
         return self.local.inner.abilities, self.local.inner.tokenizer
@@ -53,11 +53,11 @@ class BorrowedHelper(Model):
         self.abilities, self.tokenizer = await self._ask(self.actor.start.remote())
 
     async def generate(self, request: Request) -> list[Completion]:
-        """What the actor says."""
+        """The actor's completions."""
         return await self._ask(self.actor.generate.remote(request))
 
     async def _ask(self, answer: Any) -> Any:
-        """An answer, or what was raised there, as it was raised."""
+        """The actor's answer, or the exception raised there, unwrapped."""
         try:
             return await answer
         except RayTaskError as error:
@@ -67,7 +67,7 @@ class BorrowedHelper(Model):
 
 
 async def borrow_helper(spec: ModelSpec) -> Model:
-    """The model of this node's actor, which the first that asks starts; where no GPU is, it is on another node."""
+    """The model of this node's actor, which the first caller starts; if the node has no GPU, it is on another node."""
     node = ray.get_runtime_context().get_node_id()
     text = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:12]
     placed = spec.model_copy(update={"device": "cuda" if gpus_of(spec) else "cpu"})

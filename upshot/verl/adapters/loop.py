@@ -1,4 +1,4 @@
-"""verl's agent loop around `RolloutWorker`: one instance a trajectory, one worker a process."""
+"""verl's agent loop around `RolloutWorker`: one instance per trajectory, one worker per process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _workers: dict[str, RolloutWorker] = {}
 
 
 REPLY, FAULT, COUNTED = "upshot_reply", "upshot_fault", "upshot_counted"
-"""Extra fields of a row: the reply as bytes, with the first of its rows; an error that the user can fix; how many
-replies its worker had played then, and the counters of the worker's helpers."""
+"""Extra fields of a row: the reply as bytes, in the first of its rows; an error that the user can fix; how many
+replies its worker had played by then, and the counters of the worker's helpers."""
 
 
 @register(AGENT)
 class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
-    """Plays an episode and its futures; the reply goes back whole with the tokens to train, missing or not."""
+    """Plays an episode and its futures; returns the whole reply, missing or not, with the tokens to train."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """The rows of a reply."""
@@ -81,7 +81,7 @@ def _output(one: Trajectory, score: float, extra: dict[str, Any], started: float
 
 
 class Servers:
-    """verl's server manager; a server that dies ends the run: verl would go on sending it conversations."""
+    """verl's server manager; if a server dies, the run ends, because verl would go on sending it conversations."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
@@ -95,7 +95,7 @@ class Servers:
 
 
 def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWorker:
-    """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
+    """The worker of this process, created at the first call; inside Ray it shares the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
         inside = ray.is_initialized()

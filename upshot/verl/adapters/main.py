@@ -1,8 +1,8 @@
-"""The program that verl runs under: its own entry point with our trainer registered where trainers are looked up.
+"""The program that runs verl: verl's own entry point, with our trainer registered.
 
     python -m upshot.verl.adapters.main KEY=VALUE …
 
-verl's `external_lib` is imported too late for a trainer: the class is chosen before any model config is read.
+verl imports its `external_lib` too late to register a trainer: the class is chosen before any model config is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from upshot.verl.process import REASON
 
 
 class ClusterRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """verl's runner, in its own process of Ray, which knows our trainer."""
+    """verl's runner, in its own Ray process, which knows our trainer."""
 
     def run(self, config: Any) -> None:
         """Train to the end."""

@@ -1,6 +1,6 @@
-"""Around verl's runner: a budget for its workers, a watchdog, an end with the reason, helpers closed at the end.
+"""Supervises verl's runner: a budget for its workers, a watchdog, the reason of its end, and helpers closed at the end.
 
-verl's `run_ppo` makes a runner and waits for its `run`; `OverseenRunner` stands in for the runner's class there.
+verl's `run_ppo` creates a runner and waits for its `run`; `OverseenRunner` replaces the runner's class there.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from upshot.verl.process import LOG
 log = logging.getLogger(__name__)
 
 LOOK_S, DEATHS_S = 1.0, 3.0
-"""Seconds between two looks at the run, and at its workers: verl would wait for ever for one that is gone."""
+"""Seconds between two checks of the run, and of its workers: verl would wait for ever for a dead worker."""
 WORKER = "AgentLoopWorker"
-"""In the names of the classes whose actors play conversations."""
+"""Part of the class names of actors that play conversations."""
 CLOSE_S, HASTY_S = 20.0, 5.0
-"""Seconds for workers to close their helpers, after a run that ended well and one that did not."""
+"""Seconds for workers to close their helpers, after a successful run and after a failed one."""
 
 
 @dataclass(frozen=True)
 class OverseenRunner:
-    """A runner class of Ray whose `run` is overseen from its start to its end."""
+    """A Ray runner class whose `run` is supervised from start to end."""
 
     runner: Any
 
@@ -48,16 +48,16 @@ class OverseenRunner:
         return OverseenRunner(self.runner.options(**options))
 
     def remote(self) -> SimpleNamespace:
-        """The runner; `run.remote(config)` comes back when it has ended."""
+        """The runner; `run.remote(config)` returns when the run has ended."""
         runner = self.runner.remote()
         run = SimpleNamespace(remote=lambda config: oversee(lambda: runner.run.remote(config), config))
         return SimpleNamespace(run=run)
 
 
 def oversee(start: Callable[[], Any], config: Any) -> Any:
-    """Start a run and wait for its end: its reference, or `UserError` where something of it is gone.
+    """Start a run and wait for its end: its reference, or `UserError` if one of its processes has died.
 
-    SIGTERM lets the step under way end and be saved; whoever sent it ends us when that takes too long.
+    After SIGTERM the current step ends and is saved; if that takes too long, the sender of the signal kills us.
     """
     recipe, folder = recipe_here(), Path(recipe_path()).parent
     check_cluster(recipe, config, folder)
@@ -91,7 +91,7 @@ def oversee(start: Callable[[], Any], config: Any) -> Any:
 
 
 def stop_if_dead() -> None:
-    """`UserError` when an agent-loop worker of this job is gone."""
+    """`UserError` if an agent-loop worker of this job is gone."""
     from ray._private.state import actors
 
     job = ray.get_runtime_context().get_job_id()
@@ -102,13 +102,13 @@ def stop_if_dead() -> None:
 
 
 def find_cause(cause: Any) -> str:
-    """Why an actor died, in Ray's words: it has a field for each kind of death (out of memory, lost node …)."""
+    """Why an actor died, in Ray's words, which has a field for each kind of death (out of memory, lost node …)."""
     messages = [getattr(value, "error_message", "") or str(value) for _, value in cause.ListFields()]
     return "; ".join(filter(None, messages)) or "nothing of the cause"
 
 
 def reason(error: Exception) -> tuple[str, int]:
-    """Why a run failed, in a line, and its exit code: 2 for errors that the user can fix."""
+    """Why a run failed, in one line, and its exit code: 2 for errors that the user can fix."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, UserError):
         return str(cause), 2
@@ -140,7 +140,7 @@ def find_waits(budget: Any) -> list[str]:
 
 
 def _close(budget: Any, folder: RunFolder, seconds: float) -> None:
-    """Have the helpers of all workers closed, and what they have spent written down."""
+    """Close the helpers of all workers, and record what they have spent."""
     try:
         left = ray.get(budget.close.remote(seconds), timeout=seconds + 5)
         folder.write_spent(ray.get(budget.spent.remote(), timeout=5))

@@ -1,4 +1,4 @@
-"""What the trainer is doing, reported to the budget's actor: a run that is stuck says where."""
+"""Reports what the trainer is doing to the budget's actor, so that a stuck run can say where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Trainer = TypeVar("Trainer", bound=type)
 
 
 def report_phases(trainer: Trainer) -> Trainer:
-    """A trainer class that says what it does."""
+    """A trainer class that reports its phases."""
     for method, phase in PHASES.items():
         setattr(trainer, method, _announce(getattr(trainer, method), phase))
     return trainer
@@ -30,7 +30,7 @@ def _announce(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
 
 
 def tell_phase(phase: str) -> None:
-    """Say it, and wait for nobody."""
+    """Report a phase without waiting for an answer."""
     try:
         find_budget().set_phase.remote(phase)
     except UserError:  # without it the driver ends the run by itself

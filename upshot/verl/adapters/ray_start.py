@@ -1,4 +1,4 @@
-"""A Ray that is started here comes up on a slow machine, too.
+"""Makes a Ray that is started here come up on a slow machine, too.
 
 A raylet waits 15 seconds for the ports that its agents choose and write down, and then dies; no setting changes that
 (ray-project/ray#65983). So the ports are chosen and written down before it starts.
@@ -25,16 +25,16 @@ PORTS = {
     "dashboard_agent_listen_port": DASHBOARD_AGENT_LISTEN_PORT_NAME,
     "runtime_env_agent_port": RUNTIME_ENV_AGENT_PORT_NAME,
 }
-"""What a port of an agent is called among Ray's parameters, and where it is written down."""
+"""The name of an agent's port among Ray's parameters, and the file it is written to."""
 LOW, HIGH = 20000, 32000
-"""Below those that systems hand out and above those of Ray's workers: nobody takes one before its agent does."""
+"""Below the ports that systems assign and above those of Ray's workers, so that nobody takes one before its agent."""
 
 
 class PatientNode(Node):  # type: ignore[misc]
-    """A node of Ray whose raylet waits for no agent."""
+    """A Ray node whose raylet does not wait for its agents."""
 
     def start_raylet(self, *args: Any, **more: Any) -> None:
-        """Start it; ports that were given stay."""
+        """Start it; given ports are kept."""
         free = (port for port in random.sample(range(LOW, HIGH), 64) if _is_free(port))
         for name, file in PORTS.items():
             port = getattr(self._ray_params, name) or next(free)

@@ -1,4 +1,4 @@
-"""What verl imports in every process (`actor_rollout_ref.model.external_lib`): agent loop, rollout backend."""
+"""Imported by verl in every process (`actor_rollout_ref.model.external_lib`): agent loop, rollout backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's buffer of rows, read together with the replies that the rows are of."""
+"""verl's buffer of rows, read together with the replies to which the rows belong."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Groups = list[list[Rollout]]
 
 
 class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
-    """verl's buffer, from which a step takes its own prompts and no others, however many have ended."""
+    """verl's buffer; a step takes only its own prompts from it, however many others have ended."""
 
     _step = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The rows of a step, when all are played."""
+        """The rows of a step, once all are played."""
         self._step = global_steps
         return super().sample(global_steps, partition_id, batch_size)
 
@@ -36,35 +36,35 @@ class OwnStepBuffer(ReplayBuffer):  # type: ignore[misc]
 
 
 class PlayedRollouts:
-    """What was played last, by verl's partition ('train', 'val'), and which row is of which reply."""
+    """The replies played last, by verl's partition ('train', 'val'), and which row belongs to which reply."""
 
     def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups], alone: bool = False) -> None:
         """`alone`: see `places_of`."""
         self.buffer = buffer
         self.alone = alone
         self.play_on = play_on
-        """Given the groups of a training step, those that are learned from; it may play more of them (`read`)."""
+        """Called with the groups of a training step; returns those to learn from, and may play more (`read`)."""
         self.groups: dict[str, Groups] = {}
-        """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
+        """The groups by the rows' places in the step, with replies in the order of their sessions, as in local mode."""
         self.of_key: dict[str, Rollout] = {}
         self.places: dict[str, RowPlace] = {}
-        """Of the rows that train something."""
+        """The places of the rows that train something, by key."""
         self.counted: Counted = {}
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's rows of a step, when all are played. Those that train nothing are taken away after they were read."""
+        """verl's rows of a step, once all are played. Rows that train nothing are removed after they were read."""
         self.of_key, self.places, self._tags = {}, {}, {}
         groups, logs = self.read(global_steps, partition_id, batch_size)
         self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
         return self._keep_trained(partition_id), logs
 
     def source(self, key: str) -> Rollout | Branch:
-        """Whose words a row is."""
+        """The reply, or the branch, that a row holds."""
         return self.places[key].source if key in self.places else self.of_key[key]
 
     def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
-        """Wait until this many prompts are played; their replies."""
+        """Wait until this many prompts are played; returns their replies."""
         batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
@@ -87,7 +87,7 @@ class PlayedRollouts:
         return [[groups[at][session] for session in sorted(groups[at])] for at in sorted(groups)], logs
 
     def without_untrained(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a batch without those that nothing is learned from, now that the groups are compared."""
+        """The rows of a batch, now that the groups are compared, without those that train nothing."""
         replies = [reply for group in self.groups["train"] for reply in group]
         trained = {(id(place.source), place.stop) for reply in replies for place in places_of(reply, self.alone)}
         gone = [key for key, place in self.places.items() if (id(place.source), place.stop) not in trained]
@@ -99,7 +99,7 @@ class PlayedRollouts:
         return KVBatchMeta(partition_id=batch.partition_id, keys=kept, tags=[self._tags[key] for key in kept])
 
     def _keep_trained(self, partition_id: str) -> KVBatchMeta:
-        """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
+        """The rows that train something or, in validation, have a reward; at least one, because verl needs a batch."""
         there = {id(reply) for group in self.groups[partition_id] for reply in group}
         kept = [key for key, reply in self.of_key.items() if id(reply) in there and self._counts(key, partition_id)]
         self.places = {key: self.places[key] for key in kept if key in self.places}
@@ -116,6 +116,6 @@ class PlayedRollouts:
 
 
 def _session(key: str) -> tuple[str, int]:
-    """The prompt's uid and the number of the reply that a row is of."""
+    """The prompt's uid and the number of the reply to which a row belongs."""
     uid, session, _ = key.rsplit("_", 2)
     return uid, int(session)

@@ -1,7 +1,7 @@
 """Our engine as a rollout backend of verl: `actor_rollout_ref.rollout.name=upshot`.
 
-One server a rank, an actor on the rank's node and device; verl's trainer hands it the weights after every step, through
-Ray's shared memory. The same on a CPU and on CUDA; it was run on the CPU alone.
+There is one server per rank, an actor on the rank's node and device. verl's trainer sends it the weights after every
+step, through Ray's shared memory. It works the same way on a CPU and on CUDA.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from upshot.verl.table import BACKEND
 
 
 class RankServer(Sampler):
-    """The actor that samples for one rank; weights and pauses are the sampler's own."""
+    """The actor that samples for one rank; the sampler handles weights and pauses."""
 
     def __init__(self, path: str, dtype: str, device: str, seed: int, most_tokens: int, frees: bool) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         module, tokenizer = load_local(path, dtype, device)
         super().__init__(module, Renderer(tokenizer).end_ids, seed, most_tokens)
         self.frees = frees
-        """Whether memory is given back while the trainer works (`rollout.free_cache_engine`)."""
+        """Whether memory is released while the trainer works (`rollout.free_cache_engine`)."""
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **more: Any
@@ -50,23 +50,23 @@ class RankServer(Sampler):
         )
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Abort what is under way; what comes waits."""
+        """Abort requests in progress; new ones wait."""
         return {"aborted_count": self.hold(), "request_ids": []}
 
     async def sleep(self) -> None:
-        """Give the memory of keys and values back; the weights stay."""
+        """Release the memory of keys and values; the weights stay."""
         if self.frees:
             self.engine.park()
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take that memory again."""
+        """Allocate that memory again."""
         if tags is None or "kv_cache" in tags:
             self.engine.resume()
 
     release_kv_cache, resume_kv_cache = sleep, wake_up
 
     async def nothing(self, **_: Any) -> None:
-        """What has no meaning here: old keys and values are forgotten with the weights, and there is no profiler."""
+        """Do nothing: new weights already drop old keys and values, and there is no profiler."""
 
     clear_kv_cache = start_profile = stop_profile = nothing
 
@@ -75,7 +75,7 @@ class UpshotReplica(RolloutReplica):  # type: ignore[misc]
     """Starts the server of a rank."""
 
     async def launch_servers(self) -> None:
-        """One actor, beside the rank that it samples for."""
+        """Start one actor on the node of the rank that it samples for."""
         if self.world_size != 1:
             raise UserError(
                 f"rollout.name={BACKEND} has one server a rank; set tensor_model_parallel_size, data_parallel_size and "
@@ -104,13 +104,13 @@ class UpshotReplica(RolloutReplica):  # type: ignore[misc]
             most_tokens=int(self.config.response_length),
             frees=bool(self.config.free_cache_engine),
         )
-        await self._server_handle.nothing.remote()  # a model that cannot be loaded is said here
+        await self._server_handle.nothing.remote()  # raises here if the model cannot be loaded
         self.servers = [self._server_handle]
         self._server_address = f"{BACKEND}:{self.replica_rank}"
 
 
 class UpshotRollout(BaseRollout):  # type: ignore[misc]
-    """In the trainer's rank: carries its weights to its server."""
+    """In the trainer's rank: sends its weights to its server."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -124,7 +124,7 @@ class UpshotRollout(BaseRollout):  # type: ignore[misc]
         peft_config: Any = None,
         **_: Any,
     ) -> None:
-        """Carry all weights over; a failure is raised after the last tensor, for other ranks wait for each of them."""
+        """Send all weights; a failure is raised after the last tensor, because other ranks wait for each tensor."""
         if wire_format != "named_tensors":
             raise UserError(f"rollout.name={BACKEND} takes whole weights, not {wire_format}; see checkpoint_engine")
         if peft_config is not None:
@@ -143,11 +143,11 @@ class UpshotRollout(BaseRollout):  # type: ignore[misc]
         await server.end_weights.remote(global_steps)
 
     async def resume(self, tags: list[str]) -> None:
-        """Let the server take its memory again."""
+        """Let the server allocate its memory again."""
         await ray.get_actor(server_name(self.replica_rank)).wake_up.remote(tags=tags)
 
     async def release(self) -> None:
-        """Let the server give its memory back."""
+        """Let the server release its memory."""
         await ray.get_actor(server_name(self.replica_rank)).sleep.remote()
 
 

@@ -1,6 +1,6 @@
 """verl's trainers, with local mode's own functions for rows and seeds, credit, advantages and importance.
 
-What they have in common is a mixin over verl's own: one plays a step and then learns from it, one plays ahead.
+One plays a step and then learns from it, the other plays ahead; both share a mixin over verl's own trainer.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from upshot.verl.worker import RolloutWorker, describe_place
 
 
 class LocalLearning(PPOTrainer):  # type: ignore[misc]
-    """What a trainer of verl's becomes on our replies; it stands before that trainer among the bases."""
+    """Makes a trainer of verl's learn from our replies; it comes before that trainer among the bases."""
 
     def __init__(self, config: Any) -> None:
         self.recipe = recipe_here()
         super().__init__(config)
 
     def _build_replay_buffer(self) -> PlayedRollouts:
-        self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
+        self.trainer_mode = "sync"  # with any other name, verl uses the asynchronous buffer and checkpoints
         alone = self.recipe.train.trains_every_fork
         self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on, alone)
         return self.replies
@@ -61,26 +61,26 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
     def on_init_end(self) -> None:
         """All is loaded."""
         super().on_init_end()
-        # Never started: it only says what is measured of replies and helpers.
+        # Never started: it only provides the metrics of replies and helpers.
         self.worker = RolloutWorker(self.recipe, self.tokenizer)
         task, renderer = self.worker.rows.task, self.worker.renderer
         self.recorder = StepRecorder(self.recipe, RunFolder(Path(recipe_path()).parent), task, renderer.pieces)
         self.recorder.begin(self.total_training_steps, self.global_steps)
         self._looked: dict[str, float] = {}
-        """An evaluation whose step has no line yet."""
+        """An evaluation of a step whose line is not written yet."""
         self._begun = False
         config = self.recipe.train.model_copy(update={"steps": self.total_training_steps})
         self._rate = learning_rate(config, self.global_steps * config.minibatches)
-        """Of the next update; verl tells it after the one before, but for the first."""
+        """The learning rate of the next update; except for the first, verl reports it after the previous update."""
 
     def on_train_begin(self) -> None:
-        """verl counts minibatches in prompts × replies; from here on this process counts rows."""
+        """Make this process count minibatches in rows; verl counts them in prompts × replies."""
         super().on_train_begin()
         self.config.actor_rollout_ref.rollout.n = 1
         self._begun = True
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """Train a step and write it down, before verl saves it."""
+        """Train a step and write its line, before verl saves it."""
         began = time.perf_counter()
         batch = super().step(metrics, timing_raw)
         took = time.perf_counter() - began
@@ -98,7 +98,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         return batch
 
     def _compute_metrics(self, *_: Any, **__: Any) -> None:
-        """Done in `step`, where they are written."""
+        """Write only an evaluation; `step` computes and writes all other metrics."""
         if self._looked:
             self.recorder.write_evaluation(self.global_steps, self._looked)
             self._looked = {}
@@ -107,7 +107,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         self.recorder.save(self.global_steps, super()._save_checkpoint)
 
     def _play_on(self, groups: Groups) -> Groups:
-        """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
+        """Play other rows in place of groups that teach nothing, as `train.dynamic_sampling` says."""
         step, tried = self.global_steps - 1, {self._ids[place] for place in self._pick_rows()}
         for number in range(1, self.recipe.train.dynamic_sampling + 1):
             items = other_rows(groups, self._ids, tried, step, number, self.recipe.seed)
@@ -126,11 +126,11 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     @cached_property
     def _ranks(self) -> int:
-        """How many ranks share a minibatch."""
+        """The number of ranks that share a minibatch."""
         return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
 
     def _pick_rows(self) -> list[int]:
-        """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
+        """The rows of the step, picked as in local mode: they depend only on the step, so resuming needs no state."""
         count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
         return pick(len(self.train_dataset), count, step, self.recipe.seed)
 
@@ -147,7 +147,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         return tu.get_tensordict(batch)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **more: Any) -> KVBatchMeta:
-        """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
+        """Record the results of the replies, stop if too many are missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
         late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
         metrics.update(mark_own(measure(groups, self.worker.context, self.recipe.train) | late))
@@ -156,20 +156,22 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
             metrics.update(mark_own(blame(groups, self.worker.context.futures)))
         batch = self.replies.without_untrained(batch)
         rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
-        # verl fills a minibatch up so that every rank has as many.
+        # verl pads a minibatch so that every rank has the same number of rows.
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // self._ranks) * self._ranks
         self.config.critic.ppo_mini_batch_size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         return super()._balance_batch(batch, metrics=metrics, **more)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Of the reference, which is the policy without its adapters: verl leaves that word in the batch, and a critic,
-        which has no adapters, would fail by it."""
+        """Log-probabilities of the reference, which is the policy without its adapters.
+
+        verl leaves its mark for that in the batch, and a critic, which has no adapters, would fail because of it.
+        """
         batch = super()._compute_ref_log_prob(batch, metrics)
         batch.extra_info.pop("no_lora_adapter", None)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
+        """Give every row the values that local mode would learn from; verl's own estimators are not used."""
         rows = self._read_measures(batch)
         inputs, logs = teach(self.recipe.train, self.replies.groups["train"], list(rows.values()))
         metrics.update(mark_own(logs))
@@ -178,7 +180,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _read_measures(self, batch: KVBatchMeta) -> dict[int, BatchRow]:
-        """The rows by their places, with what verl computed of them; without those that verl filled up with."""
+        """The rows by their places, with the numbers that verl computed for them, without verl's padding rows."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
         wanted += ["entropy"] if self.recipe.train.entropy else []
@@ -198,7 +200,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         return super()._update_critic(batch, metrics) if self._teaches() else batch
 
     def _teaches(self) -> bool:
-        """Whether anything of the step is trained; without a token verl's means would be 0/0."""
+        """Whether any token of the step is trained; without one, verl's means would be 0/0."""
         return bool(self.replies.places)
 
     def _validate(self) -> dict[str, float]:
@@ -223,15 +225,15 @@ class UpshotTrainer(LocalLearning, PPOTrainerSync):  # type: ignore[misc]
 class AheadTrainer(LocalLearning, PPOTrainerColocateAsync):  # type: ignore[misc]
     """Has the next steps played while one is learned (`train.async_steps`); each learns from its own prompts alone.
 
-    Conversations under way at an update continue with the new weights, as verl does it.
+    Conversations in progress at an update continue with the new weights, as is usual in verl.
     """
 
     global_steps: int
     _asked = 0
-    """The last step whose prompts are sent out."""
+    """The last step whose prompts have been sent out."""
 
     def prepare_step(self) -> dict[str, Any]:
-        """Send out the prompts of this step and of those ahead, each as if it were its turn."""
+        """Send out the prompts of this step and of the next ones, each as if it were the current step."""
         step = self.global_steps
         last = min(step + self.recipe.train.async_steps, self.total_training_steps)
         for number in range(max(self._asked + 1, step), last + 1):
@@ -242,7 +244,7 @@ class AheadTrainer(LocalLearning, PPOTrainerColocateAsync):  # type: ignore[misc
 
 
 COMPUTED = ("old_log_probs", "ref_log_prob", "values", "entropy")
-"""What verl computes of a row, in the order of `BatchRow`'s fields."""
+"""The numbers that verl computes for a row, in the order of `BatchRow`'s fields."""
 
 
 def columns(inputs: Sequence[LearnerInputs | None], rule: str) -> TensorDict:

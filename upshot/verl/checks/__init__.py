@@ -1,7 +1,7 @@
-"""What can be known to be wrong before verl starts; without these checks such a run hangs without a word.
+"""Finds problems before verl starts; without these checks such a run would hang silently.
 
-`find` needs no Ray and is what `--dry-run` shows; `check_node` and `compare_needs` are called again inside Ray, on
-every node, by the driver (`adapters/checks.py`). Local mode's own checks are made where they mean the same.
+`find` needs no Ray, and `--dry-run` shows its findings. The driver calls `check_node` and `compare_needs` again inside
+Ray, on every node (`adapters/checks.py`). Local mode's own checks are used where they apply here as well.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SAME: Sequence[Check] = (output.check, data.check, learning.check, prompts.check
 """Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 VERL = "0.9."
-"""How the versions begin whose hooks are those that we use."""
+"""Prefix of the versions of verl that have the hooks we use."""
 
 
 def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False) -> list[Finding]:
-    """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint."""
+    """All problems that can be found on this machine; `offline` calls no endpoint."""
     bench = CheckContext(recipe, offline, resumed)
     cluster_checks = (lambda _: resources.before_ray(plan.value, count_gpus(recipe)), lambda _: _here(recipe, plan))
     findings = [finding for check in (*SAME, *cluster_checks) for finding in run_check(check, bench)]
@@ -43,7 +43,7 @@ def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = 
 
 
 def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRequirements:
-    """What every node must have, by a recipe and verl's config."""
+    """What every node must have for a recipe and verl's config."""
     environment = os.environ
     return NodeRequirements(
         model=local_path(recipe.model.path) if recipe.model.path else "",
@@ -67,7 +67,7 @@ def endpoints_of(recipe: Recipe) -> list[str]:
 
 
 def plugins_of(read: resources.Read, environment: str) -> list[str]:
-    """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
+    """Plug-in modules from verl's environment variable and config; verl imports them and ignores failures."""
     named = [name for name in environment.split(",") if name.strip()]
     external = read(f"{MODEL}.external_lib", None)
     many = [external] if isinstance(external, str) else list(map(str, external or ()))  # a list, or OmegaConf's
@@ -75,9 +75,9 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
 
 
 def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
-    """This machine; the run folder, the endpoints and their keys are looked at by local mode's checks.
+    """Check this machine; local mode's checks cover the run folder, the endpoints and their keys.
 
-    Our own plug-ins are not imported: the program does so at once, and says what fails.
+    Our own plug-ins are not imported: the program does so immediately, and reports failures.
     """
     if importlib.util.find_spec("verl") is None:
         yield Finding("--engine verl needs verl: pip install -e '.[verl]'")
@@ -97,7 +97,7 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
 
 
 def _critic(plan: VerlPlan) -> Iterator[Finding]:
-    """verl loads a value model with flash attention and with nothing else."""
+    """Check for flash attention, without which verl cannot load a value model."""
     attention = plan.value(f"{CRITIC}.model.override_config.attn_implementation")
     chosen = any(s.key.startswith(f"{CRITIC}.model.override") and s.source == COMMAND_LINE for s in plan.settings)
     if plan.value(f"{CRITIC}.enable") and attention == "sdpa" and not chosen:

@@ -1,4 +1,4 @@
-"""What one machine must have before verl's processes start there: looked at here, and by a task on every node."""
+"""Checks what one machine needs before verl's processes start there: on this one, and by a task on every node."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 SHM_GB = 1.0
-"""Shared memory that Ray's object store and the weights' transport want at the very least."""
+"""The least shared memory that Ray's object store and the transport of weights need."""
 CONNECT_S, IMPORT_S = 5.0, 600.0
 VALUE_HEADS = ("experimental/ppo", "models/modeling_value_head.py")
-"""Where TRL has its value head, as long as it has one."""
+"""The module of TRL's value head, in versions that have one."""
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
 class NodeRequirements:
-    """What a run needs on every node; plain data, so that it travels."""
+    """What a run needs on every node; plain data, so that it can be sent to other nodes."""
 
     model: str
     """Folder of the model, or its name at the hub."""
     folder: str
-    """The run folder, which must be the same one everywhere; empty: not made yet."""
+    """The run folder, which must be the same one everywhere; empty: it does not exist yet."""
     files: tuple[tuple[str, str], ...] = ()
-    """Recipe keys, and files or folders that they name."""
+    """Recipe keys, and the files or folders that they name."""
     endpoints: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     """Environment variables with the endpoints' keys."""
     plugins: tuple[str, ...] = ()
-    """Modules that verl imports, silently where it fails."""
+    """Modules that verl imports; it ignores failures."""
     ports: tuple[int, ...] = ()
-    """Those that somebody named and that will be taken here."""
+    """Given ports that the run will use on this machine."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """For the imports."""
     mark: str = ""
-    """What must stand in a file of the run folder: written on the driver's node, read on all."""
+    """The content of a file in the run folder, which the driver's node writes and all nodes must see."""
 
 
 def check_node(wanted: NodeRequirements) -> list[str]:
-    """What is wrong on this machine."""
+    """The problems of this machine."""
     checks = (_model, _storage, _files, _endpoints, _keys, _plugins, _trl, _memory, _ports)
     return [problem for check in checks for problem in check(wanted)]
 
@@ -56,7 +56,7 @@ def check_node(wanted: NodeRequirements) -> list[str]:
 def _model(wanted: NodeRequirements) -> Iterator[str]:
     path = Path(wanted.model)
     if not wanted.model or (not path.is_absolute() and not path.exists()):
-        return  # a name of the hub; the driver has looked it up, a node without network must have it in its cache
+        return  # a hub name: the driver has looked it up; a node without network must have it in its cache
     if not path.is_dir():
         yield f"the model folder {path} is not there; put it on storage that all nodes share, or at this path on each"
         return
@@ -75,7 +75,7 @@ def _storage(wanted: NodeRequirements) -> Iterator[str]:
         yield f"the run folder {folder} is not there; {way_out}"
         return
     if wanted.mark and not (folder / wanted.mark).is_file():
-        yield f"the run folder {folder} is another one than the driver's; {way_out}"
+        yield f"the run folder {folder} is not the same folder as the driver's; {way_out}"
     probe = folder / f".probe-{uuid.uuid4().hex}"
     try:
         probe.write_text("probe")
@@ -113,7 +113,7 @@ def _keys(wanted: NodeRequirements) -> Iterator[str]:
 
 
 def _plugins(wanted: NodeRequirements) -> Iterator[str]:
-    """Import as verl will, in a process of its own: nothing of it stays in this one."""
+    """Import the plug-ins as verl will, in a separate process, so that nothing stays in this one."""
     if not wanted.plugins:
         return
     env = {**wanted.environment, **os.environ, "PYTHONPATH": wanted.environment.get("PYTHONPATH", "")}
@@ -146,8 +146,8 @@ def _trl(_: NodeRequirements) -> Iterator[str]:
     folder = Path(trl.origin).parent if trl is not None and trl.origin is not None else None
     if folder is not None and not any((folder / place).exists() for place in VALUE_HEADS):
         yield (
-            "TRL is installed here and has no AutoModelForCausalLMWithValueHead, which verl imports from it where it "
-            "finds TRL: pip uninstall trl, or give verl an environment of its own"
+            "TRL is installed here, but without AutoModelForCausalLMWithValueHead, which verl imports if it finds TRL: "
+            "pip uninstall trl, or install verl in a separate environment"
         )
 
 
@@ -156,7 +156,7 @@ def _memory(_: NodeRequirements) -> Iterator[str]:
     free = shutil.disk_usage(shm).free / 2**30 if shm.is_dir() else math.inf
     if free < SHM_GB:
         yield (
-            f"/dev/shm has {free:.2f} GB left, {SHM_GB:g} are wanted; in Docker: --shm-size=16g, in Kubernetes: an "
+            f"/dev/shm has {free:.2f} GB left, but {SHM_GB:g} are needed; in Docker: --shm-size=16g, in Kubernetes: an "
             "emptyDir with medium Memory"
         )
 
@@ -172,7 +172,7 @@ def _ports(wanted: NodeRequirements) -> Iterator[str]:
 
 
 def write_mark(folder: Path) -> str:
-    """Write the mark that the other nodes look for; its name."""
+    """Write the mark that the other nodes look for; returns its name."""
     name = f".here-{int(time.time())}-{uuid.uuid4().hex[:8]}"
     (folder / name).write_text(socket.gethostname())
     return name

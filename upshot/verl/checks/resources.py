@@ -1,9 +1,9 @@
-"""Whether Ray has the CPUs and GPUs that verl will ask for: with fewer it waits for ever, without a word.
+"""Checks that Ray has the CPUs and GPUs that verl will request: with fewer, verl silently waits for ever.
 
-The numbers are verl 0.9.1's. A rank is a bundle of one GPU and three CPUs, and all bundles of a node are one placement
-group that must fit there whole; TransferQueue's controller and each of its storage units hold a CPU, the units spread
-evenly over the nodes. Everything else (agent-loop and reward workers, servers, the runner) needs a CPU only while it is
-being placed: one must stay free.
+The numbers are those of verl 0.9.1. A rank is a bundle of one GPU and three CPUs, and all bundles of a node are one
+placement group that must fit there as a whole. TransferQueue's controller and each of its storage units hold a CPU; the
+units are spread evenly over the nodes. Everything else (agent-loop and reward workers, servers, the runner) needs a CPU
+only while it is being placed: one CPU must stay free.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CPUS_A_RANK = 3
 GPUS_A_NODE, STORAGE_UNITS = 8, 8
 """verl's own defaults."""
 Read = Callable[[str, Any], Any]
-"""A key of verl's config, or what is given beside it where it is not set."""
+"""Reads a key of verl's config; returns the given default if the key is not set."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a run asks Ray for."""
+    """What a run requests from Ray."""
 
     groups: tuple[int, ...]
     """GPUs of every placement group; each must fit on one node."""
     units: int
     """Storage units of TransferQueue."""
     helpers: int = 0
-    """GPUs of helper models, beside each of the groups."""
+    """GPUs of helper models on each node, in addition to the groups."""
 
     @property
     def gpus(self) -> int:
@@ -46,14 +46,14 @@ class Need:
         return CPUS_A_RANK * sum(self.groups) + self.units + 2
 
     def describe(self) -> str:
-        """The sum in words."""
+        """The sum as text."""
         ranks = f"{CPUS_A_RANK} for each of {sum(self.groups)} ranks"
         return f"{self.cpus} CPUs ({ranks}, {self.units} storage units, 1 controller, 1 to place the rest)"
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of Ray has, as far as it is free."""
+    """The free resources of a Ray node."""
 
     name: str
     cpus: float
@@ -61,7 +61,7 @@ class Node:
 
 
 def find_needs(read: Read, helpers: int = 0) -> Need:
-    """The arithmetic of a config; `helpers`: GPUs of helper models on every node."""
+    """The resources that a config needs; `helpers`: GPUs of helper models on every node."""
     groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
     for key, where in POOLS.items():
         if read(key, False):
@@ -72,7 +72,7 @@ def find_needs(read: Read, helpers: int = 0) -> Need:
 
 
 def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
-    """What is too little."""
+    """The resources of which there are too few."""
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     if gpus < need.gpus:
         helpers = f" ({need.helpers} a node for helper models)" if need.helpers else ""
@@ -91,7 +91,7 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
+    """Groups for which no node has room; the largest is placed first, each on a separate node if there are enough."""
     taken = math.ceil(need.units / max(len(nodes), 1))
     left = {place: [node.gpus, node.cpus - taken] for place, node in enumerate(nodes)}  # names may be the same
     for ranks in sorted(need.groups, reverse=True):
@@ -100,7 +100,7 @@ def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
         if not fits:
             most = max(nodes, key=lambda node: (node.gpus, node.cpus))
             yield Finding(
-                f"no node of Ray has {group} GPUs and {CPUS_A_RANK * ranks} CPUs free at once, beside {taken} for "
+                f"no node of Ray has {group} GPUs and {CPUS_A_RANK * ranks} CPUs free at once, besides {taken} for "
                 f"storage units (the largest, {most.name}, has {most.gpus:g} GPUs and {most.cpus:g} CPUs); verl would "
                 "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
             )
@@ -110,7 +110,7 @@ def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def before_ray(read: Read, helpers: int = 0) -> Iterator[Finding]:
-    """What can be said before Ray is up: only where it will be started here, with counts that are given or ours."""
+    """Problems that can be found before Ray runs: only if it is started here, with given counts or our defaults."""
     if is_joined(read):
         return
     need = find_needs(read, helpers)
@@ -121,17 +121,17 @@ def before_ray(read: Read, helpers: int = 0) -> Iterator[Finding]:
         )
         return
     cpus = read("ray_kwargs.ray_init.num_cpus", None) or os.cpu_count() or 1
-    gpus = read("ray_kwargs.ray_init.num_gpus", None)  # how many there are is Ray's to count
+    gpus = read("ray_kwargs.ray_init.num_gpus", None)  # without a number, Ray counts them itself
     yield from compare_needs(need, [Node("this machine", float(cpus), need.gpus if gpus is None else float(gpus))])
 
 
 def ports_of(read: Read) -> list[int]:
-    """Ports named for a Ray that will be started here; Ray and verl find all others themselves."""
+    """Ports given for a Ray that will be started here; Ray and verl find all others themselves."""
     port = read("ray_kwargs.ray_init.dashboard_port", None)
     taken = port and read("ray_kwargs.ray_init.include_dashboard", True) and not is_joined(read)
     return [int(port)] if taken else []
 
 
 def is_joined(read: Read) -> bool:
-    """Whether the run joins a Ray that is up."""
+    """Whether the run joins a Ray that is already running."""
     return (read("ray_kwargs.ray_init.address", None) or os.environ.get("RAY_ADDRESS") or "local") != "local"

@@ -1,4 +1,4 @@
-"""Notices that a run has stopped moving, says what it waits for, and ends it only where a limit is set."""
+"""Notices that a run is stuck, says what it waits for, and ends it only if a limit is set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from upshot.core.errors import UserError, reason_of
 
 MARK = "upshot watchdog: "
-"""Before every line of ours, so that they do not count as a sign of life."""
+"""Prefix of our own lines, so that they do not count as a sign of life."""
 TAIL = 65_536
-"""Bytes of the log's end that are looked at."""
+"""How many bytes at the end of the log are read."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Patience:
     """When a run counts as stuck."""
 
     silent_s: float = 120.0
-    """Seconds without a new line of the log; no step for ten times as long counts as well."""
+    """Seconds without a new line in the log; ten times as long without a step counts as well."""
     end_after_s: float | None = None
-    """Seconds without a step after which the run is ended; None: never, it is only said."""
+    """Seconds without a step after which the run is ended; None: never, it is only reported."""
     grace_s: float = 20.0
-    """Seconds after SIGTERM in which the step under way may end and be saved (read by the command itself)."""
+    """Seconds after SIGTERM in which the current step may end and be saved (read by the command itself)."""
 
     @classmethod
     def of(cls, config: Any) -> Patience:
-        """What verl's config says in its section `upshot`, which is ours."""
+        """The settings in the section `upshot` of verl's config, which is ours."""
         settings = (config.get("upshot") or {}).get("watch") or {}
         known = set(cls.__dataclass_fields__)
         if unknown := set(settings) - known:
@@ -39,7 +39,7 @@ class Patience:
 
 @dataclass
 class _Sign:
-    """A sign of life and since when it is the same."""
+    """A sign of life, and since when it has not changed."""
 
     look: Callable[[], Any]
     clock: Callable[[], float]
@@ -51,14 +51,14 @@ class _Sign:
         self.seen, self.since = self.look(), self.clock()
 
     def still(self) -> float:
-        """Seconds for which nothing has changed."""
+        """Seconds since the last change."""
         now, seen = self.clock(), self.look()
         if seen != self.seen:
             self.seen, self.since, self.said = seen, now, 0.0
         return now - self.since
 
     def due(self, every: float) -> bool:
-        """Whether it is time to say so, again."""
+        """Whether it is time to report this, or to report it again."""
         still = self.still()
         if still - self.said < every:
             return False
@@ -68,7 +68,7 @@ class _Sign:
 
 @dataclass
 class Watchdog:
-    """Looks at the log and the steps of a run; `waits_for` tells what the cluster waits for."""
+    """Watches the log and the steps of a run; `waits_for` returns what the cluster waits for."""
 
     log: Path
     steps: Path
@@ -82,7 +82,7 @@ class Watchdog:
         self._step = _Sign(lambda: size_of(self.steps), self.clock)
 
     def look(self) -> None:
-        """Say what is stuck, if something is; `UserError` when the limit is reached."""
+        """Report what is stuck, if something is; `UserError` when the limit is reached."""
         patience = self.patience
         silent = self._line.due(patience.silent_s)
         slow = self._step.due(10 * patience.silent_s)
@@ -107,7 +107,7 @@ class Watchdog:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not ours."""
+    """The last line of a log that we did not write."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -117,14 +117,14 @@ def last_line(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """The size of a file in bytes; 0 if it does not exist."""
     return path.stat().st_size if path.is_file() else 0
 
 
 def describe_demands(
     groups: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, float], int]]
 ) -> list[str]:
-    """Placement groups and requests that Ray cannot place, in words."""
+    """Placement groups and requests that Ray cannot place, as text."""
     lines = [
         f"Ray cannot place the group '{group['name']}': {_add_up(list(group['bundles'].values()))} together on one node"
         for group in groups

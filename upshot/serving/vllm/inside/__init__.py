@@ -1,4 +1,4 @@
-"""What runs inside vLLM's own processes, found there by PYTHONPATH: it imports nothing of Upshot.
+"""Code that runs inside vLLM's own processes, found there by PYTHONPATH: it imports nothing of Upshot.
 
-vLLM may live in an environment of its own.
+vLLM may be installed in a separate environment.
 """

@@ -9,21 +9,21 @@ import os
 from typing import Any
 
 VERSION = b"x-upshot-version"
-"""The header that says which weights a request is for."""
+"""The header that names the version of the weights a request is for."""
 SAMPLING = ("/v1/completions", "/v1/chat/completions")
 
 
 class WeightsGate:
     """Lets a request through only while the weights that it is for are loaded; a server that has just started has none.
 
-    Besides, every route but /health asks for the key: vLLM itself leaves those that change weights open.
+    Every route but /health also requires the key, because vLLM itself leaves the routes that change weights open.
     """
 
     def __init__(self, app: Any) -> None:
         self.app = app
         self.key = os.environ.get("VLLM_API_KEY", "")
         self.version: str | None = None
-        """None: closed, nothing has been loaded or something is being loaded."""
+        """None: closed, because nothing has been loaded or a load is in progress."""
         self.busy = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -35,7 +35,7 @@ class WeightsGate:
             return
         headers = dict(scope["headers"])
         if self.key and not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self.key}".encode()):
-            await answer(send, 401, {"error": {"message": "the policy's server asks for its run's key"}})
+            await answer(send, 401, {"error": {"message": "the policy's server requires the key of its run"}})
         elif scope["path"] == "/upshot/gate":
             await self._turn(scope, send)
         elif scope["path"] in SAMPLING:
@@ -44,7 +44,7 @@ class WeightsGate:
             await self.app(scope, receive, send)
 
     async def _turn(self, scope: Any, send: Any) -> None:
-        """GET: how it stands. POST: close, and wait until nothing is under way; POST ?version: open for that one."""
+        """GET: the state. POST: close, and wait until no request is in progress; POST ?version: open for it."""
         if scope["method"] == "POST":
             wanted = scope["query_string"].decode().removeprefix("version=")
             self.version = wanted or None
@@ -54,7 +54,7 @@ class WeightsGate:
 
     async def _pass(self, wanted: str, scope: Any, receive: Any, send: Any) -> None:
         if self.version is None or wanted != self.version:
-            message = f"stale weights: version {wanted or 'none'} is asked for, {self.version or 'none'} is loaded"
+            message = f"stale weights: version {wanted or 'none'} is requested, {self.version or 'none'} is loaded"
             await answer(send, 409, {"error": {"message": message}})
             return
         self.busy += 1

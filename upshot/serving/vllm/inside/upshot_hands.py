@@ -1,8 +1,8 @@
-"""What a vLLM worker can do with new weights: `--worker-extension-cls upshot_hands.WeightsWorker`.
+"""Methods of a vLLM worker for new weights: `--worker-extension-cls upshot_hands.WeightsWorker`.
 
-Weights are copied into the model's own tensors, so that nothing moves that captured steps point at. On the CPU vLLM
-would multiply by packed copies instead, which such a copy does not reach (and which its own reload leaves stale where
-the head is the embedding): packing is switched off when this is imported, which is before the model is made.
+Weights are copied into the model's own tensors, so that the addresses in captured steps stay valid. On the CPU, vLLM
+would multiply by packed copies, which would stay stale (after vLLM's own reload as well, if head and embedding are one
+tensor). So packing is switched off when this file is imported, which is before the model is created.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def pack_nothing() -> None:
-    """Have vLLM's CPU kernels read the weights themselves."""
+    """Make vLLM's CPU kernels read the weights themselves instead of packed copies."""
     from vllm import _custom_ops
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
@@ -27,7 +27,7 @@ def pack_nothing() -> None:
 
 
 class WeightsWorker:
-    """Methods that every worker gets; vLLM calls them by `collective_rpc`, with texts as arguments."""
+    """Methods added to every worker; vLLM calls them through `collective_rpc`, with strings as arguments."""
 
     device: Any
     model_runner: Any
@@ -35,9 +35,9 @@ class WeightsWorker:
     rank: int
 
     def upshot_load(self, packed: str) -> dict[str, Any]:
-        """Load packed weights into the model; what the model holds then."""
+        """Load packed weights into the model; returns what the model then holds."""
         transfer = json.loads(packed)
-        self.upshot_version = None  # weights that fail half way have no version
+        self.upshot_version = None  # if loading fails half-way, the weights have no version
         by_file = transfer["route"] == "file"
         weights = from_file(transfer["path"]) if by_file else from_gpu(transfer["handles"], self.device.index)
         self.model_runner.get_model().load_weights(weights)
@@ -50,7 +50,7 @@ class WeightsWorker:
         return self.upshot_state()
 
     def upshot_state(self) -> dict[str, Any]:
-        """Which version is loaded, the sum of the model's weights, and how many workers share the model."""
+        """The loaded version, the sum of the model's weights, and the number of workers that share the model."""
         model = self.model_runner.get_model()
         return {
             "version": getattr(self, "upshot_version", None),
@@ -61,7 +61,7 @@ class WeightsWorker:
 
 
 def from_file(path: str) -> Iterator[tuple[str, Any]]:
-    """Names and weights of a safetensors file, which is mapped and not read."""
+    """Names and weights of a safetensors file, which is mapped instead of read."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -73,12 +73,12 @@ def from_gpu(handles: str, device: int) -> Iterator[tuple[str, Any]]:
     """Names and weights that lie in another process's memory of the same GPU (CUDA IPC)."""
     for name, (rebuild, arguments) in pickle.loads(base64.b64decode(handles)):
         local_arguments = list(arguments)
-        local_arguments[6] = device  # the GPU has another number over there
+        local_arguments[6] = device  # the GPU may have a different number in this process
         yield name, rebuild(*local_arguments)
 
 
 def checksum(tensors: Any) -> str:
-    """A sum of all weights as integers: the same however vLLM has put them side by side, another if one bit differs."""
+    """A sum of all weights as integers: independent of how vLLM joins them, but different if one bit differs."""
     import torch
 
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
