@@ -103,7 +103,7 @@ def test_a_run_folder_of_another_machine_is_told_from_the_drivers(tmp_path: Path
     mark = write_mark(tmp_path)
     assert check_node(NodeRequirements("", str(tmp_path), mark=mark)) == []
     (other := tmp_path / "other").mkdir()
-    assert "another one than the driver's" in check_node(NodeRequirements("", str(other), mark=mark))[0]
+    assert "not the same folder as the driver's" in check_node(NodeRequirements("", str(other), mark=mark))[0]
     assert not list(other.iterdir())
 
 

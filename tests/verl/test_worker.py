@@ -208,7 +208,7 @@ def test_log_probabilities_are_asked_for_by_name_where_servers_do_not_give_them(
 
 
 def test_outside_of_a_conversation_nobody_is_asked() -> None:
-    with pytest.raises(UserError, match="outside of any conversation"):
+    with pytest.raises(UserError, match="outside a conversation"):
         asyncio.run(ServedModel(RENDERER).generate(Request([1, 2], Sampling())))
 
 
