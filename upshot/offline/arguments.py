@@ -137,7 +137,7 @@ def build_simulation(
     """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model.
 
     tokenizer: counts the tokens; None: as the policy or its endpoint counts.
-        short: use the short templates for user and judge, for small models and small contexts.
+    short: use the short templates for user and judge, for small models and small contexts.
     """
     specs = {f"{POLICY}{name}": read_model(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:

@@ -50,7 +50,7 @@ def describe_costs(
     """Two lines for each stage, and their sum.
 
     `shown`: what each stage would run now. `model`: the model that is trained.
-        `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
+    `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
     """
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
     stages = zip(costs.items(), shown, strict=True)
