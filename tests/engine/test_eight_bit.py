@@ -19,6 +19,7 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.llama.agreement import logits_gap, plain_logits
 from upshot.engine.llama.driver import BlockDriver
 from upshot.engine.llama.eight_bit import (
+    Joined8,
     Linear8,
     check_eight_bit_cache,
     check_eight_bits,
@@ -149,6 +150,14 @@ def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_th
         bias[3] = -60.0
     with pytest.raises(UserError, match=r"kv: fp8 .* which have biases of up to 60 \(at most 10\); set kv: model"):
         check_eight_bit_cache(model, shape_of(model), settings, fused=True)
+
+
+def test_frozen_projections_keep_their_addresses_as_captured_steps_go_on_reading_them() -> None:
+    joined = Joined8([Linear8(torch.nn.Linear(16, 16)) for _ in range(3)], torch.float32)
+    places = [(x.data_ptr(), x.clone()) for x in (joined.weight.view(torch.uint8), joined.scale, joined.bias)]
+    joined.refresh()
+    for (place, values), x in zip(places, (joined.weight.view(torch.uint8), joined.scale, joined.bias), strict=True):
+        assert x.data_ptr() == place and torch.equal(x, values)
 
 
 def test_a_row_of_zeros_stays_zeros() -> None:

@@ -88,6 +88,7 @@ class Joined8:
 
     def __init__(self, modules: Sequence[Linear8], dtype: torch.dtype) -> None:
         self.modules, self.dtype = modules, dtype
+        self.bias: Tensor | None = None
         for module in modules:
             _check_sizes(module)
         self.refresh()
@@ -95,8 +96,9 @@ class Joined8:
     def refresh(self) -> None:
         """Look where they lie; nothing else of them changes."""
         self.weight, self.scale = (join_rows([getattr(m, name) for m in self.modules]) for name in ("weight", "scale"))
-        biases = [module.bias for module in self.modules]
-        self.bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        biases = [module.bias.detach() for module in self.modules if module.bias is not None]
+        if biases:  # in its place: captured steps go on reading it
+            self.bias = torch.cat(biases, out=self.bias)
 
 
 def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:
