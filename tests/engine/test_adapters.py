@@ -61,10 +61,10 @@ def test_an_update_of_adapters_reaches_what_is_sampled(make_llama: Make, kind: s
 class WithoutEmbedding(BlockDriver):
     """A driver that reads past the adapter of the embedding."""
 
-    def _hidden(self, *args: Any) -> torch.Tensor:
+    def logits(self, *args: Any) -> torch.Tensor:
         whole = self.core.embed_tokens
         self.embed = whole.base_layer if hasattr(whole, "base_layer") else whole.original_module
-        return super()._hidden(*args)
+        return super().logits(*args)
 
 
 @pytest.mark.parametrize("kind", ["embedding", "whole modules"])

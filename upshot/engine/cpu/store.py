@@ -226,7 +226,12 @@ class Window:
             self.clear()
             return False
         if fresh:
-            self._fill(fresh)
+            first, stop = len(self.rows), len(wanted)
+            index = self.store.table([(row.seq, row.start, len(row.seq.ids) - 1) for row in fresh])
+            for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
+                for layer in range(len(paged)):
+                    dense[layer, first:stop, :, : index.shape[1]] = paged[layer][index].transpose(1, 2)
+            self.rows.extend(fresh)
         if wanted is not self._wanted:
             self._wanted = wanted
             self.stacks = stack_prefixes(self.rows, self.stacks) if self._prefixes else []
@@ -284,15 +289,6 @@ class Window:
         if len(rows) != before:
             used = {id(prefix) for row in rows for prefix in row.prefixes}
             self._prefixes = {page: prefix for page, prefix in self._prefixes.items() if id(prefix) in used}
-
-    def _fill(self, fresh: list[WindowRow]) -> None:
-        first = len(self.rows)
-        index = self.store.table([(row.seq, row.start, len(row.seq.ids) - 1) for row in fresh])
-        longest, stop = index.shape[1], first + len(fresh)
-        for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
-            for layer in range(len(paged)):
-                dense[layer, first:stop, :, :longest] = paged[layer][index].transpose(1, 2)
-        self.rows.extend(fresh)
 
     def _grow(self, rows: int, length: int) -> bool:
         have_rows, have_length = self._shape

@@ -181,33 +181,31 @@ class BlockDriver(Driver):
     def logits(
         self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
-        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
-        with out_of_training(self.quiet):
-            logits = linear(self.head, self._hidden(ids, positions, step, last), out)
-        divisor, cap = self.options.logit_divisor, self.options.logit_cap
-        return self.finish_logits(logits, divisor, cap) if divisor != 1.0 or cap else logits
-
-    def _hidden(self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None) -> Tensor:
-        """What the head is applied to.
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`.
 
         A norm begins each half of a block and the residual ends it, so the sum of one half and the norm of the next are
         one operation: `h` is the residual, `x` its norm.
         """
-        h = embed(self.embed, ids)
-        if self.options.embed_factor != 1.0:
-            h = h * self.options.embed_factor
-        rotations = self._rotations(h, positions)
-        x, h = self._join(h, None, None, self.layers[0].norm1)
-        for index, layer in enumerate(self.layers):
-            out = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
-            final = index + 1 == len(self.layers)
-            if final and last is not None:  # of the other tokens only keys and values are needed
-                out, h = out[last], h[last]
-            x, h = self._join(self.product_back(layer.o, out), h, layer.after1, layer.norm2)
-            following = self.core.norm if final else self.layers[index + 1].norm1
-            out = self._mlp(layer, x) if layer.experts is None else call_experts(layer.experts, x)
-            x, h = self._join(out, h, layer.after2, following)
-        return x
+        options = self.options
+        with out_of_training(self.quiet):
+            h = embed(self.embed, ids)
+            if options.embed_factor != 1.0:
+                h = h * options.embed_factor
+            rotations = self._rotations(h, positions)
+            x, h = self._join(h, None, None, self.layers[0].norm1)
+            for index, layer in enumerate(self.layers):
+                half = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
+                final = index + 1 == len(self.layers)
+                if final and last is not None:  # of the other tokens only keys and values are needed
+                    half, h = half[last], h[last]
+                x, h = self._join(self.product_back(layer.o, half), h, layer.after1, layer.norm2)
+                following = self.core.norm if final else self.layers[index + 1].norm1
+                half = self._mlp(layer, x) if layer.experts is None else call_experts(layer.experts, x)
+                x, h = self._join(half, h, layer.after2, following)
+            logits = linear(self.head, x, out)
+        if options.logit_divisor == 1.0 and not options.logit_cap:
+            return logits
+        return self.finish_logits(logits, options.logit_divisor, options.logit_cap)
 
     def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
         """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next.
