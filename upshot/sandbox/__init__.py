@@ -1,4 +1,4 @@
-"""Running programs nobody trusts: isolation, a pool of warm slots, an HTTP server, clients."""
+"""Runs untrusted programs: isolation, a pool of warm slots, an HTTP server, clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the zygote and the CLI import this package and need none."""
+    """Import a public name when it is first used, because the zygote and the CLI import this package without any."""
     if name not in _HOMES:
         raise AttributeError(f"module 'upshot.sandbox' has no attribute {name!r}")
     return getattr(importlib.import_module(f"upshot.sandbox.{_HOMES[name]}"), name)
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def version() -> str:
-    """A name of what decides verdicts here: the text of this package, and the Python that runs programs."""
+    """A hash of what decides verdicts here: the text of this package, and the Python that runs programs."""
     files = (path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".txt", ".yaml"))
     texts = b"".join(path.read_bytes() for path in sorted(files))
     return hashlib.blake2b(texts + platform.python_version().encode(), digest_size=8).hexdigest()

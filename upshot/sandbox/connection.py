@@ -1,4 +1,4 @@
-"""From a word or a URL in a recipe to a runner."""
+"""Makes a runner from a name or a URL in a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMS = (
 
 
 def connect(spec: str, limits: Limits | None = None, api_key: str | None = None) -> CodeRunner:
-    """The runner a spec names; use it with `async with`, or call `aclose` in the end."""
+    """The runner that a spec names; use it with `async with`, or call `aclose` at the end."""
     key = api_key or os.environ.get(KEY_VARIABLE)
     kind, _, rest = spec.partition(":")
     if kind == "local":

@@ -1,4 +1,4 @@
-"""What one run may use."""
+"""The limits of one run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from upshot.core.errors import UserError
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one run; a run that meets one gets the outcome of that name."""
+    """Limits of one run; a run that reaches one gets the corresponding outcome."""
 
     cpu_seconds: float = 6.0
     """CPU time of the program (its load and all its assert tests together; each stdio test alone)."""
     wall_seconds: float | None = None
-    """Limit on real time; None means three times the CPU time plus one second, so that a busy machine fails nobody."""
+    """Limit on real time; None means three times the CPU time plus one second, which is enough on a busy machine."""
     judge_seconds: float | None = None
     """CPU time of the judged look at assert tests, after which nothing more is confirmed; None means `cpu_seconds`.
-    0 skips that look, and every pass is unconfirmed."""
+    0 skips that look, so that every pass is unconfirmed."""
     memory_mb: int = 512
-    """Memory of each process of the run; of all of them together where there is a cgroup."""
+    """Memory of each process of the run; with a cgroup, of all of them together."""
     processes: int = 32
-    """Processes and threads at once."""
+    """Maximum number of processes and threads at the same time."""
     open_files: int = 128
     """Open descriptors of each process; at least 64."""
     file_mb: int = 64
@@ -32,9 +32,9 @@ class Limits:
     files: int = 4096
     """Files and directories in the private /tmp."""
     output_kb: int = 1024
-    """Standard output and standard error, each; more is cut and flagged."""
+    """Size of standard output and of standard error; more is cut and flagged."""
     result_kb: int = 1024
-    """Values returned to the tests, together."""
+    """Total size of the values returned to the tests."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -54,7 +54,7 @@ class Limits:
         return self.wall_seconds if self.wall_seconds is not None else 3 * self.cpu_seconds + 1
 
     def with_cpu(self, seconds: float | None) -> Limits:
-        """The same limits with another CPU time; None changes nothing."""
+        """The same limits with a different CPU time; None changes nothing."""
         return self if seconds is None else replace(self, cpu_seconds=float(seconds))
 
     @property

@@ -1,4 +1,4 @@
-"""What came of a run or a test."""
+"""The outcome of a run or a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 
 class Outcome(enum.StrEnum):
-    """How a run or a test ended; the names are the API's."""
+    """How a run or a test ended, under the API's names."""
 
     PASSED = "passed"
     WRONG = "wrong"
@@ -29,11 +29,11 @@ class TestResult:
 
     outcome: Outcome
     seconds: float | None = None
-    """Time of the test as the child measured it; None where it did not finish."""
+    """Time of the test as the child measured it; None if it did not finish."""
     detail: str = ""
     """The end of the traceback, the reason of a fault, or empty."""
     believed: bool = False
-    """Whether it counts as passed by the plain look alone."""
+    """Whether it counts as passed because of the plain look alone."""
 
     @property
     def value(self) -> float | None:
@@ -65,7 +65,7 @@ class StdioTest:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What the compiler said."""
+    """The compiler's output."""
 
     ok: bool
     seconds: float
@@ -91,10 +91,10 @@ class RunResult:
     detail: str = ""
     compiled: CompileResult | None = None
     files: dict[str, bytes] = field(default_factory=dict)
-    """The files asked for, by name."""
+    """The requested files, by name."""
 
     def as_test(self, passed: bool) -> TestResult:
-        """The run as a test that is passed or not, if it came to its end."""
+        """The run as a test, which is passed or not if the run came to its end."""
         if self.outcome is Outcome.PASSED:
             outcome = Outcome.PASSED if passed else Outcome.WRONG
             return TestResult(outcome, self.wall_seconds, "" if passed else f"printed {self.stdout[:200]!r}")

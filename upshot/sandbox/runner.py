@@ -21,7 +21,7 @@ NO_JUDGE = "it passed in the program's own process, and there is no judge here t
 
 
 class Resource:
-    """What holds processes or connections until it is closed; an async context manager."""
+    """An object that holds processes or connections until it is closed; an async context manager."""
 
     async def aclose(self) -> None:
         """Release processes and connections."""
@@ -43,7 +43,7 @@ class Session(Resource, abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class ProgramJob:
-    """A program to run, and what it is run with."""
+    """A program to run, with its input and files."""
 
     code: str
     language: str
@@ -56,7 +56,7 @@ class ProgramJob:
 
 
 class CodeRunner(Resource, abc.ABC):
-    """Runs untrusted programs and reports what came of them."""
+    """Runs untrusted programs and reports the results."""
 
     limits: Limits
     """Limits of calls that set none."""
@@ -71,13 +71,13 @@ class CodeRunner(Resource, abc.ABC):
     ) -> list[TestResult]:
         """Run assert tests against a program; one result per test.
 
-        `given` is what the row brings along (imports, helpers of its prompt): trusted; the program cannot change it.
-        In a language other than Python a test is text appended to the program, and no judge can confirm its pass.
+        `given` is the row's own code (imports, helpers of its prompt): it is trusted, and the program cannot change it.
+        In languages other than Python, a test is text appended to the program, and no judge can confirm its pass.
         """
         chosen = limits or self.limits
         if canonical(language) == "python":
             results = await self._test(program, tests, given, chosen)
-            # What is wrong with a test is said by its text alone, so no program can pass its failure off as the test's.
+            # Whether a test is invalid depends on its text alone, so no program can blame its failure on the test.
             faults = find_faults(tuple(tests))
             invalid = {index: TestResult(Outcome.INVALID_TEST, None, why) for index, why in faults.items()}
             return [invalid.get(index, result) for index, result in enumerate(results)]
@@ -88,7 +88,7 @@ class CodeRunner(Resource, abc.ABC):
         """The results of assert tests of a Python program, every default filled in."""
 
     async def _test_text(self, program: str, tests: Sequence[str], language: str, limits: Limits) -> list[TestResult]:
-        """The results of tests that are text behind a program in any language."""
+        """The results of tests that are appended to a program in any language."""
 
         async def run_test(test: str) -> TestResult:
             done = (await self.run(f"{program}\n{test}", language, limits=limits)).as_test(passed=True)
@@ -109,7 +109,7 @@ class CodeRunner(Resource, abc.ABC):
     async def _test_stdio(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        """The results of stdin/stdout tests, a run for each."""
+        """The results of stdin/stdout tests, one run for each."""
 
         async def run_test(test: StdioTest) -> TestResult:
             roomy = replace(limits, output_kb=output_kb(test, limits))
@@ -138,17 +138,17 @@ class CodeRunner(Resource, abc.ABC):
         """Run a program, every default filled in."""
 
     async def session(self, limits: Limits | None = None) -> Session:
-        """Open a stateful Python session where the runner has them."""
+        """Open a stateful Python session, if the runner supports them."""
         raise UserError(f"{type(self).__name__} has no sessions; use a local sandbox or an Upshot sandbox server")
 
 
 def output_kb(test: StdioTest, limits: Limits) -> int:
-    """Room for the output of a test: what is expected must fit."""
+    """Limits with enough room for a test's expected output."""
     return max(limits.output_kb, (2 * len(test.output) >> 10) + 1)
 
 
 async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -> list[TestResult]:
-    """The results. A language that is refused is reported for every test; the program has not failed."""
+    """The results. If the language is refused, every test reports it; the program has not failed."""
     try:
         return await done
     except UserError as error:
@@ -156,7 +156,7 @@ async def _or_invalid(tests: Sequence[Any], done: Awaitable[list[TestResult]]) -
 
 
 async def run_one_by_one(tests: Sequence[Test], run_test: Callable[[Test], Awaitable[TestResult]]) -> list[TestResult]:
-    """Tests that each take a run of their own; after a timeout the rest is not run."""
+    """Run each test in a separate run; after a timeout the rest is not run."""
     done: list[TestResult] = []
     for test in tests:
         if done and done[-1].outcome is Outcome.TIMEOUT:

@@ -91,7 +91,7 @@ class Preparation:
         self.goals: dict[str, dict[str, Any]] = {}
         """The goals and facts that a model extracted, by conversation."""
         self.budget: Budget | None = None
-        self.told: list[str] = []
+        self.findings: list[str] = []
 
     def run(self) -> int:
         """All stages in their order."""
@@ -100,27 +100,27 @@ class Preparation:
         ((count, held, least, most),) = self.store.rows("count(*), sum(held), min(outcome), max(outcome)")
         total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
         rest = f"; no rows are made from the other {total - count:,} (--conversations)" if total > count else ""
-        self.told.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
+        self.findings.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
         if self.args.model:
             asyncio.run(self.extract())
-            self.told.append(goals.tell_goals(self.goals, count))
+            self.findings.append(goals.tell_goals(self.goals, count))
         judged = most is not None
         good_from = self.args.good_from if self.args.good_from is not None else (least + most) / 2 if judged else 1.0
         rows = self.out / "rows.json"
         self.stage("rows", lambda: write_json(rows, write_rows(self.out, self.talks, good_from, judged)))
-        self.told.append(
+        self.findings.append(
             "rows: " + ", ".join(f"{name} {size:,}" for name, size in json.loads(rows.read_text()).items())
         )
         if self.args.fit_user:
             context, notes = context_of([words for (words,) in self.store.rows("words")], self.args.context)
-            self.told += notes
+            self.findings += notes
             self.stage("fit", lambda: self.fit(context))
         player, measured, likeness = self.player(), None, None
         note = LEARNS[judged]
         if player is not None:
             likeness = self.compare_with_people(player)
             measured = asyncio.run(self.validate(player, good_from))
-            self.told.append(measured["text"])
+            self.findings.append(measured["text"])
             note = measured["text"] if judged else note
         self.stage("recipe", lambda: self.write_training(player, judged, note))
         checks.refuse(checks.find(load_recipe(str(self.out / "recipe.yaml"), []).recipe, offline=True))
@@ -138,7 +138,7 @@ class Preparation:
     def finish(self, measured: dict[str, Any] | None, likeness: dict[str, Any] | None) -> None:
         """Write the page and print all results."""
         summary, recipe = json.loads((self.out / "survey.json").read_text("utf-8")), self.out / "recipe.yaml"
-        account = [*summary["account"], *self.told]
+        account = [*summary["account"], *self.findings]
         shown = {name: summary[name] for name in ("survey", "telling")}
         write_page(self.out / "logs.html", account, **shown, validity=measured)
         if self.args.json:
@@ -211,7 +211,7 @@ class Preparation:
         named = {"file": str(file), "user": player.spec, "kind": player.kind, "limit": None}
         named |= {"settings": json.dumps(player.options), "out": str(self.out / "realism.jsonl")}
         report, lines = realism.compare(argparse.Namespace(**{**vars(self.args), **named}))
-        self.told += lines
+        self.findings += lines
         return report
 
     async def validate(self, player: Player, good_from: float) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Verdicts on programs: tests split into calls and comparisons, made outside of the program."""
+"""Verdicts on programs: tests are split into calls and comparisons, and compared outside the program."""

@@ -1,13 +1,13 @@
 """Checks that data alone decides: asserts of a bare call and a literal.
 
-`assert CALL == LITERAL` is split where CALL is `f(…)` or `Solution(…).f(…)` and the arguments ask the program nothing:
-no name in them is the program's. Then the program is shown its arguments and no more, and its answer is data. Every
-other form is not split, above all nothing that computes with what a call gives (`sorted(f(1))`, `f(1)[0]`, `f(1) - 3`):
-inside of the program's process a computation is the program's own.
+`assert CALL == LITERAL` is split if CALL is `f(…)` or `Solution(…).f(…)` and no name in the arguments belongs to the
+program. Then the program sees only its arguments, and its answer is data. No other form is split, above all nothing
+that computes with the result of a call (`sorted(f(1))`, `f(1)[0]`, `f(1) - 3`): inside the program's process, the
+program controls the computation.
 
-The answer is compared as the JSON that it is, and nothing is built from it: a program chooses what collides, how deep
-it is nested and how long it is. Its own process has sorted sets and dictionaries (`plain.sort`). Where the two differ
-and one has a tag, they may still mean the same (`{1.0}` and `{1}`), so the other looks decide.
+The answer is compared as JSON, and no object is built from it, because the program chooses what collides, how deeply it
+is nested and how long it is. The program's process has already sorted sets and dictionaries (`plain.sort`). If the two
+differ and one has a tag, they may still mean the same (`{1.0}` and `{1}`), so the other looks decide.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUILTINS = frozenset(dir(builtins))
 
 @dataclass(frozen=True)
 class Check:
-    """One call and what its value must be."""
+    """One call, and the condition on its value."""
 
     call: str
     relation: str
@@ -43,7 +43,7 @@ class Check:
 
 @functools.lru_cache(maxsize=2048)  # all samples of a prompt come with the same tests
 def split(test: str) -> list[Check] | None:
-    """The checks a test consists of, or None where it is more than bare calls and literals."""
+    """The checks of which a test consists, or None if it has more than bare calls and literals."""
     if len(test) > LONGEST:
         return None
     try:
@@ -82,7 +82,7 @@ def _check(statement: ast.stmt, known: set[str]) -> Check | None:
 
 
 def _is_bare(node: ast.expr, known: set[str]) -> bool:
-    """Whether an expression is a call of the program with arguments in which nothing is the program's."""
+    """Whether an expression is a call of the program in whose arguments nothing belongs to the program."""
     if not isinstance(node, ast.Call) or not _asks_nothing([*node.args, *node.keywords], known):
         return False
     if isinstance(node.func, ast.Name):
@@ -100,7 +100,7 @@ def _asks_nothing(nodes: list[Any], known: set[str]) -> bool:
 
 
 def holds(check: Check, data: Any) -> bool | None:
-    """Whether the returned data satisfies the check; None where only more than data could tell."""
+    """Whether the returned data satisfies the check; None if data alone cannot decide."""
     if check.relation == "is":
         return data is check.expected
     if check.relation in ("truthy", "falsy"):

@@ -1,4 +1,4 @@
-"""From what a run left behind to its result, and to the outcome of each of its tests. Pure functions."""
+"""Computes the result of a run, and the outcome of each of its tests, from what the run left. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Remains:
     status: int = 0
     """The wait status of the program's process."""
     why: str | None = None
-    """'cpu' or 'wall' where a clock ended it."""
+    """'cpu' or 'wall' if a clock ended it."""
     fault: str | None = None
     """Why the sandbox, not the program, failed."""
     cpu: float = 0.0
@@ -39,7 +39,7 @@ class Remains:
 
 
 def parse_lines(data: bytes, most: int = 64) -> list[dict[str, Any]]:
-    """The first result lines, up to one that is not; the program may have written anything, and millions of it."""
+    """The result lines up to the first invalid one; the program may have written anything, and millions of lines."""
     lines = []
     for raw in data.split(b"\n", most)[:most]:
         if not raw:
@@ -77,23 +77,23 @@ def ending(remains: Remains) -> tuple[Outcome, str] | None:
 
 
 def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult | None]:
-    """One result per test from the values the child returned; None where data alone does not tell.
+    """One result per test from the values that the child returned; None if data alone does not decide.
 
-    Where every value is plain data nothing else has to be looked at: an honest program that passes plainly returns
-    data equal to the literal, and one that returns such data passes.
+    If every value is plain data, no other look is needed: an honest program that passes plainly returns data equal to
+    the literal, and a program that returns such data passes.
     """
     lines = _line_up(remains.lines, len(checks))
     return [_of_line(line, remains, check) for line, check in zip(lines, checks, strict=True)]
 
 
 def of_plain(count: int, remains: Remains) -> list[TestResult]:
-    """One result per test of the plain look: what the program and its tests came to in one process."""
+    """One result per test of the plain look, in which the program and its tests share one process."""
     unreadable = TestResult(Outcome.ERROR, None, "unreadable result")
     return [_of_line(line, remains, None) or unreadable for line in _line_up(remains.lines, count)]
 
 
 def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
-    """What the second look makes of the first: those that passed plainly are confirmed, or they are not."""
+    """Combine the second look with the first: tests that passed plainly are confirmed or unconfirmed."""
     if remains.fault is not None:
         fault = TestResult(Outcome.SANDBOX_FAULT, None, remains.fault)
         return [fault if result.passed else result for result in plain]
@@ -108,7 +108,7 @@ def of_judged(plain: list[TestResult], remains: Remains) -> list[TestResult]:
 
 
 def _line_up(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any] | None]:
-    """The line of each test, None where there is none; a program that did not load has one for all."""
+    """The line of each test, or None; a program that did not load has one line for all tests."""
     if lines and "load" in lines[0]:
         return [lines[0]] * count
     return [*lines[:count], *[None] * (count - len(lines))]
@@ -120,7 +120,7 @@ def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] 
         return TestResult(outcome, None, detail)
     try:
         return _read_line(line, remains, checks)
-    except Exception as error:  # whatever a program sends is at worst its own failure
+    except Exception as error:  # whatever a program sends can only make its own test fail
         return TestResult(Outcome.ERROR, None, f"unreadable result: {error!r}"[:300])
 
 
@@ -146,7 +146,7 @@ def _read_line(line: dict[str, Any], remains: Remains, checks: list[Check] | Non
 
 
 def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
-    """The result of a Python program run as a script, with the files to fetch where it left them."""
+    """The result of a Python program run as a script, with the requested files if it left them."""
     ended = ending(remains)
     exit_code = os.WEXITSTATUS(remains.status) if os.WIFEXITED(remains.status) else -os.WTERMSIG(remains.status)
     errors = [line["e"][0] for line in remains.lines if isinstance(line.get("e"), list) and line["e"]]
@@ -171,7 +171,7 @@ def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
 
 
 def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, bytes]:
-    """The files among the lines; the program can write lines too, so nothing unasked for and nothing unreadable."""
+    """The files among the lines; the program can write lines too, so only requested and readable files are kept."""
     files, names = {}, set(wanted)
     for line in lines:
         pair = line.get("file")
@@ -184,7 +184,7 @@ def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, byte
 
 
 def of_native_stdio(remains: Remains, expected: Sequence[str]) -> list[TestResult]:
-    """One result per stdin/stdout test of a program that ran on all inputs, its outputs one behind the other."""
+    """One result per stdin/stdout test of a program that ran on all inputs, with its outputs concatenated."""
     whole, begin, results = of_native(remains), 0, []
     for wanted, ran in zip(expected, (line["run"] for line in remains.lines if "run" in line), strict=False):
         end = begin + ran["size"]
@@ -201,13 +201,13 @@ def of_native_stdio(remains: Remains, expected: Sequence[str]) -> list[TestResul
 
 
 def _of_inner(remains: Remains, ran: dict[str, Any]) -> Remains:
-    """What is left of the program itself, of which the driver says how it ended."""
+    """What the program itself left; the driver reports how it ended."""
     status = ran["status"] << 8 if ran["status"] >= 0 else -ran["status"]
     return replace(remains, status=status, why=ran["why"], wall=ran["t"])
 
 
 def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
-    """The result of a compiled or interpreted program, from the driver's report; the driver is out of its reach."""
+    """The result of a compiled or interpreted program, from the report of the driver, which it cannot reach."""
     base = of_script(remains, fetch)
     compiled = next((line["compile"] for line in remains.lines if "compile" in line), None)
     ran = next((line["run"] for line in remains.lines if "run" in line), None)
@@ -223,11 +223,11 @@ def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
 
 
 def same_output(actual: str, expected: str) -> bool:
-    """Whether a program printed what it should, as contests compare it: word by word, line by line.
+    """Whether a program printed the expected output, compared as in contests: word by word, line by line.
 
-    Blanks between words and blank lines do not count. Where a decimal fraction is expected the answer may be off by a
-    millionth; a whole number must be printed as one. Where the expected output draws with blanks (a line begins with
-    one, or has two in a row), they are part of the answer.
+    Blanks between words and blank lines do not count. If a decimal fraction is expected, the answer may be off by a
+    millionth; a whole number must be printed as one. If the expected output draws with blanks (a line begins with one,
+    or has two in a row), they are part of the answer.
     """
     mine, wanted = _without_blank_ends(actual), _without_blank_ends(expected)
     if mine.count("\n") > 2 * wanted.count("\n") + 1000:
@@ -247,7 +247,7 @@ _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.\d{1,40}|\d{1,40})([eE][+-]?
 
 
 def _is_close(word: str, expected: str) -> bool:
-    """Whether a decimal fraction is expected, and the word is a number that differs from it by a millionth at most."""
+    """Whether a decimal fraction is expected, and the word is a number that differs from it by at most a millionth."""
     if not any(mark in expected for mark in ".eE"):
         return False
     if not (_FRACTION.fullmatch(word) and _FRACTION.fullmatch(expected)):

@@ -1,7 +1,7 @@
 """The bodies of HTTP requests: what a client of the sandbox may send, checked by pydantic, refused in one line.
 
-Null is a field left out, and a field not known here is ignored: SandboxFusion's clients send more than is used. Types
-are strict: a number in quotes is a mistake somewhere, not a number.
+Null counts as absent, and unknown fields are ignored, because SandboxFusion's clients send more than is used. Types are
+strict: a number in quotes is a mistake, not a number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CEILINGS = {
     "output_kb": 65_536,
     "result_kb": 16_384,
 }
-"""The most a request may ask for; a run's disk, output and results are this machine's memory."""
+"""The most that a request may ask for, because a run's disk, output and results are in this machine's memory."""
 _LIMIT_NAMES = {field.name for field in fields(Limits)}
 
 
@@ -42,7 +42,7 @@ FileContent = Annotated[bytes, PlainValidator(_decode_file)]
 
 
 class RequestBody(BaseModel):
-    """A JSON object: null is a field left out, and fields not known here are those of other servers' dialects."""
+    """A JSON object: null counts as absent, and unknown fields belong to other servers' dialects."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -53,16 +53,16 @@ class RequestBody(BaseModel):
 
 
 class LimitedBody(RequestBody):
-    """A body that may ask for limits of its own."""
+    """A body that may set its own limits."""
 
     limits: dict[str, Any] = {}
     max_execution_time: Seconds | None = None
-    """CPU seconds in the words of the compatible API …"""
+    """CPU seconds, as the compatible API calls them …"""
     run_timeout: Seconds | None = None
-    """… and in SandboxFusion's."""
+    """… and as SandboxFusion does."""
 
     def limits_from(self, defaults: Limits, **more: Any) -> Limits:
-        """The limits asked for on top of the server's defaults, none above its ceilings."""
+        """The requested limits, with the server's defaults for the rest; none may exceed its maximum."""
         asked = self.limits | more
         for name in asked:
             if name not in _LIMIT_NAMES:
@@ -98,14 +98,14 @@ class TestBody(LimitedBody, Generic[Test]):
     program: str
     tests: list[Test]
     given: str = ""
-    """What the row brings along: helpers of its prompt, which the program must not change."""
+    """The row's own code: helpers of its prompt, which the program must not change."""
     language: str = "python"
     allow_missing: Any = False
     """Whether a fault may be answered with null; else the whole request fails with 503."""
 
 
 class ProgramBody(LimitedBody):
-    """POST /run and /run_code; of a turn of a session the code and its CPU seconds."""
+    """POST /run and /run_code; for a turn of a session, only the code and its CPU seconds."""
 
     code: str
     language: str = "python"
@@ -120,7 +120,7 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 def read_body(kind: type[Body], data: Any) -> Body:
-    """A checked body; a `UserError` of one line that names the field where it is not one."""
+    """A checked body, or a `UserError` of one line that names the invalid field."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -30,11 +30,11 @@ class Unreachable(Exception):
 
 
 FAULTS = (Unreachable, KeyError, TypeError, ValueError, AttributeError)
-"""No answer, and what reading one of the wrong shape raises."""
+"""The exceptions for no answer, and for an answer of the wrong shape."""
 
 
 class Connection(HttpClient):
-    """Requests to a server: a full queue and a broken connection are tried again."""
+    """Requests to a server: after a full queue or a broken connection they are retried."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         super().__init__(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, retry=RETRY)
@@ -54,7 +54,7 @@ class Connection(HttpClient):
     async def ask_run(
         self, path: str, body: dict[str, Any], seconds: float, read: ReadRun, repeat: Repeat = "any"
     ) -> RunResult:
-        """What the server says of a run; that it says nothing is a fault."""
+        """The server's answer about a run; no answer is a fault."""
         try:
             return read(await self.ask("POST", path, body, seconds, repeat))
         except FAULTS as error:
@@ -152,17 +152,17 @@ class RemoteSession(Session):
 
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
         body, seconds = {"code": code, "run_timeout": cpu_seconds}, self.limits.with_cpu(cpu_seconds).wall
-        # A turn changes the session: it is sent again only where the server cannot have begun with it.
+        # A turn changes the session, so it is repeated only if the server cannot have started it.
         return await self.connection.ask_run(f"/sessions/{self.name}", body, seconds, read_run, repeat="unbegun")
 
     async def aclose(self) -> None:
-        # A server that does not answer ends the session itself, once it is idle.
+        # If the server does not answer now, it ends the session itself once it is idle.
         with contextlib.suppress(Unreachable):
             await self.connection.ask("DELETE", f"/sessions/{self.name}", None, 30)
 
 
 def _describe(job: ProgramJob) -> dict[str, Any]:
-    """A job but for its limits, in the fields that our server and SandboxFusion share."""
+    """A job without its limits, in the fields that our server and SandboxFusion share."""
     return {
         "code": job.code,
         "language": job.language,
@@ -209,7 +209,7 @@ def _read_fusion(answer: dict[str, Any], limits: Limits) -> RunResult:
         outcome = Outcome.TIMEOUT
     elif "MemoryError" in (ran.get("stderr") or "")[-200:]:
         outcome = Outcome.OUT_OF_MEMORY
-    elif answer.get("outcome"):  # our own server says more
+    elif answer.get("outcome"):  # our own server reports more
         outcome = Outcome(answer["outcome"])
     out, err = ran.get("stdout") or "", ran.get("stderr") or ""
     files = {name: base64.b64decode(data) for name, data in (answer.get("files") or {}).items()}

@@ -1,7 +1,7 @@
-"""The HTTP server: routes, status codes, who may come in, request size.
+"""The HTTP server: routes, status codes, access, request size.
 
-What a request means is `service.py`'s. Routes are Starlette's plain ones: `bodies.py` reads the bodies, and refuses in
-one line.
+`service.py` executes the requests. Routes are Starlette's plain ones; `bodies.py` reads the bodies and refuses bad ones
+in one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("upshot.sandbox")
 MAX_REQUEST_BYTES = 16 << 20
 READ_SECONDS = 60.0
-"""For the body of a request."""
+"""Time limit for reading the body of a request, in seconds."""
 DRAIN_SECONDS = 60
 DESCRIPTORS_OF_A_RUN = 32
 Verb = Callable[[Any], Awaitable[Any]]
@@ -93,7 +93,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _answer(sandbox: Sandbox, verb: Verb, request: Request) -> Response:
-    """Run a verb and turn what goes wrong into a status and one clear line."""
+    """Run a verb, and turn an exception into a status and one clear line."""
     try:
         return _json(await while_connected(request.receive, verb(await _read_json(request))))
     except Busy as busy:

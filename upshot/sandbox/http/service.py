@@ -1,8 +1,8 @@
-"""What each HTTP request means: the sandbox calls that its body becomes, and the JSON that answers it.
+"""Executes each HTTP request: turns its body into sandbox calls, and their results into JSON.
 
 Three dialects on one sandbox: the compatible test API (`/test_program`: 0 or 1 per test), SandboxFusion's `/run_code`,
-and our own `/run` and `/sessions`. No web framework here: routes and status codes are `server.py`'s, fields are
-`bodies.py`'s.
+and our own `/run` and `/sessions`. No web framework here: `server.py` has routes and status codes, `bodies.py` the
+fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SandboxFault(Exception):
 
 
 def describe_failure(error: Exception) -> tuple[int, str]:
-    """The status and the line that answer a request which failed."""
+    """The status and the message for a failed request."""
     if isinstance(error, SandboxFault):
         return 503, f"sandbox_fault: {error}"
     if isinstance(error, UserError):
@@ -47,7 +47,7 @@ class Service:
         self.sessions: dict[str, Session] = {}
 
     def health(self) -> dict[str, Any]:
-        """Alive, and behind which walls."""
+        """That the server is alive, and its layers of isolation."""
         sandbox = self.sandbox
         load = {"slots": sandbox.count, "running": sandbox.running, "waiting": sandbox.waiting}
         return {"status": "healthy", "layers": sandbox.describe_layers(), **load, "sessions": len(self.sessions)}
@@ -68,7 +68,7 @@ class Service:
         return answer_tests(results, bool(body.allow_missing))
 
     async def run(self, data: Any) -> dict[str, Any]:
-        """Our own form of run_code: all fields of a RunResult."""
+        """Our own version of run_code: all fields of a RunResult."""
         return answer_run(await self._run(read_body(ProgramBody, data)))
 
     async def run_code(self, data: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Service:
 
     async def _run(self, body: ProgramBody) -> RunResult:
         memory = body.memory_limit_MB
-        unlimited = memory is None or (isinstance(memory, int | float) and memory <= 0)  # SandboxFusion's word for none
+        unlimited = memory is None or (isinstance(memory, int | float) and memory <= 0)  # as in SandboxFusion
         return await self.sandbox.run(
             body.code,
             body.language,
@@ -123,7 +123,7 @@ def answer_tests(results: list[TestResult], allow_missing: bool) -> dict[str, An
         raise SandboxFault(fault.detail)
     return {
         "results": [None if result.value is None else int(result.value) for result in results],
-        # Of a test that passed, else -1; the program itself may have measured them.
+        # The time of a test that passed, else -1; the program itself may have measured it.
         "runtimes": [s if r.passed and (s := r.seconds) is not None and math.isfinite(s) else -1 for r in results],
         "outcomes": [result.outcome.value for result in results],
         "details": [result.detail for result in results],

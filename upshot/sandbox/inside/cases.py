@@ -1,7 +1,7 @@
-"""The text of a test: whether it checks anything at all, and running every check in it.
+"""Reads the text of a test: does it check anything at all? And runs every check in it.
 
-A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
-or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. A module that is not
+A check is an assert, a call such as `assertEqual` or `raises`, an `except` that names the expected exception, or an
+`if` that raises. `test_*` functions that nobody calls, and unittest cases, are run as well. A module that is not
 installed (`from solution import f`) is the program. Standard library only: it runs in the zygote's children.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 NOTHING_CHECKED = "none of its checks was executed"
-"""Why a pass is not confirmed. If that is said of a reference, the test is broken. Of any other program it is a doubt
-like all others: it may lack what the test looks for before it checks (`if "f" in globals(): …`)."""
+"""A reason why a pass is not confirmed. For a reference, it means that the test is broken. For any other program it is
+a doubt like all others: it may lack a name that the test needs before it checks (`if "f" in globals(): …`)."""
 COUNTER = "_upshot_checked"
 TEST = "test.py"
 PROGRAM = "_upshot_program"
@@ -32,21 +32,21 @@ PYTEST_FILE = "test_program.py"
 PYTEST_ARGUMENTS = (
     "-s", "--noconftest", "-c", os.devnull, "--rootdir", ".", "--confcutdir", ".", "--import-mode=importlib",
 )  # fmt: skip
-"""It must not look into the folders above, which a run without namespaces may not read."""
+"""Keeps pytest from reading the parent folders, which a run without namespaces may not read."""
 PYTEST_WITHOUT = ("cacheprovider", "terminal", "faulthandler", "logging", "junitxml", "pastebin", "doctest")
-"""Its own files and reports are of no use here."""
+"""Plug-ins that are switched off: their files and reports are not needed here."""
 LONGEST = 32_768
-"""Characters of a test that is read outside of a run; a longer one is read in a run, on the run's own time."""
+"""Tests up to this many characters are read outside a run; a longer one is read in a run, within the run's time."""
 LONG = 1000
-"""Items of a literal that is data and nothing else: looking through it would take longer than running it."""
+"""Literals with more items that are only data are not searched: that would take longer than running the test."""
 
 
 class CaseError(Exception):
-    """A unittest case that raised something else than a failed assertion."""
+    """A unittest case that raised something other than a failed assertion."""
 
 
 class CheckCounter:
-    """Counts the checks that are executed; one that `foreign` says is the program's own does not count."""
+    """Counts the executed checks; a check that `foreign` attributes to the program does not count."""
 
     def __init__(self, foreign: Callable[[Any], bool] = lambda function: False) -> None:
         self.count = 0
@@ -58,7 +58,7 @@ class CheckCounter:
 
 
 def parse(test: str) -> ast.Module | str:
-    """The test's tree, or what is wrong with its text."""
+    """The test's syntax tree, or the problem of its text."""
     try:
         return _ProgramImports().visit(ast.parse(test)) if "import" in test else ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -67,17 +67,17 @@ def parse(test: str) -> ast.Module | str:
 
 @functools.lru_cache(maxsize=1024)
 def is_installed(module: str) -> bool:
-    """Whether there is such a module beside the program."""
+    """Whether such a module exists besides the program."""
     with contextlib.suppress(ImportError, ValueError):
         return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
     return module in sys.modules
 
 
 class _ProgramImports(ast.NodeTransformer):
-    """Makes imports from a module that is not installed plain names of the program's."""
+    """Turns imports from a module that is not installed into plain names of the program."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        """Names of the program's, under the names they are imported as."""
+        """Names of the program, bound to the names under which they are imported."""
         if not node.level and is_installed(str(node.module).partition(".")[0]):
             return node
         named = [alias for alias in node.names if alias.asname and alias.asname != alias.name]
@@ -95,7 +95,7 @@ def _rename(name: str, other: str | None) -> ast.stmt:
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node, but for what is in long literals."""
+    """All nodes except those in long literals."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -110,7 +110,7 @@ def _is_long(node: ast.AST) -> bool:
 
 @functools.lru_cache(maxsize=1024)  # all samples of a prompt come with the same tests
 def find_faults(tests: tuple[str, ...]) -> dict[int, str]:
-    """By index, the tests that say nothing about any program, and why; long tests are not examined."""
+    """The tests that say nothing about any program, by index, and why; long tests are not examined."""
     unread = ast.Module([ast.Assert(ast.Constant(True))], [])
     trees = [parse(test) if len(test) <= LONGEST else unread for test in tests]
     top = [node for tree in trees if isinstance(tree, ast.Module) for node in tree.body]
@@ -146,7 +146,7 @@ def _is_check(node: ast.AST) -> bool:
 
 
 def is_check_name(name: str) -> bool:
-    """Whether calling something of this name is a check."""
+    """Whether a call of this name is a check."""
     return name.startswith(("assert", "fail")) or name == "raises"
 
 
@@ -176,13 +176,13 @@ def _make_count() -> ast.Expr:
 
 
 def prepare(tests: Sequence[str]) -> None:
-    """Make `unittest.main()` in a test do nothing: its cases are run here."""
+    """Make `unittest.main()` in a test do nothing, because its cases are run here."""
     if any("unittest" in test for test in tests):
         importlib.import_module("unittest").__dict__["main"] = lambda *_, **__: None
 
 
 def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> None:
-    """Run a test and all cases in it; raises what fails."""
+    """Run a test and all cases in it; raises the first failure."""
     functions, classes = _list_uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     with_pytest = needs_pytest(tree)
     namespace[COUNTER] = checked
@@ -206,7 +206,7 @@ def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> N
 
 
 def needs_pytest(tree: ast.Module) -> bool:
-    """Whether only pytest knows how to run a test: classes `Test…` of no TestCase, fixtures, parameters."""
+    """Whether only pytest can run a test: classes `Test…` that are not a TestCase, fixtures, parameters."""
     tested = [node for node in _list_uncalled(tree) if _takes_arguments(node) or node.decorator_list]
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not is_case(node)]
     bare = [node for node in classes if node.name.startswith("Test") and any(map(is_test, node.body))]
@@ -215,27 +215,27 @@ def needs_pytest(tree: ast.Module) -> bool:
 
 
 def _list_bound(tree: ast.Module) -> set[str]:
-    """What a test itself binds at its top level."""
+    """The names that a test itself binds at its top level."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     defined = {node.name for node in tree.body if isinstance(node, kinds)}
     return defined | {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _takes_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function cannot be called with nothing."""
+    """Whether a function cannot be called without arguments."""
     taken = node.args
     return len(taken.posonlyargs) + len(taken.args) > len(taken.defaults) or None in taken.kw_defaults
 
 
 def _is_from_elsewhere(error: BaseException) -> bool:
-    """Whether an exception was raised by what the test's own text called; `exit()` is Python's."""
+    """Whether an exception was raised by a call in the test's own text; `exit()` is Python's."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     below = files[files.index(TEST) :] if TEST in files else files
     return any(file != TEST and "_sitebuiltins" not in file for file in below)
 
 
 def standalone(test: str) -> str:
-    """The test's text with calls of the cases in it, for runners that only execute text behind a program."""
+    """The test's text with calls of its cases, for runners that only execute text appended to a program."""
     tree = parse(test)
     if isinstance(tree, str):
         return test
@@ -266,7 +266,7 @@ def _list_uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunction
 
 
 def _run_case(kind: Any) -> None:
-    import unittest  # here, because every fork would pay for it at the top
+    import unittest  # at the top of the file, every fork would pay for it
 
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
@@ -278,7 +278,7 @@ def _run_case(kind: Any) -> None:
 
 
 class _Reports:
-    """Hands pytest a module that is loaded already, and notes what came of each of its tests."""
+    """Gives pytest a module that is already loaded, and records the outcome of each of its tests."""
 
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
@@ -301,7 +301,7 @@ class _Reports:
 
 
 def _run_pytest(names: dict[str, Any]) -> None:
-    """Run the tests among the names of a module; raises AssertionError where one fails or is skipped."""
+    """Run the tests among the names of a module; raises AssertionError if one fails or is skipped."""
     import pytest  # takes a third of a second
 
     module = types.ModuleType(PYTEST_FILE.removesuffix(".py"))

@@ -1,9 +1,9 @@
-"""The first and last thing a confined child does: pick its part, play it, leave.
+"""The first and last step of a confined child: pick its role, play it, exit.
 
 It finds its files on fixed descriptors: 0 to 2 as everywhere, 3 the input (sealed, read once and closed), 4 the results
-(lines of JSON), 5 a socket where its role has a partner: the judge, the judged program, or the supervisor of a session.
-A program can write on 4 and 5, too; so what comes from there is read as an adversary's. It leaves by `os._exit`: the
-interpreter's own end would run what the program has left in it, outside the program's clock.
+(lines of JSON), 5 a socket if its role has a partner: the judge, the judged program, or the supervisor of a session.
+A program can write on 4 and 5, too, so everything that comes from there is untrusted. It exits by `os._exit`: the
+interpreter's normal end would run code that the program has left in it, outside the program's clock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PARTS: dict[str, Callable[..., int | None]] = {
     "judge": judge.judge,
     "session": session.serve,
 }
-"""By the mode of a role: (payload, results, socket of its partner) to an exit code."""
+"""By the mode of a role: a function of (payload, results, partner's socket) that returns an exit code."""
 
 
 def main(role: dict[str, Any], descriptors: list[int]) -> None:
-    """Play the role on 0 stdin, 1 stdout, 2 stderr, 3 input, 4 results, 5 the other party; never returns."""
+    """Play the role on 0 stdin, 1 stdout, 2 stderr, 3 input, 4 results, 5 partner; never returns."""
     code = 0
     try:
         os.environ.update(role["environment"])

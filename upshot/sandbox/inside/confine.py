@@ -1,7 +1,7 @@
-"""Confinement of one run: every layer in the order the kernel wants them, before a line of the program is read.
+"""Confinement of one run: every layer, in the order that the kernel requires, before a line of the program is read.
 
-The steps are prepared in the zygote as plain C calls and only made in the child: each page of interpreter memory the
-child touches on the way is a page fault, and those are most of what a run costs.
+The steps are prepared in the zygote as plain C calls, and the child only makes them: each page of interpreter memory
+that the child touches is a page fault, and page faults are most of a run's cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 
 @dataclass(frozen=True)
 class Walls:
-    """The layers of this machine, decided once by the supervisor and kept by every run."""
+    """The layers of this machine, decided once by the supervisor and used by every run."""
 
     namespaces: str | None
     """'root' (real root's namespaces), 'user' (a user namespace) or None."""
@@ -35,13 +35,13 @@ class Walls:
     """The kernel's Landlock version; 0 means none."""
     seccomp: bool
     uid: int | None
-    """The user id to drop to; None where this process may not change it."""
+    """The user id to drop to; None if this process may not change it."""
     scratch: str
     """The directory for files: /tmp inside namespaces, a directory of the slot outside them."""
 
 
 class Confinement:
-    """A zygote's way of confining its children; `plan` in the zygote, `apply` in the child."""
+    """How a zygote confines its children: `plan` runs in the zygote, `apply` in the child."""
 
     def __init__(self, walls: Walls, readable: list[int], writable: list[int]) -> None:
         self.walls = walls
@@ -66,7 +66,7 @@ class Confinement:
         return self._plans[key]
 
     def apply(self, plan: list[kernel.Step]) -> None:
-        """Put every layer on this process; raises OSError where one is refused, and then nothing may run."""
+        """Apply every layer to this process; raises OSError if one is refused, and then nothing may run."""
         for step in plan:
             kernel.perform(step)
         if self.walls.seccomp and not self.walls.namespaces:
@@ -78,8 +78,8 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     native = bool(limits.get("native"))
     drop = walls.uid if walls.namespaces != "user" else None  # with a user namespace the zygote has dropped already
     uid, gid = (drop, drop) if drop is not None else (os.getuid(), os.getgid())
-    # A process group of its own: signals to the group must not reach the zygote and its other runs. Not a session:
-    # the kernel schedules sessions against each other, whatever the niceness of what is in them.
+    # A new process group, so that signals to the group do not reach the zygote and its other runs. Not a session:
+    # the kernel schedules sessions against each other, whatever the niceness of their processes.
     steps: list[kernel.Step] = [kernel.step("setpgid", 0, 0), kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
         steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
@@ -102,8 +102,8 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.
     memory = limits["memory_mb"] << 20
     # Virtual machines of other languages reserve far more address space than they use; their data is what counts.
     space = RLIM_INFINITY if native else memory + limits["base_bytes"]
-    # The kernel counts processes per user (and user namespace): without one of its own a run would be charged for
-    # everybody's. Then the control group's count is the only one.
+    # The kernel counts processes per user (and user namespace): without its own one, a run would be charged for
+    # everybody's processes. Then only the control group's count applies.
     processes = limits["processes"] if own_user else RLIM_INFINITY
     bounds = (
         (resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2),
@@ -128,11 +128,11 @@ def landlock_version() -> int:
 
 
 def restrict_files(version: int, readable: list[int], writable: list[int]) -> kernel.Step:
-    """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals out.
+    """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals to the outside.
 
-    The ruleset is made once, in the zygote: a child only enters it.
+    The ruleset is made once, in the zygote; a child only enters it.
     """
-    rights = (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1  # every one that this version can forbid
+    rights = (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1  # all rights that this version can forbid
     # Rights on files, on the network from version 4 on, and beyond the process from version 6 on.
     attributes = [rights, *[0b11] * ((version >= 4) + (version >= 6))]
     handled = struct.pack(f"={len(attributes)}Q", *attributes)

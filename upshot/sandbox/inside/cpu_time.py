@@ -1,4 +1,4 @@
-"""CPU time of a run: of its first process and of everything that one started."""
+"""CPU time of a run: of its first process and of everything that this process started."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def open_proc() -> int:
 
 
 def of_process(pid: int) -> float:
-    """Seconds of one process, all its threads together; raises OSError where it is gone."""
+    """Seconds of one process, all its threads together; raises OSError if it is gone."""
     return time.clock_gettime(((~pid) << 3) | 2)  # the clock id of a process's CPU time
 
 
 def spent_waiting(proc: int, pid: int) -> float:
-    """Seconds that a process was ready to run and others were given the processor; 0 where the kernel does not tell."""
+    """Seconds that a process was ready to run while others had the processor; 0 if the kernel does not report it."""
     fields = _read(proc, f"{pid}/schedstat").split()
     return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
 
 
 def of_family(proc: int, pid: int) -> float:
-    """Seconds of a process and of all below it, those somebody has waited for included; OSError where it is gone.
+    """Seconds of a process and of all its descendants, including ended ones; OSError if it is gone.
 
     Not counted: children that were reaped unseen because their parent ignores SIGCHLD. The wall cap bounds those.
     """
@@ -34,20 +34,20 @@ def of_family(proc: int, pid: int) -> float:
     todo = _children(proc, pid)
     while todo:
         one = todo.pop()
-        with contextlib.suppress(OSError):  # it ended meanwhile; its parent has its time, or will have
+        with contextlib.suppress(OSError):  # it ended meanwhile; its time is, or will be, in its parent's
             total += of_process(one) + _of_the_dead(proc, one)
             todo += _children(proc, one)
     return total
 
 
 def _of_the_dead(proc: int, pid: int) -> float:
-    """Seconds of the children a process has waited for."""
+    """Seconds of the children that a process has waited for."""
     fields = _read(proc, f"{pid}/stat").rpartition(b")")[2].split()
     return (int(fields[13]) + int(fields[14])) * TICK if len(fields) > 14 else 0.0
 
 
 def _children(proc: int, pid: int) -> list[int]:
-    """The children of every thread of a process; none where the kernel does not tell."""
+    """The children of every thread of a process; none if the kernel does not report them."""
     threads: list[str] = []
     with contextlib.suppress(OSError):
         directory = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)

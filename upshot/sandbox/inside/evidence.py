@@ -1,7 +1,7 @@
-"""Which calls of a test are evidence, read off its text. Nothing is run here.
+"""Finds in the text of a test which calls are evidence. Nothing is run here.
 
-A call of the program is evidence only if the program is given nothing that it made itself: `close(f(3), 28.27)` is its
-own word. Which names of a test can hold something that the program returned is read off the text; in doubt, they can.
+A call of the program is evidence only if its arguments hold nothing that the program made itself: `close(f(3), 28.27)`
+is the program's own claim. The text shows which names can hold something that the program returned; in doubt, they can.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ REACHING = {
     "seed", "set_state", "setstate", "mock", "patch", "redirect_stdout", "redirect_stderr", "assertNoLogs", "__cause__",
     "__context__", "__notes__", "__traceback__", "__suppress_context__",
 }  # fmt: skip
-"""What works on the process that it is called in, and what an exception loses on its way. A test that uses one could
-hold before the judge only because what it looks at is not there."""
+"""Names that act on the calling process, and parts of an exception that are lost on the way to the judge. A test that
+uses one could pass before the judge only because the thing that it inspects is not there."""
 HANDS_ON = {"map": 0, "filter": 0, "starmap": 0, "assertRaises": 1, "assertRaisesRegex": 2, "raises": 1}
-"""Calls that call one of their arguments, by its place, with the others."""
+"""Functions that call one of their arguments with the others; the number is the place of that argument."""
 _OWN = frozenset(dir(builtins))
 _BINDING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For | ast.comprehension
 _DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def list_names(tree: ast.AST) -> set[str]:
-    """The names a text uses."""
+    """The names that a text uses."""
     return {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def hold_given(given: str) -> ast.Module:
-    """What the judge holds of the text a row brings along: imports, functions, constants.
+    """The part of the row's own code that the judge holds: imports, functions, constants.
 
-    Its classes stay the program's: a program works with objects of its own class, and attributes of those are data.
+    Classes stay in the program: a program works with objects of its own class, and their attributes are data.
     """
     tree = parse(given)
     held = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.Assign | ast.AnnAssign
@@ -44,27 +44,27 @@ def hold_given(given: str) -> ast.Module:
 
 
 def list_words(tree: ast.AST) -> set[str]:
-    """The names and attributes that a text uses, and the words of what it imports."""
+    """The names and attributes that a text uses, and the parts of the names that it imports."""
     imported = {word for path in _list_imports(walk(tree)).values() for word in path.split(".")}
     return imported | {last_name(node) for node in walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def mark_closed_calls(tree: ast.Module, marker: str, held: set[str]) -> ast.Module:
-    """The test with the marker around what it calls with arguments in which nothing can be the program's.
+    """The test, with the marker around every call in whose arguments nothing can belong to the program.
 
-    `held`: names that mean nothing of the program's (what the judge itself holds).
+    `held`: names that the judge itself holds, so that they do not belong to the program.
     """
     return ast.fix_missing_locations(_ClosedCalls(marker, _Taint(tree, held)).visit(tree))
 
 
 class _ClosedCalls(ast.NodeTransformer):
-    """Puts the marker around what is called with nothing that could be the program's."""
+    """Puts the marker around calls in whose arguments nothing can belong to the program."""
 
     def __init__(self, marker: str, taint: _Taint) -> None:
         self.marker, self.taint = marker, taint
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """The call, marked where it is one; or the function that it hands on to be called: `map(f, xs)`."""
+        """The call, marked if it is such a call; or with its function argument marked: `map(f, xs)`."""
         values = [*node.args, *(word.value for word in node.keywords)]
         name, place = last_name(node.func), HANDS_ON.get(last_name(node.func), len(node.args))
         closed = not any(map(self.taint.holds, values))
@@ -82,21 +82,21 @@ class _ClosedCalls(ast.NodeTransformer):
 
 
 class _Taint:
-    """Which names of a test can hold something that the program gave, as far as its text tells; in doubt they can."""
+    """Finds which names of a test can hold something that the program gave, by its text; in doubt, they can."""
 
     def __init__(self, tree: ast.Module, held: set[str]) -> None:
         self.nodes = nodes = list(walk(tree))
         self.made = made = {node.name for node in nodes if isinstance(node, _DEFINITION)}
         self.stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         self.pure = (_OWN | held | _list_imports(nodes).keys()) - made - self.stored
-        """Functions and modules that give nothing but what they are given."""
+        """Functions and modules whose results come only from their arguments."""
         self.known = self.pure | self.stored | made
         self.names = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"self", "cls"}
         self.names |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
         flows = list(self._list_flows())
         makers = [places for places, value in flows if any(map(_makes, walk(value)))]
         self.objects = set().union(*makers)
-        """Names of objects that the test makes: what their methods return is the program's."""
+        """Names of objects that the test makes: the results of their methods belong to the program."""
         while more := {place for places, value in flows if self.holds(value) for place in places} - self.names:
             self.names |= more
 
@@ -109,18 +109,18 @@ class _Taint:
             if place and place in self.names:
                 return True
             if isinstance(node, ast.Name) and place and place not in self.known and not place[:1].isupper():
-                return True  # a name of the program's
+                return True  # the name belongs to the program
         return False
 
     def _is_of_data(self, function: ast.expr) -> bool:
-        """Whether a function of Python's or of a library's is called, or a method of data: `'a b'.split()`."""
+        """Whether the call is of a function of Python or a library, or of a method of data: `'a b'.split()`."""
         root = _root(function)
         if root in self.pure or not isinstance(function, ast.Attribute):
             return root in self.pure
         return not self.holds(function.value) and (not root or root in self.stored - self.names - self.objects)
 
     def _list_flows(self) -> Iterator[tuple[set[str], ast.AST]]:
-        """What is put where: by a binding, into a part of something, or by a method of something."""
+        """(places, value) of every flow of values: a binding, a store into a part, or a method call with arguments."""
         for node in self.nodes:
             if isinstance(node, _BINDING):
                 targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
@@ -152,7 +152,7 @@ def _place(node: ast.AST) -> str:
 
 
 def _list_imports(nodes: Iterable[ast.AST]) -> dict[str, str]:
-    """By the name they are bound to, the modules (and members of modules) that a text imports."""
+    """The modules (and members of modules) that a text imports, by the name they are bound to."""
     imported: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -163,7 +163,7 @@ def _list_imports(nodes: Iterable[ast.AST]) -> dict[str, str]:
 
 
 def _root(node: ast.expr) -> str:
-    """The name a chain of calls, attributes and items starts from."""
+    """The name from which a chain of calls, attributes and items starts."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,27 +1,27 @@
 """The judge: a clean process that runs the tests itself and reaches the program only by asking for data.
 
-Builtins, libraries and what the row itself brings along are the judge's own, never the program's. What comes back is
-data, compared here, or a handle to an object. A test is confirmed where everything that it asserted was seen as data,
-and held. Anything else leaves it unconfirmed. Whether that is the program's fault or the test's is not asked here: the
-row's reference was judged in the same way (`tasks/verifiers/profile.py`). So there is no rule for unusual tests.
+Builtins, libraries and the row's own code run in the judge, never in the program. An answer is data, which is compared
+here, or a handle to an object. A test is confirmed if everything that it asserted was seen as data, and held. Anything
+else leaves it unconfirmed. The judge does not ask whether that is the program's fault or the test's: the row's
+reference was judged in the same way (`tasks/verifiers/profile.py`). So no rules for unusual tests are needed.
 
-The program is hostile and answers every question as it likes. So an answer counts only as far as the program had to
-know something to give it. Three rules follow.
+The program is hostile and answers every question as it likes. So an answer counts only if the program had to know
+something to give it. Three rules follow.
 
-- **Nothing is compared over there.** `==`, `<`, `in` or `float` of an object would be the program's word for the
-  test's question, `f(3) == 28.27`. Nor is anything answered here in the program's place: that Python can neither add
-  to a handle nor inherit from it says nothing of the object. Both leave the test unconfirmed.
-- **Who may stand where data is meant is asked nothing with an argument.** `f(3).startswith("28")` would show the
-  program what is wanted. With arguments a test may call what it names itself (a function, a class, a module), the
-  methods of what it made by calling a class (a name with a capital letter), and a function that a call returned. A
-  capital letter does not make a class, so even there nothing is asked that data answers (`PREDICATES`).
-- **The program is called only with arguments in which nothing can be its own**, as the text of the test tells
-  (`evidence.mark_closed_calls`). What it returned tells nothing once it is given back: `close(f(3), 28.27)` is its own
-  word.
+- **Nothing is compared in the program.** `==`, `<`, `in` or `float` of one of its objects would let the program itself
+  answer the test's question, `f(3) == 28.27`. Nor does the judge answer in the program's place: that Python can neither
+  add to a handle nor inherit from it says nothing about the object. Both leave the test unconfirmed.
+- **An object that may stand for data gets no arguments.** `f(3).startswith("28")` would show the program the expected
+  value. With arguments, a test may call a thing that it names itself (a function, a class, a module), the methods of an
+  object that it made by calling a class (a name with a capital letter), and a function that a call returned. A capital
+  letter does not make a class, so even there no question is asked that data would answer (`PREDICATES`).
+- **The program is called only with arguments that cannot come from it**, as far as the text of the test shows
+  (`evidence.mark_closed_calls`). A result that is passed back to the program proves nothing: in `close(f(3), 28.27)`
+  the program judges itself.
 
-Data is copied on its way, so the test keeps its arguments as they were: `assert f(xs) == sorted(xs)` does not hold for
-a program that empties `xs`. How an object was come by is a matter of the path and not of the object (`Stack().add(1)`
-may return the stack itself), so every answer makes handles of its own, and identity means nothing.
+Data is copied on its way, so the test's own arguments never change: `assert f(xs) == sorted(xs)` does not hold for a
+program that empties `xs`. How a test got an object belongs to the path and not to the object (`Stack().add(1)` may
+return the stack itself), so every answer makes new handles, and identity means nothing.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from upshot.sandbox.inside import cases, evidence, plain, program
 from upshot.sandbox.inside.remote import Wire
 
 NAMED, MADE, RETURNED, PART = "named", "made", "returned", "part"
-"""How a test came by an object: it names it, made it, was given it by a call, or found it in another one."""
+"""How a test got an object: by naming it, by making it, from a call, or inside another object."""
 CONTROL = (StopIteration, StopAsyncIteration)
-"""Exceptions that steer loops: one of the program's must not steer ours."""
+"""Exceptions that control loops: one raised by the program must not control ours."""
 CLOSED = "_upshot_closed"
-"""Stands around what a test calls with arguments in which nothing is the program's."""
+"""The marker around calls in whose arguments nothing belongs to the program."""
 PREDICATES = frozenset(
     (
         "startswith", "endswith", "issubset", "issuperset", "isdisjoint", "count", "equals", "intersection", "union",
         "difference", "symmetric_difference",
     )
 )  # fmt: skip
-"""Methods of data that are asked with what a test expects."""
+"""Methods of data whose arguments would show what a test expects."""
 
 
 class Undecided(BaseException):
-    """The test asked what no data can tell."""
+    """The test asked something that data cannot answer."""
 
 
 class ProgramGone(BaseException):
-    """The program's process ended, or sent what nobody can read."""
+    """The program's process ended, or sent something unreadable."""
 
 
 class Handle:
-    """An object of the program's: it can be called and read; anything else leaves the test unconfirmed."""
+    """An object of the program: it can be called and read; anything else leaves the test unconfirmed."""
 
     __slots__ = ("_upshot_judge", "_upshot_number", "_upshot_path", "_upshot_word")
 
@@ -77,7 +77,7 @@ class Handle:
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("_upshot_"):
             return object.__getattribute__(self, name)
-        # Special names would let the program answer protocols of Python and of libraries: `isinstance` asks __class__.
+        # Special names would let the program answer protocols of Python and libraries: `isinstance` reads __class__.
         return self._upshot_doubt(name) if name.startswith("__") else self._upshot_judge.get(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,7 +99,7 @@ class Handle:
         return self._upshot_judge.call(self, "__repr__")
 
     def _upshot_ask_made(self, name: str, *args: Any) -> Any:
-        """A special method of what the test made; of any other object, the length may stand for that of a list."""
+        """A special method, only for an object that the test made: the length of any other may be that of a list."""
         return self._upshot_judge.call(self, name, *args) if self._upshot_path == MADE else self._upshot_doubt(name)
 
     def _upshot_doubt(self, what: str, *_: Any) -> NoReturn:
@@ -121,7 +121,7 @@ for _name in _REFUSED:
 
 
 class Method(functools.partial[Any]):
-    """Calls a method of an object by its name; anything else that a test asks of it leaves the test unconfirmed."""
+    """Calls a method of an object by its name; any other use leaves the test unconfirmed."""
 
     def _doubt(self, *_: Any) -> NoReturn:
         judge: Judge = self.func.__self__  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ class Method(functools.partial[Any]):
 
 
 class Items:
-    """What an iterator of the program's gave."""
+    """The items that an iterator of the program gave."""
 
     def __init__(self, judge: Judge, items: list[Any]) -> None:
         self.judge, self.left = judge, collections.deque(items)
@@ -142,26 +142,26 @@ class Items:
             yield self.left.popleft()
 
     def __next__(self) -> Any:
-        # StopIteration by the program's choice would end our own loops: `all(map(lambda e: next(g) == e, …))`.
+        # A StopIteration that the program chooses would end our own loops: `all(map(lambda e: next(g) == e, …))`.
         return self.left.popleft() if self.left else self.judge.doubt("the end of an iterator, by next()")
 
 
 class Judge:
-    """The namespace that tests share, the wire to the program, and the verdict on each test."""
+    """The namespace that tests share, the connection to the program, and the verdict on each test."""
 
     def __init__(self, wire: Wire, given: str, trees: Sequence[ast.Module]) -> None:
         self.wire = wire
         self.gone = ""
-        """Why the program cannot be asked any more."""
+        """Why the program cannot be called any more."""
         self.undecided = ""
         """Why the running test is not confirmed."""
         self.asked = 0
         self.attributes: dict[tuple[int, str], Any] = {}
-        """What was read since anything was called or set: an object does not change by being read."""
+        """Values read since the last call or assignment: reading does not change an object."""
         self.closed = False
-        """Whether the call under way is marked as one that is given nothing of the program's."""
+        """Whether the current call is marked: nothing in its arguments belongs to the program."""
         self.empty = False
-        """Whether the program has given the running test something with nothing in it."""
+        """Whether the program has given the running test something empty."""
         if (failure := self.wire.receive()["ok"]) is not None:
             raise ProgramGone(f"it does not load this time: {failure}")
         module = types.ModuleType(evidence.MAIN)
@@ -169,13 +169,13 @@ class Judge:
         self.namespace = module.__dict__
         exec(compile(evidence.hold_given(given), "given.py", "exec", dont_inherit=True), self.namespace)
         self.held = {*self.namespace}
-        """What the row brings along."""
+        """Names defined by the row's own code."""
         self.namespace[CLOSED] = self._mark_closed
-        # Tests that compare item by item, where nothing is equal to anything.
+        # Tests that compare item by item, so that an empty value equals anything.
         self.vectorised = any(evidence.list_words(tree) & {"np", "numpy", "pytest"} for tree in trees)
         named = {name for tree in trees for name in evidence.list_names(tree)} - self.namespace.keys()
         self.data: set[str] = set()
-        """Names of the program's that are data."""
+        """Names of the program that are data."""
         self.wire.send({"op": "names", "names": sorted(named)})
         for name, value in self.wire.receive()["ok"]:
             if name in named and not name.startswith("__") and not hasattr(builtins, name):
@@ -184,7 +184,7 @@ class Judge:
                     self.data.add(name)
 
     def verdict(self, tree: ast.Module) -> dict[str, Any]:
-        """What comes of one test: p(assed) or u(nconfirmed)."""
+        """The result of one test: p(assed) or u(nconfirmed)."""
         names, asked = evidence.list_names(tree), self.asked
         self.undecided, self.closed, self.empty = "", False, False
         checked = cases.CheckCounter(lambda function: isinstance(function, Handle | Method))
@@ -208,7 +208,7 @@ class Judge:
         return {"u": why} if why else {"p": True}
 
     def doubt(self, why: str) -> NoReturn:
-        """Leave the running test unconfirmed; no `except` in the test takes that back."""
+        """Leave the running test unconfirmed; no `except` in the test can undo this."""
         self.undecided = self.undecided or why
         raise Undecided(why)
 
@@ -243,7 +243,7 @@ class Judge:
     def ask(
         self, op: str, handle: Handle, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The program's answer; its failure is raised here as the exception that it was there."""
+        """The program's answer; an exception there is raised here as the same exception."""
         self.asked += 1
         lent = [self._lend(item) for item in args]
         named = {key: self._lend(item) for key, item in (kwargs or {}).items()}
@@ -257,7 +257,7 @@ class Judge:
         return answer
 
     def _guard(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Work on what the program sent: any failure ends the conversation, and no test may expect it."""
+        """Inside, the program's message is processed: any failure ends the conversation, and no test may expect it."""
         if self.gone:
             raise ProgramGone(self.gone)
         try:
@@ -267,7 +267,7 @@ class Judge:
             raise ProgramGone(self.gone) from None
 
     def decode(self, data: Any, path: str, word: str = "") -> Any:
-        """A value from the program: data, or a handle by this path; what is inside of data is a part."""
+        """A value from the program: data, or a handle with this path; an object inside data is a part."""
         self.empty = self.empty or _holds_empty(data)
         outermost = isinstance(data, dict) and plain.OBJECT in data
 
@@ -289,7 +289,7 @@ class Judge:
         return plain.encode(value, foreign)
 
     def _rebuild(self, error: dict[str, Any]) -> BaseException:
-        """The program's exception, as one of the nearest builtin class."""
+        """The program's exception, as an instance of the nearest builtin class."""
         known = [getattr(builtins, str(name), None) for name in error["bases"][:20]]
         kinds = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
         if not kinds:
@@ -299,7 +299,7 @@ class Judge:
         return made if str(made) == str(error["text"]) else kind(str(error["text"]))
 
     def _mark_closed(self, function: Any) -> Any:
-        """What a test calls with nothing of the program's: nothing is given back by that."""
+        """Make a marked call: nothing of the program is passed back to it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.closed = True
@@ -309,19 +309,19 @@ class Judge:
 
 
 def is_class_name(word: str) -> bool:
-    """Whether a test names a class by this word, as far as a capital letter tells."""
+    """Whether this name in a test seems to be a class, because it has a capital letter."""
     return word.lstrip("_")[:1].isupper()
 
 
 def _holds_empty(data: Any) -> bool:
-    """Whether there is nothing in the data, or in some part of it: a list, an array, a range, but for texts."""
+    """Whether the data, or some part of it, is empty: a list, an array, a range, but not a text."""
     if isinstance(data, dict):
         return any(map(_holds_empty, data.values()))
     return isinstance(data, list) and (not data or any(map(_holds_empty, data)))
 
 
 def judge(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
-    """Run the tests against the program at the other end and write what came of each."""
+    """Run the tests against the program at the other end, and write the result of each."""
     trees = [cases.parse(test) for test in payload["tests"]]
     cases.prepare(payload["tests"])
     try:
@@ -330,5 +330,5 @@ def judge(payload: dict[str, Any], results: program.Results, descriptor: int) ->
             started = time.perf_counter()
             verdict = {"u": ""} if index in payload["skip"] or isinstance(tree, str) else court.verdict(tree)
             results.put({**verdict, "t": time.perf_counter() - started})
-    except BaseException as error:  # it has gone, or answers even the question for its names with an exception
+    except BaseException as error:  # it has ended, or even the request for its names raises
         results.put({"u": f"the program was not there to be asked: {error}"[:300]})

@@ -1,4 +1,4 @@
-"""The kernel calls the standard library does not offer, through ctypes."""
+"""Kernel calls that the standard library does not offer, through ctypes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_GET_T
 PR_SET_CHILD_SUBREAPER = 36
 
 Step = tuple[Callable[..., int], tuple[Any, ...], str]
-"""A prepared C call: function, arguments, and what to call it in an error."""
+"""A prepared C call: function, arguments, and its name for errors."""
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -38,7 +38,7 @@ _NR = numbers()
 
 
 def step(name: str, *arguments: object) -> Step:
-    """A C call prepared now and made later: (function, arguments, what to call it in an error)."""
+    """A C call prepared now and made later: (function, arguments, name for errors)."""
     texts = [value.encode() if isinstance(value, str) else value for value in arguments]
     boxed = tuple(ctypes.c_long(value) if isinstance(value, int) else value for value in texts)
     shown = ", ".join(str(value) for value in arguments if isinstance(value, int | str | bytes))
@@ -84,7 +84,7 @@ def set_mount_flags(path: str, flags: int) -> None:
 
 
 def no_capabilities() -> Step:
-    """The prepared giving up of every capability."""
+    """The prepared call that drops every capability."""
     version_and_pid = (ctypes.c_uint32 * 2)(0x20080522, 0)
     return step("capset", version_and_pid, (ctypes.c_uint32 * 6)())  # effective, permitted, inheritable: 64 bits each
 
@@ -93,8 +93,8 @@ def fork_into(flags: int) -> int:
     """Fork this single-threaded process into new namespaces in one system call; 0 in the child.
 
     os.fork cannot take flags, and unshare(CLONE_NEWPID) works once per process, so it would need a second fork for
-    every run. The interpreter's fork hooks are left out: with one thread there is no lock to repair, and running them
-    touches 250 pages (1.6 ms) in every child. The one that matters, fresh random seeds, the child does itself.
+    every run. The interpreter's fork hooks are skipped: with one thread there is no lock to repair, and running them
+    touches 250 pages (1.6 ms) in every child. The only necessary one, fresh random seeds, is done by the child itself.
     """
     # x86_64 takes (flags, stack, parent_tid, child_tid, tls), aarch64 (flags, stack, parent_tid, tls, child_tid).
     thread_id = _thread_id_address()
@@ -105,7 +105,7 @@ def fork_into(flags: int) -> int:
 
 @functools.cache
 def _thread_id_address() -> int:
-    """Where the C library keeps the main thread's id, 0 where the kernel does not tell."""
+    """The address at which the C library keeps the main thread's id; 0 if the kernel does not report it."""
     address = ctypes.c_void_p(0)
     with contextlib.suppress(OSError):
         prctl(PR_GET_TID_ADDRESS, ctypes.byref(address))

@@ -14,7 +14,7 @@ INNER_ID = 1000
 SCRATCH = "/box/tmp"
 """Where a run's private /tmp is mounted; /tmp points there."""
 KEPT = "/.kept"
-"""Where trees lie that outside are below /tmp (a Python in a checkout there): every run's own /tmp shows them again."""
+"""The place of trees that outside are below /tmp (such as a Python there): every run's own /tmp shows them again."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
@@ -22,7 +22,7 @@ PASSWD = "root:x:0:0:root:/:/bin/false\nsandbox:x:{user}:{user}:sandbox:/tmp:/bi
 
 
 def python_paths() -> list[str]:
-    """Every directory this Python imports from, and its own prefix; not the working tree of anybody's project."""
+    """Every directory from which this Python imports, and its prefix; not the working tree of a user's project."""
     prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     inside = [os.path.realpath(path) for path in prefixes]
     libraries = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
@@ -30,10 +30,10 @@ def python_paths() -> list[str]:
 
 
 def visible_paths(extra: tuple[str, ...] = ()) -> list[str]:
-    """All the trees a program may read."""
+    """All trees that a program may read."""
     system = [path for path in SYSTEM_PATHS if os.path.exists(path)]
     if os.path.realpath(sys.base_prefix).startswith("/nix/store/"):
-        system.append("/nix/store")  # there every library is a tree of its own beside Python's
+        system.append("/nix/store")  # there, every library has a separate tree beside Python's
     return _without_nested([*system, *python_paths(), *extra])
 
 
@@ -48,11 +48,11 @@ def _without_nested(paths: list[str]) -> list[str]:
 def enter(kind: str, workbench: str, uid: int | None = None, extra: tuple[str, ...] = ()) -> None:
     """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'.
 
-    workbench: an existing empty directory to mount the new root on while it is built. extra: directories shown
-    read-only beside the system's and Python's. With a user namespace real root first becomes `uid`: else root inside
-    would own root's files outside.
+    workbench: an existing empty directory on which the new root is mounted while it is built. extra: directories shown
+    read-only besides the system's and Python's. With a user namespace, real root first becomes `uid`, because root
+    inside would own root's files outside.
     """
-    user = INNER_ID if uid is None or kind == "user" else uid  # whom programs run as, for /etc/passwd
+    user = INNER_ID if uid is None or kind == "user" else uid  # the user of the programs, for /etc/passwd
     if kind == "user":
         if uid is not None:
             become(uid)
@@ -84,7 +84,7 @@ def _build_root(base: str, extra: tuple[str, ...], user: int) -> None:
     kernel.call("mount", "tmpfs", base, "tmpfs", kernel.MS_NOSUID, "size=4m,nr_inodes=4096,mode=755")
     for name in ("box", "box/tmp", "dev", "etc", "proc", ".old"):
         os.mkdir(f"{base}/{name}", 0o755)
-    # The run's /tmp is mounted below a directory of its own, so that one Landlock rule on that directory, made once,
+    # The run's /tmp is mounted below a separate directory, so that one Landlock rule on that directory, made once,
     # covers every run's fresh file system.
     os.symlink(SCRATCH, f"{base}/tmp")
     for path in visible_paths(extra):
@@ -122,7 +122,7 @@ def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NO
 
 
 def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.Step]:
-    """The prepared mounts of a run's own /tmp, in memory and of bounded size, empty but for what is kept there."""
+    """The prepared mounts of a run's own /tmp, in memory and of bounded size, empty except for the kept trees."""
     options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     steps = [kernel.step("mount", "tmpfs", SCRATCH, "tmpfs", flags, options)]
@@ -135,7 +135,7 @@ def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.
                 made.add(place)
                 # Its mode is set again, whatever the umask.
                 steps += [kernel.step("mkdir", place, 0o755), kernel.step("chmod", place, 0o755)]
-        # A bind of a read-only bind is read-only, too.
+        # A bind mount of a read-only bind mount is read-only, too.
         steps.append(kernel.step("mount", f"{KEPT}/{name}", place, None, kernel.MS_BIND | kernel.MS_REC, None))
     return steps
 

@@ -1,7 +1,7 @@
 """Programs in other languages: compile and run commands inside the run's own namespaces.
 
-For tests of stdin and stdout a program is compiled once and run on one input after the other. What it prints lies in
-files without a name until it has ended: the next run of it finds nothing of that, and what is expected is not here.
+For tests of stdin and stdout, a program is compiled once and run on one input after the other. Its output goes to files
+without a name until it has ended, so its next run cannot find it. The expected output is not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPILER_OUTPUT = 64 << 10
 
 
 def run(payload: dict[str, Any], results: program.Results) -> int:
-    """Write the source, compile it if need be, run it; this process stays outside the program's reach."""
+    """Write the source, compile it if necessary, and run it; the program cannot reach this process."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     program.write_files(payload.get("files", {}))
     with open(payload["source_name"], "w") as file:
@@ -39,7 +39,7 @@ def run(payload: dict[str, Any], results: program.Results) -> int:
 
 
 def _run_on_inputs(payload: dict[str, Any], results: program.Results) -> None:
-    """Run the program on each input, all output on ours, one behind the other; a line for each says how long it is."""
+    """Run the program on each input, with all output concatenated on ours; a line for each says how long it is."""
     for input_bytes, most in zip(payload["inputs"], payload["most"], strict=True):
         with _nameless() as stdin, _nameless() as stdout, _nameless() as stderr:
             stdin.write(input_bytes)
@@ -58,7 +58,7 @@ def _run_on_inputs(payload: dict[str, Any], results: program.Results) -> None:
 
 
 def _nameless() -> BinaryIO:
-    """A file that no program can find, or have put something else in the place of."""
+    """A file that no program can find or replace."""
     return os.fdopen(os.open(".", os.O_TMPFILE | os.O_RDWR), "w+b", buffering=0)  # type: ignore[return-value]
 
 
@@ -71,7 +71,7 @@ def _compile(command: list[str], seconds: float) -> dict[str, Any]:
 
 
 def _step(command: list[str], cpu: float, wall: float, *files: BinaryIO) -> dict[str, Any]:
-    """Run one command to its end or its limit: with these as its input, output and errors, or with ours."""
+    """Run one command to its end or its limit, with these as its input, output and errors, or with ours."""
     stdin, stdout, stderr = files or (None, None, None)
     started = time.monotonic()
     proc = cpu_time.open_proc()
@@ -84,17 +84,17 @@ def _step(command: list[str], cpu: float, wall: float, *files: BinaryIO) -> dict
         if used >= cpu or time.monotonic() - started >= wall:
             why = "cpu" if used >= cpu else "wall"
             break
-    # The whole namespace, not the process alone: what it started must not outlive it. We are its init and exempt.
+    # The whole namespace, not only the process: its children must not outlive it. As the init process, we are exempt.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     status = process.wait()
     with contextlib.suppress(ChildProcessError):
-        while True:  # orphans are ours to bury
+        while True:  # as the init process, we must reap orphans
             os.waitpid(-1, 0)
     os.close(proc)
     return {"status": status, "why": why, "t": time.monotonic() - started}
 
 
 def _below_us(proc: int) -> float:
-    """CPU seconds of all we started: orphans come to us, who are the namespace's init. Our own do not count."""
+    """CPU seconds of all we started, with orphans, because we are the namespace's init. Our own do not count."""
     return max(0.0, cpu_time.of_family(proc, os.getpid()) - cpu_time.of_process(os.getpid()))

@@ -1,11 +1,11 @@
-"""Plain data across the wall: values as JSON with tags, so that nothing but data comes out of an untrusted process.
+"""Plain data across the wall: values as JSON with tags, so that only data comes out of an untrusted process.
 
-A list is a JSON list, None, truth values, numbers and texts are themselves. Everything else is an object with one key,
-its tag, and a list of its parts. An object of a subclass of data is the data that it is made of: its own `==` is not
-asked. An iterator is its items. What is not data is `foreign`, and whoever encodes or decodes says what stands for it.
+A list is a JSON list; None, truth values, numbers and texts are themselves. Everything else is an object with one key,
+its tag, and a list of its parts. An object of a subclass of a data type is encoded as its data: its own `==` is never
+called. An iterator is its items. Everything else is `foreign`: the caller of encode or decode says what replaces it.
 
-`decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own text, to
-answer calls with (`answer_calls`): it imports nothing of this package.
+`decode` runs in the judge and in the program, never in the supervisor. Foreign runners get the text of this file to
+answer calls (`answer_calls`), so it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 MAX_DEPTH = 200
 MOST_ITEMS = 10_000
-"""Of an iterator: beyond that it cannot be carried."""
+"""The most items of an iterator: a longer one cannot be carried."""
 BIG_INT = 1 << 63
 OBJECT, ITERATOR, SUBCLASS, ARRAY, SCALAR = "o", "g", "u", "a", "n"
 _HALVES = re.compile("[\ud800-\udfff]")
@@ -36,7 +36,7 @@ def _moment(kind: Any) -> tuple[type, Callable[[Any], list[Any]], Callable[[list
     return kind, lambda value: [kind.isoformat(value)], lambda parts: kind.fromisoformat(*parts)
 
 
-# By tag: a type, the parts of a value, and the value that has these parts. No code of the program's runs in between.
+# By tag: a type, the parts of a value, and the value that has these parts. No code of the program runs in between.
 FORMS: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
     "t": (tuple, list, tuple),
     "d": (dict, lambda value: [list(pair) for pair in value.items()], dict),
@@ -67,25 +67,25 @@ BASES: dict[type, Callable[[Any], Any]] = {
     set: lambda value: {*set.__iter__(value)},
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
-"""The data that an object of a subclass is made of."""
+"""The plain data in an object of a subclass."""
 
 
 class Unreadable(BaseException):
-    """A value that cannot be carried: not an exception of the program's, and none that a test may expect."""
+    """A value that cannot be carried: not an exception of the program, and not one that a test may expect."""
 
 
 def name_object(value: Any) -> dict[str, Any]:
-    """What stands for an object where nobody can ask it anything: the name of its class."""
+    """What replaces an object that cannot be called: the name of its class."""
     return {OBJECT: [0, str(type.__getattribute__(type(value), "__name__"))[:100]]}
 
 
 def encode(value: Any, foreign: Callable[[Any], Any] = name_object, depth: int = 0) -> Any:
-    """The JSON form of a value; `foreign` says what stands for an object that is not data."""
+    """The JSON form of a value; `foreign` returns the replacement for an object that is not data."""
     kind = type(value)
     if value is None or kind is bool or kind is float:
         return value
     if (kind is int and -BIG_INT < value < BIG_INT) or (kind is str and (value.isascii() or not _HALVES.search(value))):
-        return value  # JSON would put the halves of a letter together
+        return value  # JSON would join the halves of a surrogate pair
     if depth > MAX_DEPTH:
         raise Unreadable(f"a value nested deeper than {MAX_DEPTH} levels")
 
@@ -112,7 +112,7 @@ def encode(value: Any, foreign: Callable[[Any], Any] = name_object, depth: int =
 
 
 def _split_numpy(value: Any) -> list[Any] | None:
-    """The parts of a number or an array of numpy's: its type, the shape of an array, what is in it."""
+    """The parts of a numpy number or array: its type, the shape of an array, its content."""
     import numpy as np
 
     if not isinstance(value, np.generic | np.ndarray) or value.dtype.kind not in "biufcSU":
@@ -138,9 +138,9 @@ def answer_calls(
     put: Callable[[dict[str, Any]], None],
     describe: Callable[[BaseException], list[str]],
 ) -> None:
-    """Load the program, evaluate the calls of each test behind its imports, put a line for each test.
+    """Load the program, evaluate the calls of each test after its imports, and `put` a line for each test.
 
-    The expected values are not here.
+    The expected values are not in this process.
     """
     started = perf_counter()
     try:
@@ -159,19 +159,19 @@ def answer_calls(
             continue
         try:
             put({"v": [sort(encode(value)) for value in values], "t": perf_counter() - started})
-        except BaseException as error:  # no failure of the call: a value that cannot be carried
+        except BaseException as error:  # the call did not fail, but its value cannot be carried
             put({"u": describe(error)[0], "t": perf_counter() - started})
 
 
 def decode(data: Any, foreign: Callable[[str, list[Any]], Any], depth: int = 0) -> Any:
-    """The value behind a JSON form; `foreign` makes what stands for an object or an iterator of the other process.
+    """The value of a JSON form; `foreign` makes the replacement for an object or an iterator of the other process.
 
-    Raises some exception on anything malformed.
+    Raises some exception if anything is malformed.
     """
     if depth > 2 * MAX_DEPTH:
         raise ValueError(f"a value nested deeper than {MAX_DEPTH} levels")
     if isinstance(data, str):
-        return sys.intern(data)  # as a literal of the test's would be: some programs ask `word is "add"`
+        return sys.intern(data)  # like a literal in the test: some programs test `word is "add"`
     if not isinstance(data, dict | list):
         return data
     if isinstance(data, list):

@@ -1,4 +1,4 @@
-"""Which layers of isolation work on this machine, found by trying each in a throw-away process."""
+"""Finds which layers of isolation work on this machine, by trying each in a throw-away process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from upshot.sandbox.inside import confine, kernel, namespaces, seccomp
 
-NO_IDS = "this container maps no thousand user ids of which slots could take one each"
+NO_IDS = "this container does not map a thousand user ids, of which each slot would take one"
 
 
 def attempt(step: Callable[[], None]) -> str | None:
-    """Run a step in a forked process; None if it worked, else what went wrong."""
+    """Run a step in a forked process; None if it worked, else the error."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -53,7 +53,7 @@ def _confine(prepare: Callable[[], kernel.Step]) -> None:
 
 
 def _read_as(uid: int) -> None:
-    paths = namespaces.python_paths()  # before: what we cannot reach would not be listed
+    paths = namespaces.python_paths()  # before the change of user: unreachable paths would not be listed
     namespaces.become(uid)
     for path in paths:
         os.listdir(path)
@@ -69,7 +69,7 @@ def probe(uid: int | None) -> dict[str, Any]:
         if as_root:
             obstacles["root"] = attempt(lambda: _namespaces("root", workbench, None))
         if uid is not None or not as_root:
-            # Real root must first become somebody: inside it would still own root's files outside.
+            # Real root must first become another user: inside, it would still own root's files outside.
             obstacles["user"] = attempt(lambda: _namespaces("user", workbench, uid if as_root else None))
     obstacles["landlock_abi"] = version = confine.landlock_version()
     root = [os.open("/", os.O_PATH)]

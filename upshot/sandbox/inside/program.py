@@ -1,4 +1,4 @@
-"""The untrusted program inside its child: load it, say what went wrong, write what it returned."""
+"""The untrusted program inside its child: load it, report errors, write its results."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FILENAME = "program.py"
 TAIL_CHARS = 2000
 RESERVE = 4096
 OUR_FRAMES = 100
-"""That many calls deeper than a program of its own may one go here: some are ours."""
+"""Extra recursion depth for a program that runs here, because some of the calls are ours."""
 STARTED = b"\n"
-"""A child's first word among its results: its walls are up, and what comes now is the program's own doing."""
+"""The first line in a child's results: its walls are up, and the program causes everything after it."""
 _write, _monotonic = os.write, time.perf_counter
 _dumps = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 class Results:
-    """Lines of JSON in the result file; one too big for what is left is replaced by a line that says so."""
+    """Lines of JSON in the result file; a line too big for the remaining space is replaced by one that says so."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -95,7 +95,7 @@ def load(source: str, name: str) -> dict[str, Any]:
 
 
 def flush() -> None:
-    """Push buffered output out; a program may have closed, replaced or filled the stream."""
+    """Flush buffered output; a program may have closed, replaced or filled the stream."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -115,7 +115,7 @@ def answer_calls(payload: dict[str, Any], results: Results) -> None:
 
 
 def try_tests(payload: dict[str, Any], results: Results) -> None:
-    """The plain look: program and tests in one namespace, as everybody runs them; a line for each test."""
+    """The plain look: program and tests in one namespace, as is usual; writes a line for each test."""
     trees = [cases.parse(test) for test in payload["tests"]]
     cases.prepare(payload["tests"])
     started = _monotonic()
@@ -166,7 +166,7 @@ def run_script(payload: dict[str, Any], results: Results) -> int:
 
 
 def fetch_files(names: list[str], results: Results) -> None:
-    """Hand back files of the working directory, base64."""
+    """Return files of the working directory, in base64."""
     for name in names:
         path = os.path.normpath(name)
         if os.path.isabs(path) or path.startswith("..") or not os.path.isfile(path):
@@ -184,9 +184,9 @@ def print_error(text: str) -> None:
 
 
 def reseed(source: str, seed: int | None) -> None:
-    """Give the generators fresh seeds where the program may use them: all runs are forks of one process.
+    """Give the random generators fresh seeds if the program may use them, because all runs are forks of one process.
 
-    Two looks at one program get the same seed: what it draws by chance is then no difference between them.
+    Both looks at a program get the same seed, so that random numbers make no difference between them.
     """
     if "random" not in source:
         return

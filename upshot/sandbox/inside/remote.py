@@ -1,16 +1,16 @@
-"""The untrusted program answering a judge: it sees calls and arguments, never the test that makes them.
+"""The untrusted program answers a judge: it sees calls and arguments, never the test that makes them.
 
 The judge asks, the program answers, one question at a time:
 
 - {"op": "names", "names"}: which of these the program has, each as data or as a handle.
 - {"op": "call", "target", "name", "args", "kwargs"}: call an object, or its method of that name.
-- {"op": "get", "target", "name"}: an attribute. What can be called is not handed over: {"method": true} says that there
-  is something to call by that name.
+- {"op": "get", "target", "name"}: an attribute. A callable is not sent: {"method": true} says that there is something
+  to call under that name.
 - {"op": "set", "target", "name", "args"}: set an attribute.
 
-{"ok"} or {"error"} answers, {"unreadable"} where a value cannot be carried. A handle is a number: `exports` keeps the
-object for as long as the process lives. Data is copied on its way. All of this runs in the program's own process and
-may be bent by it: nothing here is believed for what it does, only the data it gives is looked at.
+The answer is {"ok"} or {"error"}, or {"unreadable"} if a value cannot be carried. A handle is a number: `exports` keeps
+the object as long as the process lives. Data is copied on its way. All of this runs in the program's own process, which
+may manipulate it: nothing here is trusted, and only the data that it sends is examined.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_MESSAGE = 16 << 20
 
 
 class Wire:
-    """JSON messages over a stream socket, a line each."""
+    """JSON messages over a stream socket, one line each."""
 
     def __init__(self, descriptor: int) -> None:
         self.lines = socket.socket(fileno=descriptor).makefile("rwb")
@@ -36,7 +36,7 @@ class Wire:
         self.lines.flush()
 
     def receive(self) -> dict[str, Any]:
-        """The next message; raises some exception at the end and for anything that is not one."""
+        """The next message; raises some exception at the end, and for an invalid one."""
         line = self.lines.readline(MAX_MESSAGE)
         if len(line) == MAX_MESSAGE:
             raise ValueError(f"a message of {MAX_MESSAGE} bytes or more")
@@ -49,14 +49,14 @@ class Wire:
 
 
 class JudgedProgram:
-    """The loaded program, and the objects of it that the judge has handles to."""
+    """The loaded program, and its objects to which the judge has handles."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
         self.exports: list[Any] = []
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what the judge asks, or say what came of trying."""
+        """Do what the judge asks, and return the result or the error."""
         try:
             if message["op"] == "names":
                 names = [name for name in message["names"] if name in self.namespace]
@@ -81,7 +81,7 @@ class JudgedProgram:
             is_method = callable(value) and not isinstance(value, type)
             return {"method": True} if is_method else {"ok": self.encode(value)}
         value = (getattr(thing, name) if name else thing)(*values, **{key: self._take(kwargs[key]) for key in kwargs})
-        # What a class makes is an object to the test, with methods of its own, though it may be a list as well.
+        # An instance of a class is an object with methods for the test, even if it is a list as well.
         made = not name and type(value) is thing and issubclass(thing, tuple(plain.BASES))
         return {"ok": self._export(value) if made else self.encode(value)}
 
@@ -110,5 +110,5 @@ def serve(payload: dict[str, Any], results: program.Results, descriptor: int) ->
         try:
             message = wire.receive()
         except (EOFError, OSError):
-            return  # the judge has spoken
+            return  # the judge has finished
         wire.send(judged.answer(message))

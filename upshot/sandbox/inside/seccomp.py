@@ -1,7 +1,7 @@
 """The system call filter: an allow-list compiled to a search tree of classic BPF, for x86_64 and aarch64.
 
-A tree and not a chain, because the kernel runs the filter once for each of its system calls when it is installed,
-and that happens for every run.
+It is a tree instead of a chain, because the kernel runs the filter once for each of its system calls when it is
+installed, which happens in every run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NAMESPACE_FLAGS = 0x7E020000
 OFFSET_NR, OFFSET_ARCH = 0, 4
 OFFSET_ARG0, OFFSET_ARG1, OFFSET_ARG2, OFFSET_ARG3, OFFSET_ARG4, OFFSET_ARG5 = 16, 24, 32, 40, 48, 56
 MADV_COLD = 20
-"""The first of those that put pages of a file out of memory."""
+"""The first value of the advice that drops pages of a file from memory."""
 AF_UNIX = 1
 SO_SNDBUF, F_SETPIPE_SZ = 7, 1031
 O_ACCMODE, O_TRUNC = 3, 0x200
 RLIMIT_CPU = 0
-# Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
+# Options of prctl that a program or its C library may use: names, timers, dumpable flag, bounding set, memory names.
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
 # Without a PID namespace a file's owner (F_SETOWN, F_SETOWN_EX, F_SETSIG, FIOSETOWN, SIOCSPGRP) may be anybody's
@@ -34,18 +34,18 @@ FCNTL_COMMANDS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1033, 1034)
 IOCTL_COMMANDS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_GETLK, F_SETLK, F_SETLKW, the same of open files, leases and notifications.
 LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1025, 1026)
-# Landlock watches over none of these (truncate from ABI 3 on): without mounts of its own a run could change rights and
-# times of, or empty, every file of its user.
+# Landlock controls none of these (truncate from ABI 3 on): without its own mounts, a run could change rights and times
+# of every file of its user, or empty it.
 UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat", "truncate")
 
 Instruction = tuple[int, int, int, int]
 
 
 def build(own_pid: int | None = None, machine: str = MACHINE, native: bool = False) -> bytes:
-    """The filter's instructions, ready for the kernel. `native`: for tool chains, whose runs hold nothing to tell.
+    """The filter's instructions, ready for the kernel. `native`: for tool chains, whose runs hold no secret.
 
-    `own_pid` stands in for PID and mount namespaces: no new processes (nothing would end them with the run), signals
-    and the like only to this one, the run's own, and files keep their rights and times.
+    `own_pid` replaces PID and mount namespaces: no new processes (nothing would end them with the run), signals and the
+    like only to this process, the run's own, and no changes of the rights and times of files.
     """
     table = numbers(machine)
     blocks = {"clone3": [_ret(RET_ERRNO | ENOSYS)]}
@@ -67,7 +67,7 @@ class _Program(ctypes.Structure):
 
 
 def install(own_pid: int | None = None, native: bool = False) -> kernel.Step:
-    """The prepared installation of a filter in this process, for good, after no_new_privs."""
+    """The prepared, permanent installation of a filter in this process, after no_new_privs."""
     program = build(own_pid, native=native)
     buffer = ctypes.cast(ctypes.create_string_buffer(program, len(program)), ctypes.c_void_p)
     described = ctypes.pointer(_Program(len(program) // 8, buffer))
@@ -79,7 +79,7 @@ def _ret(value: int) -> Instruction:
 
 
 def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
-    """Blocks for the calls whose arguments decide; what is left out here is refused."""
+    """Blocks for the calls whose arguments decide; calls not listed here are refused."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)
     alone = own_pid is not None
@@ -90,14 +90,14 @@ def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
         blocks |= {name: [allow] for name in ("fork", "vfork", "execve", "execveat")}
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
     blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
-    # Bytes on their way lie in the kernel's memory, which no rlimit counts: sockets and pipes stay as small as they are
-    # made. A kernel gives a smaller buffer than asked for without a word, too.
+    # Bytes in transit are in the kernel's memory, which no rlimit counts, so sockets and pipes keep their initial size.
+    # A kernel may also silently give a smaller buffer than requested.
     blocks["setsockopt"] = [(LOAD, 0, 0, OFFSET_ARG2), (JEQ, 0, 1, SO_SNDBUF), _ret(RET_ERRNO), allow]
     blocks["fcntl"] = [(LOAD, 0, 0, OFFSET_ARG1), *_accept_idly(*LOCKS), (JEQ, 0, 1, F_SETPIPE_SZ), deny, allow]
     blocks["flock"] = [_ret(RET_ERRNO)]
     blocks["setpgid"] = _no_joining(others=not alone)
-    # At the end of its CPU time the kernel sends SIGKILL, as the host would. A program that sets that limit could pass
-    # its own failure off as the host's, so nobody sets it; reading it (prlimit64 without a new value) is allowed.
+    # At the end of its CPU time the kernel sends SIGKILL, as the host would. A program that sets that limit could make
+    # its own failure look like the host's, so only reading it (prlimit64 without a new value) is allowed.
     blocks["setrlimit"] = [arg0, (JEQ, 0, 1, RLIMIT_CPU), deny, allow]
     reads = _without(OFFSET_ARG2, OFFSET_ARG2 + 4)
     blocks["prlimit64"] = [(LOAD, 0, 0, OFFSET_ARG1), (JEQ, 1, 0, RLIMIT_CPU), allow, *reads]
@@ -116,10 +116,10 @@ def _guard(own_pid: int | None) -> dict[str, list[Instruction]]:
 
 
 def _hide_page_cache(native: bool) -> dict[str, list[Instruction]]:
-    """Blocks for the calls that tell which pages of a file are in memory, or that put them there or out.
+    """Blocks for the calls that show which pages of a file are in memory, or that load or drop them.
 
-    All runs see the same libraries. What one run reads of them, another could find in memory without a clock: the bits
-    of an expected value, carried from the plain look to the judged one. Advice is taken and not followed.
+    All runs see the same libraries. Which pages one run has read, another could find out without a clock, and so carry
+    the bits of an expected value from the plain look to the judged one. Advice is accepted and ignored.
     """
     none, allow = [_ret(RET_ERRNO)], _ret(RET_ALLOW)
     blocks = {"fadvise64": none, "readahead": none, "mincore": [_ret(RET_ERRNO | EPERM)]}
@@ -142,20 +142,20 @@ def _without(*words: int) -> list[Instruction]:
 def _accept_idly(*values: int) -> list[Instruction]:
     """Report success for these values of the argument, and do nothing.
 
-    So are locks and leases of files: all runs see the same libraries, and a lock on one of their files would be seen by
-    every other run. Its own files nobody else has.
+    Locks and leases of files are treated in this way: all runs see the same libraries, so a lock on one of their files
+    would be visible to every other run. Nobody else has a run's own files.
     """
     return [part for value in values for part in ((JEQ, 0, 1, value), _ret(RET_ERRNO))]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    """Allow a call where an argument is one of these."""
+    """Allow a call if an argument is one of these."""
     tests = [(JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [(LOAD, 0, 0, argument), *tests, _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)]
 
 
 def _no_joining(others: bool) -> list[Instruction]:
-    """Allow a group of one's own, and to put `others` into groups, but no process into another's by itself.
+    """Allow a process to lead its own group, and to put `others` into groups, but not to join another's group itself.
 
     The first process of a PID namespace (number 1) in a group its child has led could never be ended: the kernel waits
     until the child's number is free, and the group keeps it.
@@ -166,7 +166,7 @@ def _no_joining(others: bool) -> list[Instruction]:
 
 
 def _no_emptying(flags: int) -> list[Instruction]:
-    """Allow to open a file, but not to empty one opened for reading only: before ABI 3 Landlock lets that be."""
+    """Allow to open a file, but not to empty one opened for reading only, which Landlock allows before ABI 3."""
     deny, allow = _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)
     return [(LOAD, 0, 0, flags), (JSET, 0, 2, O_TRUNC), (JSET, 1, 0, O_ACCMODE), deny, allow]
 
@@ -174,7 +174,7 @@ def _no_emptying(flags: int) -> list[Instruction]:
 def _intervals(
     blocks: dict[int, list[Instruction]], default: list[Instruction], beyond: list[Instruction]
 ) -> list[tuple[int, list[Instruction]]]:
-    """(first number, what to do from there on), merged where neighbours do the same."""
+    """(first number, action from there on), with equal neighbours merged."""
     intervals: list[tuple[int, list[Instruction]]] = []
     for number in range(max(blocks) + 1):
         action = blocks.get(number, default)
@@ -184,7 +184,7 @@ def _intervals(
 
 
 def _tree(intervals: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """A binary search over the intervals; a far jump carries the half a near one may not reach."""
+    """A binary search over the intervals; a far jump is used if a near one does not reach the other half."""
     if len(intervals) == 1:
         return intervals[0][1]
     middle = len(intervals) // 2

@@ -11,7 +11,7 @@ from upshot.sandbox.inside import program
 from upshot.sandbox.inside.remote import Wire
 
 _in_turn = False
-"""Whether an interrupt has a turn to end; one that comes too late must not end the session."""
+"""Whether a turn is running that an interrupt may end; a late interrupt must not end the session."""
 
 
 def _interrupt(*_: object) -> None:
@@ -20,7 +20,7 @@ def _interrupt(*_: object) -> None:
 
 
 def serve(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
-    """Run the turns that arrive until the supervisor hangs up; a turn is all that an interrupt may end."""
+    """Run the turns that arrive until the supervisor hangs up; an interrupt may end only a turn."""
     global _in_turn
     signal.signal(signal.SIGINT, _interrupt)
     wire = Wire(descriptor)
@@ -43,7 +43,7 @@ def serve(payload: dict[str, Any], results: program.Results, descriptor: int) ->
 
 
 def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:
-    """Run one turn; a last expression is printed as the interactive prompt would."""
+    """Run one turn; a last expression is printed as by the interactive prompt."""
     linecache.cache[program.FILENAME] = (len(code), None, code.splitlines(True), program.FILENAME)
     try:
         tree = ast.parse(code, program.FILENAME)

@@ -1,6 +1,6 @@
-"""System calls: the policy's lists (allowed, allowed after a look at the arguments, fatal) and the calls' numbers.
+"""System calls: the policy's lists (allowed, allowed depending on arguments, fatal) and the calls' numbers.
 
-The lists are in `syscalls.txt`, a call on each line.
+The lists are in `syscalls.txt`, one call per line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 
 MACHINE: str = platform.machine()
-"""The architecture this process runs on."""
+"""The architecture on which this process runs."""
 AUDIT_ARCH: dict[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The kernel's name of each architecture, as a seccomp filter sees it."""
 X86_64: dict[str, int] = {}

@@ -1,18 +1,20 @@
 """The zygote: a warm Python process behind the walls that forks one confined child for every run.
 
-It never reads a program, an input or an expected value: those are in memory files it hands on unread, so nothing of an
-earlier run is in the memory a later one inherits. Standard library only, one thread. What is said on the control
-socket is in `local/zygotes.py`.
+It never reads a program, an input or an expected value: those are in memory files that it passes on unread, so nothing
+of an earlier run is in the memory that a later one inherits. Standard library only, one thread. `local/zygotes.py`
+describes the messages on the control socket.
 
-A run, in order. The zygote makes the plan of confinement for the limits (prepared C calls), a pipe, and one clone into
-fresh namespaces. The child puts up its walls, then writes "R" into the pipe, and only then reads its program. So the
-pipe tells faults from failures: no "R" means that the sandbox failed before the program had its first instruction;
-after it, whatever happens is the program's own doing, and no program can make its failure a fault (a missing score).
-If the zygote itself dies, the blank line that a child writes first into its results says the same (`local/run.py`).
+The order of a run: the zygote makes the plan of confinement for the limits (prepared C calls), a pipe, and one clone
+into fresh namespaces. The child puts up its walls, then writes "R" into the pipe, and only then reads its program. So
+the pipe distinguishes faults from failures: no "R" means that the sandbox failed before the program's first
+instruction; after it, the program causes whatever happens, and no program can turn its failure into a fault (a missing
+score). If the zygote itself dies, the blank line that a child writes first into its results has the same meaning
+(`local/run.py`).
 
-The zygote waits on pidfds, not on signals or process ids: an id may belong to another process by the time it is used.
-It reads the clocks now and then (`WatchedChild.check`); the kernel's CPU rlimit catches what it misses. Whoever ends a
-child records why before killing it. A judge is always the last child: once it has spoken, nobody waits for the program.
+The zygote waits on pidfds, not on signals or process ids, because an id may belong to another process by the time it is
+used. It reads the clocks from time to time (`WatchedChild.check`); the kernel's CPU rlimit catches what it misses. The
+reason is recorded before a child is killed. A judge is always the last child: when it has finished, nobody waits for
+the program.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class ZygoteProcess:
 
     def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
         while os.open(os.devnull, os.O_RDWR) < MAX_FDS - 1:
-            pass  # 0 to 15 stay taken, so that a run's files never arrive on a number that another must move to
+            pass  # 0 to 15 stay in use, so that a run's files never arrive on a number to which another must move
         self.control = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, MAX_FDS))
         self.walls = confine.Walls(**spec["walls"])
         extra, uid = tuple(spec["extra_paths"]), self.walls.uid
@@ -56,7 +58,7 @@ class ZygoteProcess:
         self.oom_kills = cpu_time.count_oom_kills(self.proc)
         if self.walls.namespaces:
             namespaces.enter(self.walls.namespaces, spec["workbench"], uid, extra)
-        # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
+        # Inside, /dev holds only the harmless devices; outside, each must be named.
         outside = [self.walls.scratch, *(f"/dev/{name}" for name in namespaces.DEVICES)]
         readable = [os.open(path, os.O_PATH) for path in paths]
         writable = [os.open(path, os.O_PATH) for path in (["/box", "/dev"] if self.walls.namespaces else outside)]
@@ -78,7 +80,7 @@ class ZygoteProcess:
                 os._exit(0)
             self._send(self._run(json.loads(data), fds))
             if not self.walls.namespaces:
-                _empty(self.walls.scratch)  # after the answer: what a program leaves behind makes its run no fault
+                _empty(self.walls.scratch)  # after the answer: a program's files must not turn its run into a fault
 
     def _send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
@@ -90,8 +92,8 @@ class ZygoteProcess:
         started = time.monotonic()
         watched: list[WatchedChild] = []
         try:
-            # The judge first, and walled in: a program that is there already could leave it no process or memory to
-            # start in, and what goes wrong here is a fault, which no program may bring about.
+            # Start the judge first, behind its walls: a running program could take the processes or memory that the
+            # judge needs, and an error here is a fault, which no program may cause.
             for role in reversed(request["roles"]):
                 for one in watched:
                     one.word = os.read(one.link, 512)
@@ -102,7 +104,7 @@ class ZygoteProcess:
                 one.reap()
             return {"fault": f"fork: {error}"}
         finally:
-            # At once, not after the run: two children that talk must see each other's end.
+            # Now and not after the run, because two children that talk must notice each other's end.
             for descriptor in fds:
                 os.close(descriptor)
         if request.get("announce"):
@@ -120,10 +122,10 @@ class ZygoteProcess:
         return WatchedChild(pid, ours, self)
 
     def _become_child(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int], link: int) -> None:
-        """In the child: take the descriptors, put up the walls, say so, run. Never returns."""
+        """In the child: take the descriptors, put up the walls, report it, run. Never returns."""
         try:
-            # Where memory runs out the kernel must end the run, not the zygote. Where there is no such file, in some
-            # containers, the memory limit of the process still holds.
+            # If memory runs out, the kernel must end the run, not the zygote. If there is no such file (in some
+            # containers), the memory limit of the process still holds.
             with contextlib.suppress(OSError):
                 os.write(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self.proc), b"1000")
             self.confinement.apply(plan)
@@ -144,7 +146,7 @@ class ZygoteProcess:
             poller.register(descriptor, select.POLLIN)
         deadline = started + limits["wall_seconds"]
         while by_fd:
-            wall = limits["wall_seconds"]  # at most twice: the supervisor does not wait for ever
+            wall = limits["wall_seconds"]  # at most twice as long, because the supervisor does not wait for ever
             timeout = min(one.check(limits["cpu_seconds"], deadline, wall) for one in by_fd.values())
             for descriptor, event in poller.poll(max(1, int(timeout * 1000) + 1)):
                 if descriptor not in by_fd:
@@ -160,15 +162,15 @@ class ZygoteProcess:
                 ended = by_fd.pop(descriptor)
                 ended.reap()
                 if ended is watched[-1]:
-                    for one in by_fd.values():  # the judge has spoken: the program is not waited for
+                    for one in by_fd.values():  # the judge has finished: do not wait for the program
                         one.kill("judged")
         return [one.report(limits["cpu_seconds"]) for one in watched]
 
     def was_killed_outside(self, status: int, spent: float) -> bool:
-        """Whether a SIGKILL that nobody here has sent came from the host.
+        """Whether a SIGKILL that this zygote did not send came from the host.
 
-        In its PID namespace a program is the first process, which none of its own can kill. The kernel does where
-        memory runs out, and where a clock of its own does.
+        In its PID namespace a program is the first process, which its own processes cannot kill. The kernel kills it
+        when memory or its CPU limit runs out.
         """
         before, self.oom_kills = self.oom_kills, cpu_time.count_oom_kills(self.proc)
         alone = bool(self.walls.namespaces) and status == signal.SIGKILL and spent < 1
@@ -176,7 +178,7 @@ class ZygoteProcess:
 
 
 class WatchedChild:
-    """One child under watch: its clocks, and why it was ended if it was."""
+    """One watched child: its clocks, and the reason if it was ended."""
 
     def __init__(self, pid: int, link: int, zygote: ZygoteProcess) -> None:
         self.pid = pid
@@ -195,13 +197,13 @@ class WatchedChild:
         """End the child if a clock has run out; else return the seconds until the next check."""
         now = time.monotonic()
         try:
-            # A run that has only just begun has no children to look for.
+            # A run that has just started has no children yet.
             alone, self.looks = self.looks == 0 or not self.zygote.walls.namespaces, self.looks + 1
             spent = cpu_time.of_process(self.pid) if alone else cpu_time.of_family(self.zygote.proc, self.pid)
             self.cpu = max(self.cpu, spent)
         except OSError:
             return 0.001
-        if now >= deadline:  # what a busy machine kept from the run is not the run's to pay for
+        if now >= deadline:  # time that a busy machine withheld from the run does not count
             deadline += min(cpu_time.spent_waiting(self.zygote.proc, self.pid), most_extra)
         if self.cpu >= cpu_limit or now >= deadline:
             self.kill("cpu" if self.cpu >= cpu_limit else "wall")
@@ -212,7 +214,7 @@ class WatchedChild:
                 with contextlib.suppress(ProcessLookupError):
                     os.setpriority(kind, self.pid, 10)
         left = cpu_limit - self.cpu
-        # Several threads or processes use up what is left faster than the clock on the wall goes.
+        # Several threads or processes use up the rest faster than real time passes.
         soon = min(left, max(left / self.zygote.cores, cpu_limit / LOOKS))
         return min(soon, deadline - now, soon if self.nice else RENICE_AFTER)
 
@@ -228,11 +230,11 @@ class WatchedChild:
         _, self.status, self.usage = os.wait4(self.pid, 0)
 
     def report(self, cpu_limit: float) -> dict[str, Any]:
-        """What the supervisor needs to know."""
+        """The report for the supervisor."""
         assert self.usage is not None
         cpu = max(self.cpu, self.usage.ru_utime + self.usage.ru_stime)
         outside = self.why is None and self.zygote.was_killed_outside(self.status, cpu / cpu_limit)
-        word = self.word or os.read(self.link, 512)  # never waits: the child's end is closed by now
+        word = self.word or os.read(self.link, 512)  # never blocks: the child's end is closed by now
         os.close(self.link)
         os.close(self.pidfd)
         fault = word.decode(errors="replace") or "died before its walls were up"
@@ -246,19 +248,19 @@ class WatchedChild:
 
 
 def _empty(directory: str) -> None:
-    """Remove what a run without a private /tmp left in its scratch directory.
+    """Remove the files that a run without a private /tmp left in its scratch directory.
 
-    By the system's own tools: a program may leave directories without rights, or deeper than Python recurses.
+    It uses the system's own tools: a program may leave directories without rights, or deeper than Python recurses.
     """
     if os.listdir(directory):
         for command in (["chmod", "-R", "u+rwx", directory], ["find", directory, "-mindepth", "1", "-delete"]):
             os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)
     if os.listdir(directory):
-        os._exit(1)  # the supervisor starts another zygote; nothing may run on somebody's leftovers
+        os._exit(1)  # the supervisor starts another zygote; no run may see another's files
 
 
 _base_bytes = 0
-"""Address space of the template, which every run inherits and is not charged for."""
+"""Address space of the template, which every run inherits without being charged for it."""
 
 
 def _settle(fds: list[int]) -> list[int]:
@@ -273,9 +275,9 @@ _CLOSE_FROM = [kernel.syscall_step("close_range", first, 0xFFFFFFFF, 0) for firs
 
 
 def template(control: socket.socket, spec: dict[str, Any]) -> None:
-    """The tier's mother process: imports once, then forks a zygote for every socket it is sent."""
+    """The tier's template process: imports once, then forks a zygote for every socket that it receives."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Runs of a zygote that was killed come to us and vanish, instead of waiting for the machine's first process.
+    # Runs of a killed zygote become our children and are reaped here, not by the machine's first process.
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     poller = select.poll()
     poller.register(control, 0)
@@ -318,7 +320,7 @@ def _become_zygote(control: socket.socket, spec: dict[str, Any]) -> None:
 
 
 def _forget_ourselves() -> None:
-    """Take this package out of what programs see: their imports must not find it."""
+    """Hide this package from programs: their imports must not find it."""
     for name in [name for name in sys.modules if name == "upshot" or name.startswith("upshot.")]:
         del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]

@@ -1,6 +1,6 @@
-"""Control groups where they can be had: memory and process counts of a slot, v1 or v2.
+"""Control groups, if available: limits of memory and processes for a slot, v1 or v2.
 
-A slot's zygote lives in the slot's group and its runs are born there, so a run costs nothing extra.
+A slot's zygote is in the slot's group, and its runs start there, so a run costs nothing extra.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from upshot.sandbox.limits import Limits
 PREFIX = "upshot-sandbox-"
 UNLIMITED = 1 << 60
 SLACK_MB, SLACK_PROCESSES = 64, 8
-"""Room in a slot's group for the zygote itself, the kernel's own pages and a judge."""
+"""Extra memory in a slot's group for the zygote itself, the kernel's own pages and a judge."""
 
 
 class Cgroups:
-    """The supervisor's group, or the reason there is none."""
+    """The supervisor's group, or the reason why there is none."""
 
     def __init__(self, mount: Path = Path("/sys/fs/cgroup"), disabled: bool = False) -> None:
         self.reason = "disabled" if disabled else ""
@@ -76,7 +76,7 @@ class SlotGroup:
             (path / "cgroup.procs").write_text(str(pid))
 
     def limit_to(self, limits: Limits) -> None:
-        """Bound what a run with these limits may use (its private disk is memory, too); what comes now is its own."""
+        """Set the limits of the next run (its private disk is memory, too); kills are counted for it from now on."""
         self.seen_kills = self.oom_kills()
         bounds = (limits.memory_mb + limits.disk_mb + SLACK_MB) << 20, limits.processes + SLACK_PROCESSES
         if bounds == self.bounds:
@@ -92,7 +92,7 @@ class SlotGroup:
         return int(count[0]) if count else 0
 
     def new_oom_kills(self) -> bool:
-        """Whether there were any since this was last asked."""
+        """Whether there were any such kills since the last call."""
         before, self.seen_kills = self.seen_kills, self.oom_kills()
         return self.seen_kills > before
 
@@ -103,7 +103,7 @@ class SlotGroup:
 
 
 def _homes(mount: Path) -> dict[str, Path]:
-    """Where groups of ours may be made, by controller: under our own group, or at the top where ours has no limit."""
+    """Where we may make groups, by controller: under our own group, or at the top if ours has no limit."""
     groups: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -137,13 +137,13 @@ def _v2_home(mount: Path, group: Path) -> Path:
 
 
 def list_abandoned(parent: Path) -> list[Path]:
-    """What supervisors that were killed have left there, groups or directories: each is named after its process."""
+    """Groups or directories left by killed supervisors: each is named after its process."""
     named = ((path, path.name.removeprefix(PREFIX).split("-")[0]) for path in parent.glob(f"{PREFIX}*"))
     return [path for path, pid in named if pid.isdigit() and not os.path.exists(f"/proc/{pid}")]
 
 
 def _remove(path: Path) -> None:
-    """Remove a group and those in it; the kernel may need a moment to see it empty."""
+    """Remove a group and the groups in it; the kernel may need a moment until it counts as empty."""
     for _ in range(50):
         try:
             for inner in [entry for entry in path.iterdir() if entry.is_dir()] if path.exists() else []:

@@ -1,4 +1,4 @@
-"""The languages beside Python: how each is compiled and run, and whether this machine has it."""
+"""The languages other than Python: how each is compiled and run, and whether this machine has it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def canonical(name: str) -> str:
 
 
 def find_obstacle(name: str) -> str:
-    """Why a language cannot be run on this machine; empty where it can."""
+    """Why a language cannot be run on this machine; '' if it can."""
     try:
         if canonical(name) != "python":
             find(name)
@@ -51,7 +51,7 @@ def find_obstacle(name: str) -> str:
 
 @functools.cache
 def toolchain(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The tool's path and the directories it needs beside the system's; None where it is not installed."""
+    """The tool's path and the directories it needs besides the system's; None if it is not installed."""
     path = shutil.which(LANGUAGES[name].tool)
     if path is None:
         return None
@@ -71,7 +71,7 @@ def list_installed() -> list[str]:
 
 
 def find(name: str) -> tuple[Language, str]:
-    """A language and its tool; a clear error where there is none."""
+    """A language and its tool; `UserError` if there is none."""
     language = LANGUAGES.get(canonical(name))
     if language is None:
         raise UserError(f"language '{name}' is not known; known: {', '.join(['python', *LANGUAGES])}")

@@ -1,4 +1,4 @@
-"""Which layers of isolation are active, which the operator demands, and why one is not there."""
+"""Which layers of isolation are active, which ones the operator requires, and why one is missing."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ QUIET_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Each arena of the C library's allocator reserves 64 MB of address space, one for a thread: seven would fill a run.
+    # The C library's allocator reserves an arena of 64 MB of address space per thread: seven would fill a run's limit.
     "MALLOC_ARENA_MAX": "1",
 }
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The walls of this machine."""
+    """The isolation of this machine."""
 
     namespaces: str | None
     """'root', 'user' or None."""
     landlock: int
     seccomp: bool
     uid_base: int | None
-    """The first of the user ids slots drop to; None where this process may not change its user."""
+    """The first of the user ids to which slots drop; None if this process may not change its user."""
     reasons: dict[str, str]
     """Why a layer is missing."""
 
     def active(self, cgroup: bool) -> dict[str, bool]:
-        """Layer by layer, whether it is there."""
+        """For each layer, whether it is active."""
         return {
             "namespaces": self.namespaces is not None,
             "landlock": self.landlock > 0,
@@ -51,7 +51,7 @@ class Layers:
         }
 
     def describe(self, cgroup: bool) -> dict[str, Any]:
-        """For /health and the log: each layer, and the reason where it is missing."""
+        """For /health and the log: each layer, with the reason if it is missing."""
         active = self.active(cgroup)
         details = {"namespaces": self.namespaces, "landlock": f"abi {self.landlock}"}
         missing = {name: f"missing: {self.reasons.get(name, 'unknown')}" for name, there in active.items() if not there}
@@ -67,7 +67,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def user_id_base() -> int | None:
-    """The first of a thousand user ids nobody else has; None where this container maps too few."""
+    """The first of a thousand user ids that nobody else has; None if this container maps too few."""
     highest = 0
     with open(UID_MAP) as file:
         for line in file:
@@ -79,7 +79,7 @@ def user_id_base() -> int | None:
 
 
 def probe(disable: Iterable[str] = ()) -> Layers:
-    """Find out what the kernel gives; `disable` pretends some layers away, for tests."""
+    """Find out what the kernel offers; `disable` treats some layers as missing, for tests."""
     base = user_id_base()
     probing = command("probe", json.dumps(base))
     done = subprocess.run(probing, capture_output=True, text=True, env=QUIET_ENVIRONMENT, timeout=60, check=False)
@@ -90,7 +90,7 @@ def probe(disable: Iterable[str] = ()) -> Layers:
         for key in ("root", "user") if name == "namespaces" else (name,):
             obstacles[key] = "disabled"
     if obstacles["root"] is not None and obstacles["user"] is not None and obstacles["uid"] is None:
-        # Without a root directory of their own, programs of another user need to be let in to Python's files.
+        # Without their own root directory, programs of another user need access to Python's files.
         obstacles["uid"] = obstacles["uid_reads"]
     kind = next((kind for kind in ("root", "user") if obstacles[kind] is None), None)
     reasons = {name: str(obstacles[name]) for name in ("landlock", "seccomp", "uid") if obstacles.get(name) is not None}
@@ -106,7 +106,7 @@ def probe(disable: Iterable[str] = ()) -> Layers:
 
 
 def demand(layers: Layers, cgroup: bool, required: Iterable[str]) -> None:
-    """Refuse to go on without what the operator demands, or with nothing worth calling a sandbox."""
+    """Refuse a machine without the layers that the operator requires, or with too little isolation."""
     described = layers.describe(cgroup)
     active = layers.active(cgroup)
     for name in required:

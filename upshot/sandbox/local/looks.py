@@ -1,11 +1,11 @@
 """The results of a program's assert tests, by two looks.
 
-The plain look runs program and tests in one process, as everybody does. What fails there is a failure. Programs that
-pass are looked at a second time, by a judge who holds the tests outside of the program's process and sees nothing of it
-but data: it confirms a pass, or does not.
+The plain look runs program and tests in one process, as is usual. A test that fails there has failed. Programs that
+pass get a second look by a judge, which holds the tests outside the program's process and sees only data from it: it
+confirms a pass, or does not.
 
-Where tests are nothing but bare calls and literals (`asserts/values.py`), and all that the calls return is plain data,
-that data alone decides: one look is enough, and it costs a fifth of the other two.
+If tests consist only of bare calls and literals (`asserts/values.py`), and the calls return only plain data, that data
+alone decides: one look is enough, and it costs a fifth of the other two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def decide(
         return plain
     if limits.judge_seconds == 0:
         return verdict.of_judged(plain, Remains(lines=[{"u": "no judge was asked"}] * len(plain)))
-    # The judge follows every test that has ended: one that failed may still have made what others use.
+    # The judge repeats every test that has ended: a failed one may have made something that others use.
     left_out = [index for index, result in enumerate(plain) if result.outcome not in ENDED]
     judge = {"tests": [*tests], "given": given, "skip": left_out}
     return verdict.of_judged(plain, await execute(RunRequest("serve", tested, limits.judged, judge=judge)))

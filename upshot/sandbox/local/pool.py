@@ -32,7 +32,7 @@ from upshot.sandbox.runner import COMPILE_SECONDS, CodeRunner, ProgramJob, Sessi
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
 ANY_TEXT = "surrogatepass"
-"""How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
+"""How an input is encoded: JSON may hold half a surrogate pair, which the program must handle."""
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 _NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
@@ -82,7 +82,7 @@ class Sandbox(CodeRunner):
         return self
 
     async def start(self) -> None:
-        """Find the machine's layers, refuse if one demanded is missing, warm the first slot; does nothing twice."""
+        """Find the machine's layers, refuse if a required one is missing, warm the first slot; does nothing twice."""
         async with self._starting:
             if self._slots is None:
                 await self._start()
@@ -96,7 +96,7 @@ class Sandbox(CodeRunner):
             self._workdir = _make_workdir()
             self.layers = walls
             self._slots = SandboxSlots(self.count, self.queue, walls, cgroups, self._workdir)
-            await self._slots.all[0].zygote("plain")  # what is wrong is found now, not by the first program
+            await self._slots.all[0].zygote("plain")  # find problems now, not with the first program
         except BaseException:
             cgroups.close()
             await self.aclose()
@@ -108,13 +108,13 @@ class Sandbox(CodeRunner):
                 log.warning("sandbox without %s (%s)", name, word)
 
     def describe_layers(self) -> dict[str, Any]:
-        """Each layer of isolation, and the reason where it is missing."""
+        """Each layer of isolation, with the reason if it is missing."""
         slots = self._open()
         return slots.layers.describe(slots.cgroups.active)
 
     @property
     def waiting(self) -> int:
-        """Runs in the queue."""
+        """The number of runs in the queue."""
         return self._open().waiting
 
     @property
@@ -135,7 +135,7 @@ class Sandbox(CodeRunner):
             self._workdir = None
 
     async def _ready(self) -> SandboxSlots:
-        """The slots, opened now if they are not: a runner from a recipe may be used before anybody enters it."""
+        """The slots, opened now if necessary: a runner from a recipe may be used before it is entered."""
         await self.start()
         return self._open()
 
@@ -162,7 +162,7 @@ class Sandbox(CodeRunner):
     async def _test_native(
         self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        """Compiled once, run on all inputs in one run of ours."""
+        """Compile a program once, and run it on all inputs in one run of ours."""
         most = [output_kb(test, limits) for test in tests]
         payload = await self._native(language, limits, COMPILE_SECONDS) | {
             "program": program,
@@ -209,7 +209,7 @@ class Sandbox(CodeRunner):
         slots = await self._ready()
         while len(self._sessions) + self._opening >= self.max_sessions:
             await self._evict_idle()
-        self._opening += 1  # counted from now on: others may ask while this one starts
+        self._opening += 1  # counted from now on, because others may ask while this one starts
         try:
             self._session_count += 1
             index, forget = self.count + self._session_count, self._sessions.discard
@@ -220,7 +220,7 @@ class Sandbox(CodeRunner):
         return session
 
     async def _evict_idle(self) -> None:
-        """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
+        """Make room: end the session that has been idle longest, if it seems abandoned."""
         oldest = min(self._sessions, key=lambda session: (session.busy, session.last_used), default=None)
         if oldest is None or oldest.busy or time.monotonic() - oldest.last_used < FORGOTTEN_SECONDS:
             raise Busy(len(self._sessions) + self._opening, FORGOTTEN_SECONDS)
@@ -228,9 +228,9 @@ class Sandbox(CodeRunner):
 
     @pause_clock
     async def _execute(self, tier: str, request: RunRequest) -> Remains:
-        """Run one request, once more if the sandbox itself failed the first time.
+        """Run one request, and once more if the sandbox itself failed the first time.
 
-        A program cannot bring a fault about (see `inside/zygote.py`), so the second try gives it no second chance.
+        A program cannot cause a fault (see `inside/zygote.py`), so the retry does not give it a second chance.
         """
         slots = await self._ready()
         try:
@@ -256,7 +256,7 @@ class Sandbox(CodeRunner):
 
 
 def _make_workdir() -> Path:
-    """A directory of this supervisor's, after sweeping those of killed ones."""
+    """A directory for this supervisor; directories of killed ones are removed first."""
     for old in list_abandoned(Path(tempfile.gettempdir())):
         shutil.rmtree(old, ignore_errors=True)
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))

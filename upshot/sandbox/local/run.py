@@ -1,14 +1,13 @@
 """One run's message and memory files: sent to a zygote, collected when it is over.
 
-Everything a run reads and writes is an anonymous file in memory (memfd) that the supervisor opens and the zygote hands
-on unread: programs and inputs never pass through a zygote's memory, which later runs inherit. The message beside the
+Everything a run reads and writes is an anonymous file in memory (memfd) that the supervisor opens and the zygote passes
+on unread: programs and inputs never enter a zygote's memory, which later runs inherit. The message that comes with the
 files says only which child plays which role on which of them. Inputs are sealed: neither a child nor a zygote can
-change what another reads. Outputs have a fixed size: the kernel stops a program that prints without end, and nobody
-has to drain a pipe for it. They are read when the run is over, by the position the program's writes left behind.
+change what another reads. Outputs have a fixed size, so the kernel stops a program that prints without end, and nobody
+has to drain a pipe for it. They are read when the run is over, up to the position of the program's last write.
 
-A judged run has two children. The program gets no tests and the judge no program: each gets one end of a socket pair,
-and its own input. The judge's results are the ones believed; what the program writes where results would go is
-dropped.
+A judged run has two children. The program gets no tests, and the judge gets no program: each gets one end of a socket
+pair, and its own input. The judge's results count; whatever the program writes in place of results is dropped.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 
 SLACK = 8192
-"""Room behind the limit: the kernel refuses a write that would cross the end by whole pages."""
+"""Room beyond the limit: the kernel refuses a write that would cross the end by whole pages."""
 PATIENCE = 10.0
 """Seconds beyond the wall cap, at its longest, before a silent zygote is given up."""
 OWN_RESULTS_BYTES = 4096
-"""For what a judged program writes where its results would go; the judge's results are the ones read."""
+"""Size of a judged program's own result file, whose content is never read: the judge's results count."""
 DEVICES = "/dev"
 """Here /dev/stdin and its like are links into /proc. It is mounted only for programs that name the folder, because the
 mount costs time."""
@@ -41,7 +40,7 @@ JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
 
 
 class RunRequest:
-    """What is asked of a zygote. It may be asked again of another one: the files are made anew for each."""
+    """A request to a zygote. It can be repeated with another zygote, because each attempt makes new files."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class RunRequest:
     ) -> None:
         self.limits = limits
         self.files: dict[str, int] = {}
-        """By name, in the order they are sent."""
+        """The files by name, in the order in which they are sent."""
         self.stdin, self.payload, self.judge = stdin, payload, judge
         self.parts = [(mode, ALONE if judge is None else JUDGED, payload.get("environment", {}))]
         if judge is not None:
@@ -69,7 +68,7 @@ class RunRequest:
             self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
 
     async def run_on(self, zygote: Zygote) -> Remains:
-        """Run on a zygote and collect what is left."""
+        """Run on a zygote and collect what the run left."""
         group = zygote.group
         try:
             self._open_files()
@@ -81,26 +80,26 @@ class RunRequest:
                 for mode, names, environment in self.parts
             ]
             zygote.send({"roles": roles, "limits": self.request_limits}, list(self.files.values()))
-            # Our copies of the wire between program and judge: while they are open, neither sees the other end.
+            # Our copies of the sockets between program and judge: while they are open, neither notices the other's end.
             self._close("program's wire", "judge's wire")
             try:
                 reply = await zygote.finish(2 * float(self.request_limits["wall_seconds"]) + PATIENCE)
             except ZygoteGone as error:
-                # Gone because the run's own group ran out of memory, or silent for longer than the run can last at
-                # its longest: once its walls are up, what brings that about is the program.
+                # The zygote died because the run's own group ran out of memory, or it was silent for longer than the
+                # longest possible run: once the walls are up, the program is the cause.
                 if self._has_started() and group is not None and group.new_oom_kills():
                     return Remains(status=signal.SIGKILL, oom=True)
                 if self._has_started() and isinstance(error.__cause__, TimeoutError):
                     return Remains(status=signal.SIGKILL, why="wall", wall=self.limits.wall)
                 raise
-            # A SIGKILL that the zygote did not send is the program's own, or the kernel's: out of memory.
+            # A SIGKILL that the zygote did not send comes from the program, or from the kernel: out of memory.
             killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
             return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
         finally:
             self._close(*self.files)
 
     def _has_started(self) -> bool:
-        """Whether the program's walls were up: its first word is among its results, or what it has in their place."""
+        """Whether the program's walls were up: then there is a first line in its results, or in its own result file."""
         return os.lseek(self.files[self.parts[0][1][4]], 0, os.SEEK_CUR) > 0
 
     def _open_files(self) -> None:

@@ -1,11 +1,11 @@
-"""Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
+"""Tests on top of a plain `run`: for runners that can only run a script, and for the simplest one, a bare process.
 
-The verdict is still taken outside where possible. Where all tests can be split the script prints the values, tagged
-with a number that only this run knows, and they are compared here. Other tests are appended to the program and end by
-printing that number: a failure counts, a pass is unconfirmed, because there is no judge. The local sandbox and our
-server have one.
+The verdict is still made outside if possible. If all tests can be split, the script prints the values, tagged with a
+number that only this run knows, and they are compared here. Other tests are appended to the program and end by printing
+that number: a failure counts, but a pass is unconfirmed, because there is no judge. The local sandbox and our server
+have one.
 
-What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
+The script contains the text of `plain.py`, which imports only the standard library.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ScriptRunner(CodeRunner):
             return [result for result in values if result is not None]
 
         async def run_test(test: str) -> TestResult:
-            nonce = secrets.token_hex(16)  # a program that ends before its test has not passed it
+            nonce = secrets.token_hex(16)  # printed at the end: a program that ends before its test has not passed it
             result = await self.run(f"{program}\n{cases.standalone(test)}\nprint('\\n{nonce}')", limits=limits)
             plain = result.as_test(passed=f"\n{nonce}" in result.stdout)
             return replace(plain, outcome=Outcome.UNCONFIRMED, detail=NO_JUDGE) if plain.passed else plain
@@ -94,7 +94,7 @@ class BareRunner(ScriptRunner):
     """One unsandboxed Python process per program. UNSAFE: for programs you wrote, and for comparison.
 
     The program has the user's own rights: it reads files, uses the network and can do anything to this account. So this
-    runner is only ever used when it is named.
+    runner is used only if it is named explicitly.
     """
 
     def __init__(self, concurrency: int | None = None, limits: Limits | None = None) -> None:

@@ -1,10 +1,11 @@
 """Python sessions for tool use: one confined process per conversation, its state kept from turn to turn.
 
-A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, a line of JSON each:
-{"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The clocks of
-a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for any more, is
-interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer comes within a
-second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
+A session has its own zygote with a single long run. Turns go over a separate socket, one line of JSON each: {"code"} is
+the request, {"error"} the answer; output goes to the two output files, which are rewound before each turn. We measure
+the time of a turn, since the run's own limits are those of a day. A turn that is out of time, or that nobody waits for
+any more, is interrupted (SIGINT, by pidfd), and its answer is still read, because the next turn would get it. If no
+answer comes within a second, or the socket breaks, the session is over, and the zygote's report says how its process
+ended.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from upshot.sandbox.runner import Session
 log = logging.getLogger("upshot.sandbox")
 MAX_REPLY = 64 << 10
 SOFT_STOP_SECONDS = 1.0
-"""How long an interrupted turn has to come back before its session is ended."""
+"""Seconds for an interrupted turn to return before its session is ended."""
 LIFETIME_SECONDS = 24 * 3600.0
 LIFETIME_CPU_SECONDS = 3600.0
 FAILED = 1 << 8
@@ -52,7 +53,7 @@ class TurnTooLong(SessionOver):
 
 
 class LocalSession(Session):
-    """A session in a zygote of its own."""
+    """A session in its own zygote."""
 
     def __init__(self, zygote: Zygote, limits: Limits, idle_seconds: float, forget: Forget) -> None:
         self.zygote = zygote
@@ -63,13 +64,13 @@ class LocalSession(Session):
         """Called when the session has ended."""
         self.wire, theirs = socket.socketpair()
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        """What turns go over, on our end of the wire."""
+        """Our end of the socket for turns."""
         output = limits.output_kb << 10
         self.files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
         self.files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
         self.pid = 0
         self.handles: list[int] = []
-        """Our own descriptors: of /proc, and of the session's process, whose number may be another's one day."""
+        """Our descriptors of /proc and of the session's process, whose id may later belong to another process."""
         self.last_used = time.monotonic()
         self.over: str | None = None
         self._turns = asyncio.Lock()
@@ -81,7 +82,7 @@ class LocalSession(Session):
     async def open(
         cls, slots: SandboxSlots, index: int, limits: Limits, idle_seconds: float, forget: Forget
     ) -> LocalSession:
-        """Start a zygote, whose number is beyond the slots', and in it the session's process."""
+        """Start a zygote, with a number after those of the slots, and in it the session's process."""
         group = slots.cgroups.slot(f"session-{index}")
         zygote = await slots.templates["plain"].spawn(slots.spec(index, "plain"), group)
         self = cls(zygote, limits, idle_seconds, forget)
@@ -95,7 +96,7 @@ class LocalSession(Session):
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is under way."""
+        """Whether a turn is running."""
         return self._turns.locked()
 
     async def _start(self) -> None:
@@ -114,9 +115,10 @@ class LocalSession(Session):
 
     @pause_clock
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
-        """Run one turn after those before it; one out of time is interrupted, and ends the session if it goes on.
+        """Run one turn, after earlier ones; one out of time is interrupted, and if it goes on, the session ends.
 
-        A turn nobody waits for any more is interrupted, too, and its answer read, or the next turn would get it.
+        A turn that nobody waits for any more is interrupted, too, and its answer is read, so that the next turn does
+        not get it.
         """
         await self._turns.acquire()
         abandoned = asyncio.get_running_loop().create_future()
@@ -173,7 +175,7 @@ class LocalSession(Session):
     async def _within(
         self, answer: asyncio.Future[dict[str, Any]], limits: Limits, abandoned: asyncio.Future[None]
     ) -> bool:
-        """Whether the answer comes before a clock runs out or nobody wants it any more."""
+        """Whether the answer comes before a clock runs out or the caller gives up."""
         start_cpu, deadline = self._cpu(), time.monotonic() + limits.wall
         while not abandoned.done():
             left = min(limits.cpu_seconds - (self._cpu() - start_cpu), deadline - time.monotonic())
@@ -205,11 +207,11 @@ class LocalSession(Session):
         return message
 
     def _result(self, **ended: Any) -> RunResult:
-        """What the turn printed, and how it ended."""
+        """The turn's output, and how it ended."""
         return replace(of_script(Remains(**read_printed(*self.files[1:3]), **ended)), exit_code=None)
 
     async def _final_result(self, error: Exception, wall: float) -> RunResult:
-        """The result of the turn the session did not survive."""
+        """The result of the turn that ended the session."""
         self.zygote.end_run()
         child: dict[str, Any] = {}
         if self._ended is not None and (await asyncio.wait([self._ended], timeout=5))[0]:
@@ -219,7 +221,7 @@ class LocalSession(Session):
         clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
         why = "cpu" if isinstance(error, TurnTooLong) else clock
         result = self._result(status=child.get("status", 0), why=why, wall=wall, oom=oom, cpu=child.get("cpu", 0.0))
-        if self.over is not None:  # closed by somebody else meanwhile
+        if self.over is not None:  # another task has closed it meanwhile
             result = replace(result, outcome=Outcome.ERROR, detail=self.over)
         elif result.outcome is Outcome.OUTPUT_LIMIT or not result.detail:  # no clock, signal or memory limit ended it
             result = replace(result, outcome=Outcome.ERROR, detail=str(error))
@@ -239,7 +241,7 @@ class LocalSession(Session):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """End the session and everything it started; a turn under way learns that it has ended."""
+        """End the session and everything it started; a running turn gets the error that the session has ended."""
         self.over = self.over or "closed"
         self.forget(self)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Slots: how many runs at once, who waits, the zygotes each slot keeps warm, and counts of what they have done."""
+"""Slots: the number of concurrent runs, the queue, the warm zygotes of each slot, and counts of their work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from upshot.sandbox.local.zygotes import TIERS, Template, Zygote, ZygoteGone
 from upshot.sandbox.outcome import Outcome, TestResult
 
 RETIRE_AFTER = 20_000
-"""Runs after which a zygote is replaced, so that nothing can pile up in one."""
+"""A zygote is replaced after this many runs, so that nothing can accumulate in it."""
 
 
 class Busy(Exception):
@@ -47,14 +47,14 @@ class Slot:
             return zygote
         if zygote is not None:
             zygote.close()
-        # A group outlives its zygotes, and knows which kills it has told of.
+        # A group outlives its zygotes, and remembers which kills it has reported.
         group = zygote.group if zygote is not None else self.pool.cgroups.slot(f"{self.index}-{tier}")
         self.zygotes[tier] = await self.pool.templates[tier].spawn(self.pool.spec(self.index, tier), group)
         return self.zygotes[tier]
 
 
 class SandboxSlots:
-    """A fixed number of slots and a bounded queue before them."""
+    """A fixed number of slots with a bounded queue."""
 
     def __init__(self, count: int, queue: int, layers: Layers, cgroups: Cgroups, workdir: Path) -> None:
         self.layers = layers
@@ -72,11 +72,11 @@ class SandboxSlots:
         """A running mean of how long a run holds a slot, for Retry-After."""
 
     def spec(self, index: int, tier: str) -> dict[str, Any]:
-        """What a zygote must know to put up its walls."""
+        """The settings with which a zygote puts up its walls."""
         layers = self.layers
         scratch = SCRATCH
         if layers.namespaces is None:
-            # A fresh directory for every zygote: the last one may have died on what it could not remove.
+            # A fresh directory for every zygote: the last one may have died because of files that it could not remove.
             self._zygotes += 1
             path = self.workdir / f"slot-{index}-{tier}-{self._zygotes}"
             path.mkdir(mode=0o700)
@@ -92,7 +92,7 @@ class SandboxSlots:
         return {"walls": walls, "workbench": str(self.workdir / "root"), "extra_paths": extra}
 
     async def acquire(self, tier: str) -> Slot:
-        """A free slot, one with a warm zygote of the tier if there is one; raises Busy when the queue is full."""
+        """A free slot, preferably with a warm zygote of the tier; raises Busy if the queue is full."""
         if self._gate.locked() and self.waiting >= self.queue:
             raise Busy(self.waiting, max(1.0, self.waiting * self.busy_seconds / len(self.all)))
         self.waiting += 1
@@ -107,7 +107,7 @@ class SandboxSlots:
         return slot
 
     def release(self, slot: Slot, held_seconds: float) -> None:
-        """Give a slot back, to whoever waits longest."""
+        """Release a slot to the task that has waited longest."""
         self.busy_seconds += 0.05 * (held_seconds - self.busy_seconds)
         self.free.append(slot)
         self._gate.release()

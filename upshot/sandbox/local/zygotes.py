@@ -2,18 +2,19 @@
 
     supervisor ─starts▶ template (one a tier, warm) ─forks▶ zygote (one a slot, walled in) ─clones▶ run
 
-All talk is datagrams of JSON on SOCK_SEQPACKET pairs: a message is whole or not there, and a closed end is noticed by
-both sides at once. Descriptors travel beside the message (SCM_RIGHTS).
+All messages are datagrams of JSON on SOCK_SEQPACKET pairs: a message arrives whole or not at all, and both sides notice
+a closed end immediately. Descriptors are sent along with the message (SCM_RIGHTS).
 
 - To a template: {"walls", "workbench", "extra_paths"} with one end of a new socket pair. It answers {"pid"}; the
-  zygote it forked answers {"ready": true} on the pair when its walls are up, or says why they are not. One exchange at
-  a time, finished by somebody even if whoever asked has gone: an answer left unread would be taken for the next one's.
+  zygote it forked answers {"ready": true} on the pair when its walls are up, or says why they are not. There is one
+  exchange at a time, and it is always finished, even if the caller has given up: an unread answer would be taken for
+  the answer to the next request.
 - To a zygote: {"roles", "limits"} with the run's memory files (`run.py`). It answers with a report when all of the
   request's children have ended: {"children": [...], "wall"}, or {"fault"} if none could be started.
 - With "announce" (a session, whose run stays) it first answers {"pids"}; any message then means: end the run.
 
 Closing the supervisor's end ends a zygote and its run. So does the supervisor's death (PR_SET_PDEATHSIG, and a hang-up
-that the zygote polls for): nothing has to be cleaned up by somebody who may be dead.
+for which the zygote polls), so no cleaning up depends on a process that may be dead.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ZygoteGone(Exception):
 
 
 class Template:
-    """One tier's mother process."""
+    """One tier's template process."""
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
@@ -63,14 +64,14 @@ class Template:
         self._spawning: set[asyncio.Future[Zygote]] = set()
 
     async def spawn(self, spec: dict[str, Any], group: SlotGroup | None) -> Zygote:
-        """A fresh zygote forked from the template, which is started (again) if it is not there."""
+        """A fresh zygote forked from the template, which is started (again) if it is not running."""
         task = asyncio.ensure_future(self._spawn(spec, group))
         self._spawning.add(task)
         task.add_done_callback(self._spawning.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # The exchange with the template must be finished by somebody, or the next one reads its answer.
+            # The exchange with the template must be finished, or the next one would read its answer.
             task.add_done_callback(_close_unwanted)
             raise
 
@@ -106,7 +107,7 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         spec = {"modules": TIERS[self.tier], "environment": {n: v for n, v in QUIET_ENVIRONMENT.items() if n != "PATH"}}
-        # Started from the loop's own thread: the kernel ends the template when the thread that started it ends.
+        # Started from the event loop's own thread: the kernel ends the template when the thread that started it ends.
         arguments = command("zygote", str(theirs.fileno()), json.dumps(spec))
         silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self._process = subprocess.Popen(
@@ -117,7 +118,7 @@ class Template:
         await _reply(ours)
 
     def close(self) -> None:
-        """End the template and with it every zygote it bore."""
+        """End the template, and with it every zygote that it forked."""
         for task in self._spawning:
             task.cancel()
         self._stop()
@@ -144,7 +145,7 @@ class Zygote:
         self._waiting = False
 
     def send(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Hand over one request and its files; raises ZygoteGone if nobody is there."""
+        """Send one request with its files; raises ZygoteGone if the zygote has ended."""
         self.runs += 1
         try:
             socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
@@ -153,7 +154,7 @@ class Zygote:
             raise ZygoteGone(f"zygote {self.pid} is gone: {error}") from error
 
     async def finish(self, patience: float) -> dict[str, Any]:
-        """The report of the request handed over or of the run begun; raises ZygoteGone if none comes."""
+        """The report of the request sent, or of the run started; raises ZygoteGone if none comes."""
         self._waiting = True
         try:
             return await _reply(self.control, patience)
@@ -175,12 +176,12 @@ class Zygote:
         return int(started["pids"][0])
 
     def end_run(self) -> None:
-        """Have the zygote end the run begun before; its report follows."""
+        """Make the zygote end the run started before; its report follows."""
         with contextlib.suppress(OSError):
             self.control.send(b"end")
 
     def close(self) -> None:
-        """End the zygote and its run; whoever waits for that run learns it from the closed line."""
+        """End the zygote and its run; a task that waits for the run notices the closed socket."""
         if self.control.fileno() < 0:
             return
         self.closed = True
