@@ -25,7 +25,9 @@ def train_less(recipe: Any, **settings: Any) -> upshot.runs.RunFolder:
     if not isinstance(recipe, str):
         return TRAIN(recipe, **settings)
     given = upshot.load(recipe, **settings)
-    less: dict[str, Any] = {"train.prompts_per_step": 2, "train.group_size": 2, "reward.max_missing": 1.0}
+    less: dict[str, Any] = {"train.prompts_per_step": 2, "reward.max_missing": 1.0}
+    if given.train.samples:
+        less["train.group_size"] = 2
     less["task.rows_per_split" if recipe == "quickstart" else "task.limit"] = 64
     if given.warm_start is not None:
         less["warm_start.batch"] = 4
