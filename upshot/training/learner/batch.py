@@ -96,16 +96,9 @@ class Layout:
         """Whether any segment continues another."""
         return any(segment.parent >= 0 for segment in self.segments)
 
-    def lines(self) -> list[tuple[int, ...]]:
-        """For each segment: itself and those it continues, the first of them first."""
-        lines: list[tuple[int, ...]] = []
-        for index, segment in enumerate(self.segments):
-            lines.append((*(lines[segment.parent] if segment.parent >= 0 else ()), index))
-        return lines
-
-    def places(self, line: Sequence[int]) -> np.ndarray:
+    def places(self, path: Sequence[int]) -> np.ndarray:
         """The flat tokens of some segments, in order."""
-        runs = [np.arange(s.start, s.start + s.length) for s in (self.segments[i] for i in line)]
+        runs = [np.arange(s.start, s.start + s.length) for s in (self.segments[i] for i in path)]
         return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
 
 
@@ -326,5 +319,7 @@ def worth_sharing(sequences: Sequence[Sequence[int] | Ids]) -> bool:
     """Whether a tree saves more tokens than it costs in keys that must be copied side by side for attention."""
     layout = tree([np.array(ids, dtype=np.int32) for ids in sequences])
     saved = sum(map(len, sequences)) - layout.tokens
-    keys = sum(sum(layout.segments[i].length for i in line) for line in layout.lines())
-    return saved > COPY * keys
+    keys: list[int] = []  # that each segment attends to: its own, and those of the segments it continues
+    for segment in layout.segments:
+        keys.append(segment.length + (keys[segment.parent] if segment.parent >= 0 else 0))
+    return saved > COPY * sum(keys)

@@ -47,8 +47,11 @@ class PackedAttention:
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout, self.device, self.tokens = layout, device, layout.tokens
-        self.lines = [layout.places(line) for line in layout.lines()]
+        self.lines: list[np.ndarray] = []
         """The keys of each segment, its own the last of them."""
+        for segment in layout.segments:
+            own = np.arange(segment.start, segment.start + segment.length)
+            self.lines.append(own if segment.parent < 0 else np.concatenate([self.lines[segment.parent], own]))
         self.starts = np.array([segment.start for segment in layout.segments])
         self.lengths = np.array([segment.length for segment in layout.segments])
         self.widths = np.array([len(line) for line in self.lines])
