@@ -119,9 +119,8 @@ def own_logprobs(module: Any, datum: Datum) -> Tensor:
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-def own_loss(module: Any, some: list[Datum], method: str, config: TrainConfig) -> Tensor:
-    """The loss of a method, written down once more."""
-    found = [own_logprobs(module, datum) for datum in some]
+def own_loss(found: list[Tensor], some: list[Datum], method: str, config: TrainConfig) -> Tensor:
+    """The loss of a method, written down once more, from the log-probabilities of each sequence."""
     tokens = sum(len(datum.ids) - 1 for datum in some)
     columns = [{name: torch.tensor(getattr(d, name)[1:]) for name in ("old", "advantages", "reference")} for d in some]
     if method == "sft":
@@ -147,14 +146,13 @@ def test_in_every_method_gradients_are_those_of_each_sequence_by_itself(family: 
         own = Learner(module, shared_tokenizer(), config)
     assert isinstance(own.forward, PackedForward if family in PACKED else PaddedForward)
     objectives: dict[str, Objective] = {"sft": Sft(), "dpo": Dpo(config), "rl": PolicyGradient(config)}
-    for datum in units:  # near the policy, so that not every token is clipped
-        with torch.no_grad():
-            near = own_logprobs(module.eval(), datum)
-        datum.old = [0.0, *(near + 0.1 * torch.tensor(datum.old[1:])).tolist()]
+    logprobs = [own_logprobs(module.eval(), datum) for datum in units]  # for all methods: no weight changes
+    for datum, near in zip(units, logprobs, strict=True):  # near the policy, so that not every token is clipped
+        datum.old = [0.0, *(near.detach() + 0.1 * torch.tensor(datum.old[1:])).tolist()]
     for method, objective in objectives.items():
         objective.dropout = False
-        loss = own_loss(module.eval(), units, method, config)
-        loss.backward()
+        loss = own_loss(logprobs, units, method, config)
+        loss.backward(retain_graph=True)
         expected = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
         module.zero_grad()
         pairs = [units[i : i + 2] for i in range(0, len(units), 2)] if method == "dpo" else [[d] for d in units]
