@@ -12,7 +12,7 @@ import sys
 from tests.tiny import tiny_policy
 from upshot.config.recipe import AgentConfig
 from upshot.rewards.credit import MetricWeight
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import VerifierMetric
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step

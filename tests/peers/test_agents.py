@@ -20,7 +20,7 @@ from upshot.models.engine_model import EngineModel
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
 from upshot.rewards.credit import MetricWeight
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import VerifierMetric
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk

@@ -11,9 +11,8 @@ import pytest
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
-from upshot.rewards.metric import score_by
+from upshot.rewards.metric import VerifierMetric, score_by
 from upshot.rewards.metrics.format_errors import FormatErrors
-from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.tasks.mix import Mix

@@ -23,7 +23,7 @@ from upshot.core.conversation import Conversation, Row, Sample, messages_from
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.credit import MetricWeight
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import VerifierMetric
 from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.check_names import check_names
 from upshot.rollout.episode import Policy

@@ -12,8 +12,8 @@ from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.credit import MetricWeight
+from upshot.rewards.metric import VerifierMetric
 from upshot.rewards.metrics.format_errors import FormatErrors
-from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk

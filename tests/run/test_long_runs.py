@@ -19,11 +19,12 @@ from tests.patience import patience
 from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.run.checkpoints import Checkpoints, Saver
+from upshot.run.checkpoints import Checkpoints
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
 from upshot.run.run import train
+from upshot.run.writer import Saver
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 from upshot.training.loops.dpo import Dpo, dpo_loss
@@ -107,7 +108,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_run(
 
 def test_a_checkpoint_is_due_by_steps_or_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("upshot.run.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("upshot.run.writer.time.monotonic", lambda: now)
     saver = Saver(Checkpoints(tmp_path))
     config = TrainConfig(steps=100, save={"every": 10, "minutes": 2})
     assert [step for step in range(1, 100) if saver.due(step, config)] == list(range(10, 100, 10))

@@ -23,7 +23,7 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.time_limit import call_seconds
 from upshot.rewards.credit import MetricWeight
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import VerifierMetric
 from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step

@@ -26,7 +26,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
-from upshot.rollout import tree
+from upshot.rollout.credit import rules
 from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
@@ -98,7 +98,7 @@ class Choices:
             left_out = self._choose(self.by_seed[of], path, (part, 1 - part))
             return 2**63 - 1 if left_out else 0
 
-        return patch.object(tree, "derive_seed", seed)
+        return patch.object(rules, "derive_seed", seed)
 
     def weight(self, row: str) -> float:
         """How likely all choices of a row are."""

@@ -149,6 +149,11 @@ class Conversation:
         self.turns = (*self.turns, turn)
         return turn
 
+    def count(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to `counts`, in a new mapping: forks share the old one."""
+        sums = {name: self.counts.get(name, 0.0) + number for name, number in numbers.items()}
+        self.counts = {**self.counts, **sums}
+
     def fork(self, *path: object) -> Conversation:
         """A copy that shares all turns so far and continues independently, with its own random stream.
 

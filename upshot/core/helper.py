@@ -9,6 +9,14 @@ from typing import Any
 class Helper:
     """Holds connections, processes or memory, and counts."""
 
+    has_counted: bool = False
+    """Whether it has anything to report. What has not is not asked after each step."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Whoever says what it has counted is asked for it."""
+        super().__init_subclass__(**options)
+        cls.has_counted = cls.has_counted or not {"stats", "state"}.isdisjoint(vars(cls))
+
     async def aclose(self) -> None:
         """Cancel running work and release resources."""
 

@@ -6,6 +6,8 @@ bool, or None where there is nothing to score. What it takes besides the convers
 A plain number is a score, too. Raising is fine: the scorer turns any exception of one conversation into a missing
 score with the exception's text in its detail. The rest of the run goes on. `breakpoint()` works: everything runs in one
 process.
+
+The metric that every task has, its own verdict, is at the end of this file; each other one has a file in `metrics/`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.event_loop import at_work
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limit_call
+from upshot.core.time_limit import limit_call, limit_call_now
+from upshot.rewards.workers.base import Manager
+from upshot.tasks.base import Task
 
 
 class Metric(ABC):
@@ -104,3 +108,21 @@ def _constructor(function: Callable[..., Any], name: str) -> Callable[..., Metri
 
 metrics = MetricRegistry("metric", "upshot.rewards.metrics", base=Metric, functions=True)
 """Metrics that a recipe can name in `reward.metrics`."""
+
+
+@metrics.register("verifier")
+class VerifierMetric(Metric):
+    """What the environment decided at the end of its session, else the verdict on the task's claim."""
+
+    def __init__(self, task: Task, manager: Manager | None = None) -> None:
+        self.task, self.manager = task, manager
+
+    async def score(self, conversation: Conversation) -> Score:
+        """The environment's own score when it gave one, else the reward manager's, else the task's."""
+        if conversation.score is not None:
+            return Score.of(conversation.score, "the environment")
+        task, manager = self.task, self.manager
+        claim = limit_call_now(task, task.claim, conversation) if manager is not None else None
+        if claim is None or manager is None:
+            return Score.of(await limit_call(task, task.verify, conversation), f"task '{task.name}'")
+        return await manager.verify(claim)

@@ -45,6 +45,9 @@ def may_blame(reply: Rollout) -> bool:
 def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, float]:
     """Have scores that the policy made missing count as the worst of the step: sets credits; what to log."""
     replies = list(chain.from_iterable(groups))
+    parts = [part for reply in replies if reply.credit is not None for part in reply.credit.parts.values()]
+    if not any(map(may_blame, replies)) and not any(map(by_policy, parts)):
+        return {BLAMED: 0.0} if replies else {}
     before = [_learned_from(reply) for reply in replies]
     bounds = _bounds(replies)
     for group in groups:
@@ -63,7 +66,7 @@ def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, fl
             if by_policy(reply.outcome) and outcomes and suspected:
                 reply.counted = _counted_as(reply.outcome, min(outcomes))
     changed = sum(learned != _learned_from(reply) for learned, reply in zip(before, replies, strict=True))
-    return {BLAMED: changed / len(replies)} if replies else {}
+    return {BLAMED: changed / len(replies)}
 
 
 def _learned_from(reply: Rollout) -> tuple[Credit | None, list[Score]]:

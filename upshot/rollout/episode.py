@@ -20,7 +20,7 @@ from upshot.core.thought import MARKERS, find_thought, split_thought
 from upshot.core.time_limit import limit_call
 from upshot.models.base import Model, Request
 from upshot.models.rendering import Renderer
-from upshot.tasks.participants.base import Observation, Participant, count
+from upshot.tasks.participants.base import Observation, Participant
 
 
 @dataclass(eq=False)
@@ -36,6 +36,7 @@ class Policy:
     system: str = ""
     """A system prompt shown to this model only (the proactive prompt, for one)."""
     tools: Tools = ()
+    """Those of every conversation that has none in its session."""
     think: tuple[str, str] | None = MARKERS
     """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
     form: Mapping[str, Any] = field(default_factory=dict)
@@ -53,9 +54,10 @@ class Policy:
         """Sample the next turn and append it; None, with `ended = 'length'`, when there is no room left."""
         seed = derive_seed(conversation.seed, "turn", len(conversation.turns))
         sampling = replace(self.sampling, seed=seed)
+        tools = conversation.session.get("tools") or self.tools
         if self.renderer is None:
-            return await self._reply_by_messages(conversation, sampling, role)
-        context = self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
+            return await self._reply_by_messages(conversation, sampling, tools, role)
+        context = self.renderer.context(with_system_prompt(conversation, self.system), tools)
         prompt = conversation.ids + context
         if self.max_context:
             room = self.max_context - len(prompt)
@@ -96,24 +98,21 @@ class Policy:
         """What the policy would be shown next, after the ids that it has seen and said."""
         if self.renderer is None:
             raise ValueError("a policy that is asked with messages counts no ids")
-        return self.renderer.context(with_system_prompt(conversation, self.system), self._tools(conversation))
+        tools = conversation.session.get("tools") or self.tools
+        return self.renderer.context(with_system_prompt(conversation, self.system), tools)
 
     def prompt_tokens(self, conversation: Conversation) -> int:
         """How many ids the policy would be shown to speak next."""
         return len(conversation.ids) + len(self.context(conversation))
 
-    async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
+    async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, tools: Tools, role: str) -> Turn:
         messages = with_system_prompt(conversation, self.system).messages
-        request = Request(messages, sampling, tools=self._tools(conversation), role=role)
+        request = Request(messages, sampling, tools=tools, role=role)
         (completion,) = await self.model.generate(request)
         thought, text = ("", completion.text) if self.think is None else split_thought(completion.text, self.think)
         note: dict[str, Any] = {"thought": thought, "tokens": completion.completion_tokens}
         note = {"finish": completion.finish} | {name: value for name, value in note.items() if value}
         return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), note=note)
-
-    def _tools(self, conversation: Conversation) -> Tools:
-        """The tools of this conversation, where its environment brought some, else those of all."""
-        return conversation.session.get("tools") or self.tools
 
 
 def with_system_prompt(conversation: Conversation, system: str) -> Conversation:
@@ -228,7 +227,8 @@ async def play_future(
 async def _observe(participant: Participant, conversation: Conversation) -> Observation:
     """What a participant says to the conversation so far, its numbers counted."""
     observation = await limit_call(participant, participant.observe, conversation)
-    count(conversation, observation.metrics)
+    if observation.metrics:
+        conversation.count(observation.metrics)
     return observation
 
 

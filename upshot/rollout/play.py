@@ -20,10 +20,10 @@ from upshot.core.time_limit import limit_call
 from upshot.rewards.credit import Reward
 from upshot.rollout.agents.recording import PlayedPath
 from upshot.rollout.agents.runner import AgentRunner
+from upshot.rollout.credit.rules import branch_off
 from upshot.rollout.episode import Policy, catch_failure, is_cut, play_episode
 from upshot.rollout.futures.talk import Futures
 from upshot.rollout.reply import Rollout
-from upshot.rollout.tree import branch_off
 from upshot.tasks.participants.base import Participant
 
 
@@ -166,8 +166,13 @@ async def play_reply(
             episode = play_episode(
                 conversation, context.policy, context.environment, context.max_turns, turn_snapshots, context.hear_last
             )
-        with at_work("sample"):
-            failure = await catch_failure(episode, "episode")
+        try:
+            with at_work("sample"):
+                await episode
+        except UserError:
+            raise
+        except Exception as error:
+            failure = Score.failed(error, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
         reply.credit = context.futures.credit_for(reply, reply.reward)

@@ -14,6 +14,8 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Credit, Reward
 from upshot.tasks.participants.tools import ACTS
 
+NOT_SCORED = Reward(Score.missing(Reason.NOT_SCORED))
+
 
 @dataclass
 class Future:
@@ -75,7 +77,7 @@ class Rollout:
     turn_snapshots: list[Conversation] = field(default_factory=list)
     """The episode as it stood after each of the policy's turns."""
     futures: list[Future] = field(default_factory=list)
-    reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
+    reward: Reward = field(default_factory=lambda: NOT_SCORED)
     counted: Score | None = None
     """What the reward counts as, if the policy made it or a part of it missing (`rollout/blame.py`)."""
     baselines: Mapping[str, Sequence[Score]] = field(default_factory=dict)

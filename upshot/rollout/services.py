@@ -15,6 +15,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import AgentConfig, MetricConfig, Named, Recipe
 from upshot.config.trust import check_trust
 from upshot.core.errors import UserError, close_all
+from upshot.core.helper import Helper
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
@@ -100,18 +101,19 @@ class Services:
 
     def counters(self) -> dict[str, Any]:
         """The counters behind `stats`, to be saved with the run."""
-        return {name: thing.state() for name, thing in self._counting()}
+        return {name: helper.state() for name, helper in self.helpers()}
 
     def restore(self, counters: Mapping[str, Any]) -> None:
         """Go on counting where the saved run stopped."""
-        for name, thing in self._counting():
+        for name, helper in self.helpers():
             if name in counters:
-                thing.restore(counters[name])
+                helper.restore(counters[name])
 
-    def _counting(self) -> list[tuple[str, Model | Participant | Manager | Futures]]:
+    def helpers(self) -> list[tuple[str, Helper]]:
+        """Who may have counters, by the names under which these are saved."""
         others: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
         models = [(f"model/{name}", model) for name, model in self.models.items()]
-        return [*models, *((name, thing) for name, thing in others if thing is not None)]
+        return [*models, *((name, helper) for name, helper in others if helper is not None)]
 
     @property
     def manager(self) -> Manager:

@@ -1,8 +1,7 @@
 """One run from recipe to checkpoint: the phases, one after another, and where they stand.
 
 `RunServices` opens the helpers of the run and keeps their counts. The model and what is made of it:
-`training/bundle.py`. Output: `writer.py`. Checkpoints, written in the background: `checkpoints.py`. Signals:
-`signals.py`.
+`training/bundle.py`. Output, checkpoints among it: `writer.py`. Signals: `signals.py`.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError, reason_of
 from upshot.core.files import write_json
+from upshot.core.helper import Helper
 from upshot.core.time_limit import call_seconds
 from upshot.models.connect import share_endpoints
 from upshot.rollout.play import RolloutContext
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run import checks
-from upshot.run.checkpoints import Checkpoint, Saver
+from upshot.run.checkpoints import Checkpoint
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.policy_server import serve_policy
 from upshot.run.signals import exit_as_signalled, run_until_terminated
 from upshot.run.trackers import make_trackers
-from upshot.run.writer import Logs, Writer
+from upshot.run.writer import Logs, Saver, Writer
 from upshot.serving.servers.state import lease
 from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task, tasks
@@ -75,6 +75,7 @@ class RunServices:
         self.counters: dict[str, Any] = {}
         """The helpers' counters after the last finished step; an unfinished step is played again, and counted then."""
         self._open: Services | None = None
+        self._helpers: list[Helper] = []
         self._policy: PolicyBundle | None = None
         self._summed: dict[str, Any] = {}
         """The counters when the ranks' were last added up."""
@@ -98,6 +99,7 @@ class RunServices:
         self.ranks.share(services.budget)
         services.restore(self.counters)
         self._summed = services.counters()
+        self._helpers = [helper for _, helper in services.helpers()]
         if resumed_from is not None:
             policy.sampler.load_copies(resumed_from)
         try:
@@ -116,26 +118,28 @@ class RunServices:
     async def pause(self) -> None:
         """Called when the current step is played: what its helpers have counted goes into its line, and engine and
         helpers free memory for the learner where the memory plan says so."""
-        if self._open is None or self._policy is None:
+        services, policy = self._open, self._policy
+        if services is None or policy is None:
             return
         if self.ranks.size > 1:
-            self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", self._open.counters()))
-            self._open.restore(self._summed)
-        self._counted = self._open.stats(), self._open.counters()
-        policy = self._policy
+            self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", services.counters()))
+            services.restore(self._summed)
+        if any(helper.has_counted for helper in self._helpers):
+            self._counted = services.stats(), services.counters()
         if policy.pool is not None and policy.memory.setting.helpers == "leave":
             policy.pool.rest()
         await policy.sampler.rest(policy.memory.setting.park)
 
     def finish_step(self) -> Logs:
         """What a finished step's line says of the helpers; their counters are from now on those of the run."""
-        if self._open is None or self._policy is None:
+        services, policy = self._open, self._policy
+        if services is None or policy is None:
             return {}
         stats, self.counters = self._counted
-        spent = self._open.budget.state()
-        self.folder.write_spent(spent)
-        pool = self._policy.pool
-        return {**stats, "time/dollars": spent["dollars"], **(pool.take_times() if pool is not None else {})}
+        if services.models:  # nobody else costs anything
+            self.folder.write_spent(services.budget.state())
+        times = policy.pool.take_times() if policy.pool is not None else {}
+        return {**stats, "time/dollars": services.budget.dollars, **times}
 
 
 class TrainingRun:

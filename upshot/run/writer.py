@@ -1,4 +1,4 @@
-"""What a run reports: the lines of the run folder, the console, the trackers. No torch."""
+"""What a run writes: the lines of the run folder, the console, the trackers; and checkpoints, in a thread. No torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
-from upshot.config.recipe import Recipe
-from upshot.core.files import to_json_value
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.reply import Rollout
+from upshot.run.checkpoints import Checkpoints
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.samples import Pieces
 from upshot.run.trackers import Tracker
 from upshot.tasks.base import Task, groups_of
 from upshot.training.metrics.alarms import Alarms
+from upshot.training.metrics.best import BestMark
 from upshot.training.metrics.step import by_group, task_metrics
 
 Logs = dict[str, float]
@@ -108,7 +112,7 @@ class Writer:
         for text in self.alarms.watch(logs, step):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
-        numbers = {name: value for name, value in to_json_value(logs).items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) and isfinite(value)}
         if "time/step" in numbers:
             self._seconds.append(numbers["time/step"] + numbers.get("time/save", 0.0))
         left = (self._now["steps"] - step) * statistics.fmean(self._seconds or [0.0])
@@ -118,8 +122,9 @@ class Writer:
             self.folder.write_status("running", **self._now)
             self.folder.write_index()
         self.reporter.step(phase, step, numbers)
-        named = {f"{phase}/{name}": value for name, value in numbers.items()}
-        self._to_trackers(lambda tracker: tracker.log(step, named))
+        if self.trackers:
+            named = {f"{phase}/{name}": value for name, value in numbers.items()}
+            self._to_trackers(lambda tracker: tracker.log(step, named))
 
     def write_status(self, state: str, **more: Any) -> None:
         """Say in status.json how the run stands."""
@@ -142,3 +147,51 @@ class Writer:
                 self._failing.add(name)
             else:
                 self._failing.discard(name)
+
+
+class Saver:
+    """Writes the checkpoints of a run in a thread, one at a time; what fails there is raised here."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[Path] | None = None
+        self._last = time.monotonic()
+        self._waited = 0.0
+
+    def due(self, step: int, config: TrainConfig) -> bool:
+        """Whether a checkpoint is to be saved after this step."""
+        if step >= config.steps:
+            return False  # the phase's end saves
+        by_steps = bool(config.save.every) and step % config.save.every == 0
+        return by_steps or (bool(config.save.minutes) and time.monotonic() - self._last >= 60 * config.save.minutes)
+
+    def save(
+        self, phase: str, step: int, keep: int, copy: Callable[[], Callable[[Path], None]], best: BestMark | None = None
+    ) -> None:
+        """Copy what a checkpoint holds and have it written, after the previous one."""
+        started = time.perf_counter()
+        self.wait()
+        self._writing = self._pool.submit(self.checkpoints.save, phase, step, keep, copy(), best)
+        self._last = time.monotonic()
+        self._waited += time.perf_counter() - started
+
+    def check(self) -> None:
+        """Raise what went wrong in a checkpoint that has ended."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when everything begun is on disk."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def spent(self) -> float:
+        """Seconds that training stood still for checkpoints since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """No more checkpoints."""
+        self._pool.shutdown()

@@ -132,6 +132,12 @@ def list_replies(conversation: Conversation) -> list[str]:
     return [turn.message.content for turn in played if turn.message.role == "assistant"]
 
 
+def last_reply(conversation: Conversation) -> str:
+    """What the assistant said last; '' where it has said nothing."""
+    last = conversation.last("assistant")
+    return last.content if last is not None else ""
+
+
 class TaskRegistry(Registry[Task]):
     """Tasks by name; a task that does not name itself is called by the first name that it is registered by."""
 

@@ -17,8 +17,8 @@ from itertools import product
 from upshot.config.bounds import Made, Often, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.score import Score
-from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant, last_reply
+from upshot.tasks.base import Task, last_reply, tasks
+from upshot.tasks.participants.base import Observation, Participant
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "size": ("tiny", "small", "medium", "large", "huge", "narrow", "wide", "tall"),

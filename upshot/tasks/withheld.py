@@ -23,8 +23,8 @@ from upshot.core.errors import UserError
 from upshot.core.files import read_jsonl
 from upshot.core.score import Score
 from upshot.tasks.arithmetic import split_of_question
-from upshot.tasks.base import Task, list_replies, tasks
-from upshot.tasks.participants.base import Observation, Participant, User, last_reply
+from upshot.tasks.base import Task, last_reply, list_replies, tasks
+from upshot.tasks.participants.base import Observation, Participant, User
 from upshot.tasks.users.plain import END_MARK, swap_roles
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karen", "Leo", "Maya")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Reward, credit_sampled
 from upshot.rollout.blame import by_policy, may_blame
+from upshot.rollout.credit.rules import why_silent
 from upshot.rollout.reply import Branch, Rollout
-from upshot.rollout.tree import why_silent
 
 
 @dataclass(frozen=True)

@@ -458,8 +458,8 @@ def spoken_tree(folder: Path) -> Path:
     from upshot.core.conversation import Conversation, Message, Row, Sample
     from upshot.core.score import Score
     from upshot.rewards.credit import Credit, MetricWeight, Reward, Span
+    from upshot.rollout.credit.rules import grow
     from upshot.rollout.reply import Future, Rollout
-    from upshot.rollout.tree import grow
     from upshot.run.folder import RunFolder
 
     def speak(conversation: Conversation, user: str, *ids: int) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.tasks.gsm8k import Gsm8k
 from upshot.tasks.mathematics import Mathematics
-from upshot.tasks.participants.base import Observation, count
+from upshot.tasks.participants.base import Observation
 
 
 def play(task: Gsm8k | Mathematics, *replies: str, truth: str = "42") -> tuple[Conversation, list[Observation]]:
@@ -17,7 +17,7 @@ def play(task: Gsm8k | Mathematics, *replies: str, truth: str = "42") -> tuple[C
     for reply in replies:
         conversation.say(Message("assistant", reply))
         observation = asyncio.run(environment.observe(conversation))
-        count(conversation, observation.metrics)
+        conversation.count(observation.metrics)
         for message in observation.messages:
             conversation.say(message)
         seen.append(observation)
@@ -71,9 +71,9 @@ def test_one_environment_serves_conversations_without_mixing_them() -> None:
         conversation = Conversation(Row(str(number), (Message("user", "?"),), reference="1", source="gsm8k"))
         for turn in range(number % 3):
             conversation.say(Message("assistant", f"no form {turn}"))
-            count(conversation, (await environment.observe(conversation)).metrics)
+            conversation.count((await environment.observe(conversation)).metrics)
         conversation.say(Message("assistant", "#### 1"))
-        count(conversation, (await environment.observe(conversation)).metrics)
+        conversation.count((await environment.observe(conversation)).metrics)
         return conversation.counts
 
     async def run() -> list[dict[str, float]]:

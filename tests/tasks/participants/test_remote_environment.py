@@ -13,7 +13,6 @@ from aiohttp import web
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.tasks.environments.remote import RemoteEnvironment, RemoteError, reward_of, session_name
-from upshot.tasks.participants.base import count
 
 
 class Server:
@@ -81,7 +80,7 @@ async def play(environment: RemoteEnvironment, meta: dict[str, Any], *replies: s
         for reply in replies:
             conversation.say(Message("assistant", reply))
             observation = await environment.observe(conversation)
-            count(conversation, observation.metrics)
+            conversation.count(observation.metrics)
             for message in observation.messages:
                 conversation.say(message)
             if observation.done:

@@ -14,7 +14,7 @@ from tests.tasks.participants.speakers import chat, in_turn, says, speaker
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
-from upshot.tasks.participants.base import count, users
+from upshot.tasks.participants.base import users
 from upshot.tasks.users.llm import END_SIGNAL, LLMUser
 
 GOAL = "Find the smallest prime that divides one hundred and forty three and explain to me why that is so"
@@ -222,6 +222,6 @@ def test_numbers_add_up_over_a_conversation() -> None:
     user = LLMUser(in_turn(says("one"), says("two")))
     conversation = chat("hi", "Hello.", goal=GOAL)
     for _ in range(2):
-        count(conversation, observe(user, conversation).metrics)
+        conversation.count(observe(user, conversation).metrics)
     assert conversation.counts["user_turns"] == 2 == user.stats()["user_turns"]
     assert json.dumps(user.stats())

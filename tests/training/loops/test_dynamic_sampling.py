@@ -21,8 +21,8 @@ from upshot.config.recipe import ImportanceConfig, Recipe, TrainConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, derive_seed
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Reward, Span, credit_turns
+from upshot.rollout.credit.rules import is_flat
 from upshot.rollout.reply import Branch, Rollout
-from upshot.rollout.tree import is_flat
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_replaceable, other_rows, replace_flat

@@ -24,9 +24,9 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.credit import MetricWeight
 from upshot.rollout.check_names import check_names
+from upshot.rollout.credit.rules import measure_tree
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.reply import Future, Rollout
-from upshot.rollout.tree import measure_tree
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
 from upshot.training.learner.batch import Datum

@@ -157,7 +157,7 @@ def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     """Whole conversations of one model on the test split, all at once."""
-    from upshot.rewards.metrics.verifier import VerifierMetric
+    from upshot.rewards.metric import VerifierMetric
 
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     metric, user = VerifierMetric(task), task.user()

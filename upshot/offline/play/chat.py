@@ -19,11 +19,10 @@ from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call
-from upshot.rewards.metric import Metric, score_conversation
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import Metric, VerifierMetric, score_conversation
 from upshot.rollout.play import RolloutContext, play_reply
 from upshot.rollout.reply import Rollout
-from upshot.tasks.participants.base import Participant, count
+from upshot.tasks.participants.base import Participant
 
 NO_GOAL = "the simulated user needs a goal: give one with /goal TEXT, or chat with a run or --recipe that has goals"
 NO_REFERENCE = "the verifier compares with a reference, and your words have none: give it with /reference TEXT"
@@ -83,7 +82,7 @@ class Chat:
         talk, before = self.conversation, len(self.conversation.turns)
         if self._user_spoke():
             observation = await limit_call(user, user.observe, talk)
-            count(talk, observation.metrics)
+            talk.count(observation.metrics)
             for message in observation.messages:
                 talk.say(message, note=observation.note)
             if observation.done:

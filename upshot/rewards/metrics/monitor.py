@@ -14,8 +14,7 @@ from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model
 from upshot.rewards.credit import Reward
-from upshot.rewards.metric import Metric, metrics
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import Metric, VerifierMetric, metrics
 from upshot.rewards.monitor import METRIC, Monitor, case_of
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from upshot.core.conversation import Conversation, Turn
+from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
 
@@ -26,16 +26,17 @@ class TokenAmount(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The number of tokens; missing when a turn has no ids and there is no tokenizer to count with."""
-        turns = conversation.turns[len(conversation.row.messages) :]
-        counts = [self._count(turn) for turn in turns if turn.message.role == "assistant"]
-        if None in counts:
-            return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
-        return Score(float(sum(count for count in counts if count is not None)))
-
-    def _count(self, turn: Turn) -> int | None:
-        if self.tokenizer:
-            texts = (turn.message.content, str(turn.note.get("thought") or ""))
-            return sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
-        if turn.sample is not None:
-            return len(turn.sample.ids)
-        return int(turn.note["tokens"]) if "tokens" in turn.note else None
+        tokens = 0
+        for turn in conversation.turns[len(conversation.row.messages) :]:
+            if turn.message.role != "assistant":
+                continue
+            if self.tokenizer:
+                texts = (turn.message.content, str(turn.note.get("thought") or ""))
+                tokens += sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
+            elif turn.sample is not None:
+                tokens += len(turn.sample.ids)
+            elif "tokens" in turn.note:
+                tokens += int(turn.note["tokens"])
+            else:
+                return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
+        return Score(float(tokens))

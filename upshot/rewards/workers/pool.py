@@ -34,6 +34,7 @@ class PoolManager(Manager):
         self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
         self._workers: VerifierWorkers | None = None
         self._before: Counter[str] = Counter()
+        self.has_counted = False
 
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim."""
@@ -43,6 +44,7 @@ class PoolManager(Manager):
     async def _in_worker(self, claim: Claim) -> Score:
         if self._workers is None:  # made on the event loop that uses it
             self._workers = VerifierWorkers(*self._limits)
+            self.has_counted = True
         return await self._workers.verify(claim)
 
     async def aclose(self) -> None:
@@ -64,6 +66,7 @@ class PoolManager(Manager):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         self._before = Counter(state)
+        self.has_counted = self.has_counted or bool(state)
         self._before.subtract(self._workers.stats if self._workers else {})
 
 

@@ -1,24 +1,34 @@
-"""A credit rule says which of a reply's tokens earn its main reward.
+"""A credit rule says which of a reply's tokens earn its main reward, and whether what is said in its futures earns too.
 
-The rules of recipes are below; a new one is a file beside this with `@rules.register("name")`, or is named by its path,
-`my_pkg.module:Rule`. A constructor names what it takes of the recipe's `credit` (`tokens`, `gamma`, `split`, `forks`);
-other parameters are options of its own.
+The rules of recipes are here (the whole reply; along the tree) and in the files beside this. A new one is such a file
+with `@rules.register("name")`, or is named by its path, `my_pkg.module:Rule`. A constructor names what it takes of the
+recipe's `credit` (`tokens`, `gamma`, `split`, `forks`); other parameters are options of its own.
+
+The tree: a reply's futures are leaves. Where they forked they have siblings: branches that went on from the same words.
+A branch is worth the mean of what is below it, each fork counting its ways alike, and so is the reply. What the policy
+said in a branch is judged beside its siblings, from the state in which it was said: the reply's own advantage says
+nothing about it. Nothing is sampled for that, and nothing is trained twice.
+
+It knows neither how futures are played nor how advantages are estimated.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from upshot.config.recipe import CreditConfig
 from upshot.config.registry import Registry, parameters_of
+from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score
-from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, combine, credit_turns, only, plus, sampled_spans
-from upshot.rollout.reply import Future, Rollout
-from upshot.rollout.tree import draw, grow, mean_by_way
+from upshot.core.score import Score, mean_score
+from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, only, sampled_spans
+from upshot.rollout.reply import Branch, Future, Rollout
+
+SAME = 1e-9
+"""Rewards closer than this are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +114,146 @@ class AlongTree(WholeReply):
         return super().score(reply, scored)
 
 
-@rules.register("turns")
-class ByTurns(CreditRule):
-    """Each turn earns the reward of the futures forked after it, or without such futures the conversation's reward,
-    plus what the environment gave for it and for later turns."""
-
-    one_reward = False
-
-    def __init__(self, tokens: str, gamma: float, split: bool) -> None:
-        self.tokens, self.gamma, self.split = tokens, gamma, split
-
-    def credit(self, reply: Rollout, total: Score) -> Credit:
-        """The reward to the last turn, after what the environment gave each of them."""
-        rewards = _environment_scores(reply)
-        return self._credit(reply, [*rewards[:-1], *(plus(score, total) for score in rewards[-1:])])
-
-    def score(self, reply: Rollout, scored: ScoredFutures) -> tuple[Reward, Credit]:
-        """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
-        if not scored.every_turn:
-            return super().score(reply, scored)
-        turns = range(len(reply.turn_snapshots))
-        by_turn = [mean_by_way([future for future in scored.futures if future.turn == turn]) for turn in turns]
-        ends = [combine(scores, scored.main_weights).total for scores in by_turn]
-        reward = combine(list(chain.from_iterable(by_turn)), scored.weights)
-        return reward, self._credit(reply, _environment_scores(reply), ends)
-
-    def _credit(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:
-        credit = credit_turns(rewards, reply.conversation, self.gamma, self.split, ends)
-        return replace(credit, spans=only(credit.spans, reply.conversation, self.tokens))
+def children(futures: Iterable[Future], depth: int = 0) -> list[list[Future]]:
+    """Futures by the way that they took at the fork of a depth, in order; one without a path has a way of its own."""
+    ways: dict[int | str, list[Future]] = {}
+    for number, future in enumerate(futures):
+        ways.setdefault(future.path[depth] if future.path else f"own {number}", []).append(future)
+    return list(ways.values())
 
 
-def _environment_scores(reply: Rollout) -> list[Score]:
-    """What the environment gave for each turn of the policy; 0 where it gave nothing."""
-    conversation = reply.conversation
-    return [conversation.turn_scores.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]
+def mean_by_way(futures: Sequence[Future], depth: int = 0) -> list[Mapping[str, Score]]:
+    """The scores of every way at a fork: a future's own, or where it forked again the means of what came of it."""
+    means: list[Mapping[str, Score]] = []
+    for way in children(futures, depth):
+        if len(way[0].path) <= depth + 1:
+            means.append(way[0].scores)
+            continue
+        below = mean_by_way(way, depth + 1)
+        names = dict.fromkeys(chain.from_iterable(below))
+        means.append({name: mean_score(scores[name] for scores in below if name in scores) for name in names})
+    return means
+
+
+def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens: str = "all") -> list[list[Branch]]:
+    """The branches of every fork below a reply, credited with what came of them; those nearest to the reply first."""
+    level = [(list(futures), 1.0)]
+    out: list[list[Branch]] = []
+    depth = 0
+    while level:
+        after = []
+        for some, share in level:
+            ways = children(some, depth)
+            branches = [_branch(way, depth, weights, tokens) for way in ways]
+            present = sum(not branch.reward.total.is_missing for branch in branches)
+            for way, branch in zip(ways, branches, strict=True):
+                branch.share = share / max(present, 1)
+                if len(way[0].path) > depth + 1:
+                    after.append((way, branch.share))
+            out.append(branches)
+        level, depth = after, depth + 1
+    return out
+
+
+def draw(forks: list[list[Branch]], part: float) -> list[list[Branch]]:
+    """A random part of the forks, each standing for those that were left out: in the mean nothing changes.
+
+    Which ones depends on the conversations' own seeds, so that a resumed run draws the same.
+    """
+    if part == 1:
+        return forks
+    drawn = [fork for fork in forks if derive_seed(fork[0].conversation.seed, "draw", fork[0].path) < part * 2**63]
+    for fork in drawn:
+        for branch in fork:
+            branch.share /= part
+    return drawn
+
+
+def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricWeight], tokens: str) -> Branch:
+    """The branch that some futures run through after the fork of a depth."""
+    first = futures[0]
+    forked_again = len(first.path) > depth + 1
+    whole, start = first.conversation, first.forks[depth]
+    conversation = whole
+    if forked_again:
+        conversation = Conversation(whole.row, whole.seed, whole.key, whole.turns[: first.forks[depth + 1]])
+    scores = mean_by_way(futures, depth + 1) if forked_again else [first.scores]
+    reward = combine(scores, weights)
+    spans = only(_own_spans(conversation, start), conversation, tokens)
+    return Branch(conversation, first.path[: depth + 1], start, reward, Credit({MAIN: reward.total}, spans))
+
+
+def branch_off(conversation: Conversation, start: int, reward: Reward, credit: Credit) -> Branch:
+    """A path of the episode itself, which earns what the episode earns: what was said before its turn `start` is
+    another path's, and not trained twice."""
+    spoken = _own_spans(conversation, start)
+    first = spoken[0].start if spoken else len(conversation.ids)
+    spans = tuple(span for span in credit.spans if span.start >= first)
+    return Branch(conversation, (), start, reward, replace(credit, spans=spans))
+
+
+def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:
+    """The tokens that the policy sampled from a turn on."""
+    before = sum(turn.sample is not None for turn in conversation.turns[:start])
+    places = list(conversation.places())[before:]
+    return tuple(Span(at, at + len(sample.ids)) for at, sample in places if sample.ids)
+
+
+def compared(replies: Iterable[Rollout], every: bool) -> list[list[list[Branch]]]:
+    """The branches that have something to learn from their siblings, by how deep their fork is; fork by fork.
+
+    every: those of all forks in which the policy spoke.
+    """
+    levels: dict[int, list[list[Branch]]] = {}
+    for branches in (branches for reply in replies for branches in reply.siblings):
+        if is_trained(branches, every):
+            levels.setdefault(len(branches[0].path), []).append(branches)
+    return [levels[depth] for depth in sorted(levels)]
+
+
+def why_silent(branches: Sequence[Branch]) -> str | None:
+    """Why the branches of a fork teach nothing; None where they do.
+
+    alone: fewer than two have a reward. flat: all are worth the same. unsaid: the policy said nothing in any of them.
+    """
+    values = [branch.reward.total.value for branch in branches if branch.reward.total.value is not None]
+    if len(values) < 2:
+        return "alone"
+    if max(values) - min(values) < SAME:
+        return "flat"
+    return None if any(branch.credit.trains for branch in branches) else "unsaid"
+
+
+def is_trained(branches: Sequence[Branch], every: bool) -> bool:
+    """Whether the branches of a fork are trained; every: also those that nothing is learned about by comparing."""
+    why = why_silent(branches)
+    return why is None or (every and why != "unsaid" and any(branch.credit.trains for branch in branches))
+
+
+def measure_tree(replies: Sequence[Rollout], every: bool = False) -> dict[str, float]:
+    """Of a step's forks below replies: how many there are and are drawn, how many branches are trained or missing, and
+    why drawn forks teach nothing; every: branches are trained whether or not their siblings differ."""
+    forks = [branches for reply in replies for branches in reply.siblings]
+    if not any(reply.forks for reply in replies) and not forks:
+        return {}
+    reasons = ["" if is_trained(branches, every) else why_silent(branches) for branches in forks]
+    out = {
+        "forks": sum(max(reply.forks, len(reply.siblings)) for reply in replies),
+        "drawn": len(forks),
+        "branches": sum(b.credit.trains for fork, why in zip(forks, reasons, strict=True) if not why for b in fork),
+        "missing": sum(branch.reward.total.is_missing for branches in forks for branch in branches),
+        **{why: reasons.count(why) for why in ("alone", "flat", "unsaid")},
+    }
+    return {f"tree/{name}": float(value) for name, value in out.items()}
+
+
+def is_flat(group: Sequence[Rollout]) -> bool:
+    """Whether nothing tells the group's replies apart: no part of the reward, and no fork below one of them."""
+    if any(why_silent(fork) is None for reply in group for fork in reply.siblings):
+        return False
+    parts: dict[str, list[float]] = {}
+    for reply in group:
+        for name, score in reply.credit.parts.items() if reply.credit is not None else ():
+            if score.value is not None:
+                parts.setdefault(name, []).append(score.value)
+    return all(max(values) - min(values) < SAME for values in parts.values())

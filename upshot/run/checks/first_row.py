@@ -15,8 +15,7 @@ from upshot.core.errors import UserError
 from upshot.core.event_loop import run_anywhere
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds
-from upshot.rewards.metric import score_by
-from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.metric import VerifierMetric, score_by
 from upshot.rollout.episode import with_system_prompt
 from upshot.rollout.play import has_opening
 from upshot.run.checks.context import CheckContext, Finding

@@ -17,8 +17,8 @@ from typing import Any
 from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.score import Score
-from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant, User, last_reply
+from upshot.tasks.base import Task, last_reply, tasks
+from upshot.tasks.participants.base import Observation, Participant, User
 from upshot.tasks.participants.dual import SharedState, act_as_user
 from upshot.tasks.participants.tools import ToolEnvironment, ToolRequest
 

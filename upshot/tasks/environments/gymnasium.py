@@ -20,8 +20,8 @@ from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, import_optional
 from upshot.core.score import Score
 from upshot.core.time_limit import limit_call, limit_call_now
-from upshot.tasks.base import Task, tasks
-from upshot.tasks.participants.base import Observation, Participant, last_reply
+from upshot.tasks.base import Task, last_reply, tasks
+from upshot.tasks.participants.base import Observation, Participant
 
 KEY = "gymnasium"
 """Where a session keeps its environment."""

@@ -19,10 +19,10 @@ from upshot.core.conversation import Conversation, Message, Row, derive_seed, me
 from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.core.score import Reason, Score
-from upshot.tasks.base import tasks
+from upshot.tasks.base import last_reply, tasks
 from upshot.tasks.datasets.files import Record
 from upshot.tasks.datasets.records import row_of
-from upshot.tasks.participants.base import Observation, Participant, last_reply
+from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verified import VerifiedTask
 
 KEY = "remote"

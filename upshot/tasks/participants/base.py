@@ -79,7 +79,7 @@ class User(Participant):
         """Say the opening message if no one has spoken yet."""
         if not any(message.role in ("user", "assistant") for message in conversation.messages):
             observation = await self.observe(conversation)
-            count(conversation, observation.metrics)
+            conversation.count(observation.metrics)
             for message in observation.messages:
                 conversation.say(message, note=observation.note)
             if observation.done:
@@ -96,18 +96,6 @@ class User(Participant):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue counting from a saved state."""
         self._counts = Counter(state)
-
-
-def last_reply(conversation: Conversation) -> str:
-    """What the assistant said last; '' where it has said nothing."""
-    last = conversation.last("assistant")
-    return last.content if last is not None else ""
-
-
-def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
-    """Add an observation's numbers to the conversation's own totals."""
-    totals = conversation.counts
-    conversation.counts = {**totals, **{name: totals.get(name, 0.0) + value for name, value in metrics.items()}}
 
 
 users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants", base=Participant)

@@ -16,8 +16,9 @@ from upshot.config.bounds import Count, NonNegative, Share, Whole
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.models.base import Model, ModelCallError
+from upshot.tasks.base import last_reply
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
-from upshot.tasks.participants.base import Observation, User, count, find_model, last_reply, users
+from upshot.tasks.participants.base import Observation, User, find_model, users
 from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 from upshot.tasks.users.noise import mistype
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
@@ -99,7 +100,7 @@ class LLMUser(User):
         except ModelCallError as error:
             metrics = {**attempt_metrics(flaws), "user_failed": 1.0}
             self._counts.update(metrics)
-            count(conversation, metrics)
+            conversation.count(metrics)
             raise ModelCallError(f"user {error.reason}", str(error)) from error
         return self._observation(conversation, answer)
 

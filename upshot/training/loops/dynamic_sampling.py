@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from upshot.core.conversation import derive_seed
+from upshot.rollout.credit.rules import is_flat
 from upshot.rollout.reply import Rollout
-from upshot.rollout.tree import is_flat
 from upshot.training.loops.phase import pick
 
 

@@ -21,9 +21,9 @@ from upshot.core.score import Reason, describe_missing
 from upshot.rewards.advantages.grouped import Step, check_shape, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
+from upshot.rollout.credit.rules import compared, measure_tree
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Branch, Rollout
-from upshot.rollout.tree import compared, measure_tree
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner

@@ -16,9 +16,9 @@ from math import comb
 from upshot.core.conversation import Row
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
+from upshot.rollout.credit.rules import is_flat
 from upshot.rollout.episode import is_cut
 from upshot.rollout.reply import Rollout
-from upshot.rollout.tree import is_flat
 
 SOLVED = 1.0 - 1e-9
 BY_LABEL = ("pass@1", "maj@k", "turns", "format_errors", "missing")
