@@ -151,8 +151,7 @@ class Conversation:
 
     def count(self, numbers: Mapping[str, float]) -> None:
         """Add numbers to `counts`, in a new mapping: forks share the old one."""
-        sums = {name: self.counts.get(name, 0.0) + number for name, number in numbers.items()}
-        self.counts = {**self.counts, **sums}
+        self.counts = {**self.counts, **{name: self.counts.get(name, 0.0) + new for name, new in numbers.items()}}
 
     def fork(self, *path: object) -> Conversation:
         """A copy that shares all turns so far and continues independently, with its own random stream.

@@ -156,13 +156,8 @@ async def play_episode(
     Without an environment one turn is played. The observation after the last turn is asked for (it may settle the
     environment's own score) but not appended: nobody would answer it. Without `hear_last` it is not asked for either.
     """
-    if environment is None:
-        if await policy.reply(conversation) is None:
-            raise NoRoom
-        if turn_snapshots is not None:
-            turn_snapshots.append(conversation.fork("turn", 0))
-        return
-    await limit_call(environment, environment.start, conversation)
+    if environment is not None:
+        await limit_call(environment, environment.start, conversation)
     try:
         for turn in range(max_turns):
             last = turn == max_turns - 1
@@ -172,6 +167,8 @@ async def play_episode(
                 return
             if turn_snapshots is not None:
                 turn_snapshots.append(conversation.fork("turn", turn))
+            if environment is None:
+                return
             if last and not hear_last:
                 break
             observation = await _observe(environment, conversation)
@@ -184,7 +181,8 @@ async def play_episode(
                 _append(conversation, observation)
         conversation.ended = "turns"
     finally:
-        await limit_call(environment, environment.end, conversation)
+        if environment is not None:
+            await limit_call(environment, environment.end, conversation)
 
 
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:

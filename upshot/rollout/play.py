@@ -35,12 +35,6 @@ class ReplyRule:
     penalty: float = -1.0
     """The reward of such a reply under the rule 'penalty'; its futures are not played."""
 
-    def reward(self, what: Reason) -> Reward | None:
-        """The reward that the rule gives at once; None when the reply is scored as any other."""
-        if self.rule == "score":
-            return None
-        return Reward(Score(self.penalty) if self.rule == "penalty" else Score.missing(what))
-
 
 @dataclass
 class RolloutContext:
@@ -67,10 +61,14 @@ class RolloutContext:
     def decide(self, turn: Turn) -> Reward | None:
         """The reward of a reply that a rule decides without futures; None when it is scored as any other."""
         if is_cut(turn):
-            return self.overlong.reward(Reason.OVERLONG)
-        if not turn.message.content.strip() and not turn.message.tool_calls:
-            return self.malformed.reward(Reason.MALFORMED)
-        return None
+            how, reason = self.overlong, Reason.OVERLONG
+        elif not turn.message.content.strip() and not turn.message.tool_calls:
+            how, reason = self.malformed, Reason.MALFORMED
+        else:
+            return None
+        if how.rule == "score":
+            return None
+        return Reward(Score(how.penalty) if how.rule == "penalty" else Score.missing(reason))
 
 
 async def play_step(

@@ -199,15 +199,10 @@ class Rollout:
 
 def _environment(conversation: Conversation) -> dict[str, Any]:
     """What an environment decided by itself, which no metric can find out again."""
-    session = conversation.session
-    out: dict[str, Any] = {}
-    if isinstance(conversation.score, Score):
-        out["score"] = conversation.score.to_dict()
-    if conversation.turn_scores:
-        out["turns"] = _scores_to_dict(conversation.turn_scores)
-    if session.get(ACTS):
-        out["acts"] = session[ACTS]
-    return {"environment": out} if out else {}
+    score, turns, acts = conversation.score, conversation.turn_scores, conversation.session.get(ACTS)
+    decided = {"score": score.to_dict() if isinstance(score, Score) else None, "turns": _scores_to_dict(turns)}
+    present = {name: value for name, value in {**decided, "acts": acts}.items() if value}
+    return {"environment": present} if present else {}
 
 
 def _scores_to_dict(scores: Mapping[Any, Score]) -> dict[str, Any]:

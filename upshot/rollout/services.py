@@ -91,12 +91,10 @@ class Services:
                 name = role if role in names else names[0]
                 by_chance = any(word in key for word in ("latency", "replica"))  # other in each run
                 out[f"{'time/' if by_chance else ''}model/{name}/{key}"] = value
-        if self.user is not None:
-            out |= {f"user/{key}": value for key, value in self.user.stats().items()}
-        for key, value in self.manager.stats().items():  # forks depend on the machine and on how often the run resumed
-            out[f"{'time/' if 'forks' in key else ''}manager/{key}"] = value
-        if self.futures is not None:
-            out |= {f"futures/{key}": value for key, value in self.futures.stats().items()}
+        for name, helper in self.helpers()[len(self.models) :]:
+            for key, value in helper.stats().items():
+                # Forks depend on the machine and on how often the run was resumed.
+                out[f"{'time/' if key == 'verifier_forks' else ''}{name}/{key}"] = value
         return out
 
     def counters(self) -> dict[str, Any]:

@@ -74,9 +74,8 @@ class RunServices:
         self.recipe, self.folder, self.ranks = recipe, folder, ranks
         self.counters: dict[str, Any] = {}
         """The helpers' counters after the last finished step; an unfinished step is played again, and counted then."""
-        self._open: Services | None = None
+        self._open: tuple[Services, PolicyBundle] | None = None
         self._helpers: list[Helper] = []
-        self._policy: PolicyBundle | None = None
         self._summed: dict[str, Any] = {}
         """The counters when the ranks' were last added up."""
         self._counted: tuple[Logs, dict[str, Any]] = {}, {}
@@ -93,7 +92,7 @@ class RunServices:
         recipe = configure_helpers(self.recipe, policy.memory)
         services = build_services(recipe, policy.task, policy.sampler, policy.tokenizer, policy.renderer, policy.pool)
         share_endpoints(services.models.values(), self.ranks.size)
-        self._open, self._policy = services, policy
+        self._open = services, policy
         if spent := self.folder.spent():
             services.budget.restore(spent)
         self.ranks.share(services.budget)
@@ -118,9 +117,9 @@ class RunServices:
     async def pause(self) -> None:
         """Called when the current step is played: what its helpers have counted goes into its line, and engine and
         helpers free memory for the learner where the memory plan says so."""
-        services, policy = self._open, self._policy
-        if services is None or policy is None:
+        if self._open is None:
             return
+        services, policy = self._open
         if self.ranks.size > 1:
             self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", services.counters()))
             services.restore(self._summed)
@@ -132,9 +131,9 @@ class RunServices:
 
     def finish_step(self) -> Logs:
         """What a finished step's line says of the helpers; their counters are from now on those of the run."""
-        services, policy = self._open, self._policy
-        if services is None or policy is None:
+        if self._open is None:
             return {}
+        services, policy = self._open
         stats, self.counters = self._counted
         if services.models:  # nobody else costs anything
             self.folder.write_spent(services.budget.state())
@@ -247,7 +246,7 @@ class TrainingRun:
         logs |= self.writer.write_replies(step, groups)
         logs |= self.services.finish_step()
         logs["time/save"] = self.saver.spent()
-        self.writer.write_line(step, logs)
+        self.folder.append_metrics(self.phase, step, logs)
         # From here on the step counts as finished: Ctrl-C would save the run as it is after it.
         self.step, state.updates = step, state.learner.steps
         self.writer.announce(step, logs)
@@ -258,14 +257,13 @@ class TrainingRun:
             raise UserError(
                 f"step {step}: {why}, {state.bad_steps} times in a row (train.max_skipped); {self._last_good()}"
             )
-        self.saver.check()
         # By the clock ranks would disagree about when a checkpoint is due: the first one decides for all.
         if not state.bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, state.config)):
             self.checkpoint()
 
     def write_evaluation(self, logs: Logs) -> None:
         """Write a line of nothing but an evaluation."""
-        self.writer.write_line(self.step, logs)
+        self.folder.append_metrics(self.phase, self.step, logs)
         self.writer.announce(self.step, logs)
 
     def checkpoint(self, best: BestMark | None = None) -> None:

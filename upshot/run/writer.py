@@ -60,17 +60,13 @@ class Writer:
 
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of `steps` steps begins, or continues after `done`."""
-        self.set_phase(phase, steps, done)
+        self._seconds.clear()
+        self._now = {"phase": phase, "step": done, "steps": steps}
         self.alarms = Alarms(credit_rule(self.recipe.credit).trains_futures)
         for line in self.folder.lines(phase):
             self.alarms.watch(line, line["step"])
         self.write_status("running")
         self.reporter.phase(phase, steps, done)
-
-    def set_phase(self, phase: str, steps: int, done: int) -> None:
-        """Lines from here on are of this phase; called by `begin`, and before it by code that writes earlier lines."""
-        self._seconds.clear()
-        self._now = {"phase": phase, "step": done, "steps": steps}
 
     def write_replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""
@@ -102,10 +98,6 @@ class Writer:
             heard = turns[place - 1].message.content if place else ""
             reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
             self.reporter.show_reply(step, heard, turns[place].message.content, reward)
-
-    def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Write the line of a step, or of an evaluation after it."""
-        self.folder.append_metrics(self._now["phase"], step, logs)
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
         """Send what metrics.jsonl got to the console, the trackers and status.json; report alarms that begin."""
@@ -160,7 +152,9 @@ class Saver:
         self._waited = 0.0
 
     def due(self, step: int, config: TrainConfig) -> bool:
-        """Whether a checkpoint is to be saved after this step."""
+        """Whether a checkpoint is to be saved after this step; raises what went wrong in the one before."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
         if step >= config.steps:
             return False  # the phase's end saves
         by_steps = bool(config.save.every) and step % config.save.every == 0
@@ -175,11 +169,6 @@ class Saver:
         self._writing = self._pool.submit(self.checkpoints.save, phase, step, keep, copy(), best)
         self._last = time.monotonic()
         self._waited += time.perf_counter() - started
-
-    def check(self) -> None:
-        """Raise what went wrong in a checkpoint that has ended."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
 
     def wait(self) -> None:
         """Return when everything begun is on disk."""

@@ -81,12 +81,12 @@ class StepRecorder:
         whole = {**logs, **self.writer.write_replies(step, groups), "time/dollars": spent.get("dollars", 0.0)}
         whole["time/save"] = saving
         self.folder.write_spent(spent)
-        self.writer.write_line(step, whole)
+        self.folder.append_metrics(self.phase, step, whole)
         self.writer.announce(step, whole)
 
     def write_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
         """Write a line with only an evaluation, of the weights after a step."""
-        self.writer.write_line(step, logs)
+        self.folder.append_metrics(self.phase, step, logs)
         self.writer.announce(step, logs)
 
     def save(self, step: int, save: Callable[[], None]) -> None:

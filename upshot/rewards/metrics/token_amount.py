@@ -30,13 +30,12 @@ class TokenAmount(Metric):
         for turn in conversation.turns[len(conversation.row.messages) :]:
             if turn.message.role != "assistant":
                 continue
+            sampled = len(turn.sample.ids) if turn.sample is not None else turn.note.get("tokens")
             if self.tokenizer:
                 texts = (turn.message.content, str(turn.note.get("thought") or ""))
                 tokens += sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
-            elif turn.sample is not None:
-                tokens += len(turn.sample.ids)
-            elif "tokens" in turn.note:
-                tokens += int(turn.note["tokens"])
+            elif sampled is not None:
+                tokens += int(sampled)
             else:
                 return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
         return Score(float(tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ class Manager(Helper, ABC):
     ) -> None:
         self._context = {"judge": judge, "sandbox": sandbox, "models": models or {}, "verdicts": verdicts}
         self._built: dict[tuple[str, str], Verifier] = {}
+        self.counts: Counter[str] = Counter()
+        """What its work came to since the run began."""
 
     @abstractmethod
     async def verify(self, claim: Claim) -> Score:
@@ -38,6 +41,19 @@ class Manager(Helper, ABC):
             context = {name: value for name, value in self._context.items() if value is not None}
             self._built[key] = verifiers.create(claim.source, claim.options, where="the row's source", **context)
         return self._built[key]
+
+    def stats(self) -> dict[str, float]:
+        """Items, timeouts, retries: whatever this kind of manager counts."""
+        return {f"verifier_{name}": float(number) for name, number in self.counts.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self.counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.counts.clear()
+        self.counts.update(state)
 
 
 async def verify_here(verifier: Verifier, claim: Claim) -> Score:

@@ -7,7 +7,6 @@ there is no overhead, and `breakpoint()` works.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from upshot.config.bounds import Count, Positive
 from upshot.core.score import Score
 from upshot.rewards.workers.base import Manager, managers, verify_here
 from upshot.tasks.verifiers.base import Claim
-from upshot.tasks.verifiers.workers import COUNTED, VerifierWorkers
+from upshot.tasks.verifiers.workers import VerifierWorkers
 
 
 @managers.register("pool")
@@ -33,7 +32,6 @@ class PoolManager(Manager):
         super().__init__(**context)
         self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
         self._workers: VerifierWorkers | None = None
-        self._before: Counter[str] = Counter()
         self.has_counted = False
 
     async def verify(self, claim: Claim) -> Score:
@@ -43,7 +41,7 @@ class PoolManager(Manager):
 
     async def _in_worker(self, claim: Claim) -> Score:
         if self._workers is None:  # made on the event loop that uses it
-            self._workers = VerifierWorkers(*self._limits)
+            self._workers = VerifierWorkers(*self._limits, self.counts)
             self.has_counted = True
         return await self._workers.verify(claim)
 
@@ -51,23 +49,12 @@ class PoolManager(Manager):
         """End the worker processes, if any were needed."""
         workers, self._workers = self._workers, None
         if workers is not None:
-            self._before.update(workers.stats)
             await workers.aclose()
-
-    def stats(self) -> dict[str, float]:
-        """Items, timeouts, crashes, forks; nothing before the first item."""
-        counts = self._before + Counter(self._workers.stats if self._workers else {})
-        return {f"verifier_{name}": float(counts[name]) for name in COUNTED} if counts else {}
-
-    def state(self) -> dict[str, Any]:
-        """The counters."""
-        return {name.removeprefix("verifier_"): value for name, value in self.stats().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
-        self._before = Counter(state)
+        super().restore(state)
         self.has_counted = self.has_counted or bool(state)
-        self._before.subtract(self._workers.stats if self._workers else {})
 
 
 @managers.register("inline")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,11 +40,11 @@ class RemoteManager(Manager):
             connections=connections,
             retry=RetryPolicy(retries, backoff),
         )
-        self._counts = {"items": 0, "retries": 0, "failures": 0}
+        self.counts.update({"items": 0, "retries": 0, "failures": 0})
 
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim, as the remote scorer gives it."""
-        self._counts["items"] += 1
+        self.counts["items"] += 1
         try:
             data, _ = await self._client.request("POST", "/verify", asdict(claim), on_retry=self._count_retry)
             return Score(data["value"], data.get("reason"), data.get("detail") or {})
@@ -55,27 +54,15 @@ class RemoteManager(Manager):
                 raise UserError(f"{where} refused the claim: {error.detail}") from error
             if error.status in (401, 403):
                 raise UserError(f"{where} requires a key: set {KEY_VARIABLE} to the one it was started with") from error
-            self._counts["failures"] += 1
+            self.counts["failures"] += 1
             return Score.missing(Reason.read(error.reason), f"remote: {error.reason}")
         except (KeyError, TypeError, ValueError):
-            self._counts["failures"] += 1
+            self.counts["failures"] += 1
             return Score.missing(Reason.BAD_RESPONSE, "remote: bad response")
 
     def _count_retry(self, _: AttemptError) -> None:
-        self._counts["retries"] += 1
+        self.counts["retries"] += 1
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-    def stats(self) -> dict[str, float]:
-        """Items, retries, failures."""
-        return {f"verifier_{name}": float(n) for name, n in self._counts.items()}
-
-    def state(self) -> dict[str, Any]:
-        """The counters."""
-        return dict(self._counts)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-        self._counts |= state

@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from multiprocessing import reduction
@@ -52,11 +53,12 @@ serve_forks(int(sys.argv[1]))
 class VerifierWorkers:
     """A bounded set of workers on one event loop."""
 
-    def __init__(self, count: int = 2, seconds: float = 10.0, memory_mb: int = 2048, recycle: int = 2000) -> None:
+    def __init__(self, count: int, seconds: float, memory_mb: int, recycle: int, counts: Counter[str]) -> None:
         self.seconds = seconds
         self.memory_mb = memory_mb
         self.recycle = recycle
-        self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        self.counts = counts
+        self.counts.update(dict.fromkeys(COUNTED, 0))
         self._slots = asyncio.Semaphore(count)
         self._idle: list[VerifierWorker] = []
         self._control = asyncio.Lock()
@@ -78,15 +80,15 @@ class VerifierWorkers:
             return await self._ask(worker, line)
 
     async def _ask(self, worker: VerifierWorker, line: bytes) -> Score:
-        self.stats["items"] += 1
+        self.counts["items"] += 1
         try:
             answer = await asyncio.wait_for(worker.ask(line), self.seconds)
         except TimeoutError:
-            self.stats["timeouts"] += 1
+            self.counts["timeouts"] += 1
             await self._retire(worker)
             return Score.missing(Reason.TIMEOUT, f"verifier: took more than {self.seconds:g} s")
         except EOFError:
-            self.stats["crashes"] += 1
+            self.counts["crashes"] += 1
             return Score.missing(Reason.CRASHED, f"verifier: crashed ({await self._retire(worker)})")
         except BaseException:  # cancelled in the middle of an item: this worker's next answer would be the wrong one
             await asyncio.shield(self._retire(worker))
@@ -118,7 +120,7 @@ class VerifierWorkers:
                     return worker
                 worker.close()  # forked before this verifier was warm: it would pay for the imports itself
                 await asyncio.to_thread(server.reap, worker.pid)
-            self.stats["forks"] += 1
+            self.counts["forks"] += 1
             pid, connection = await asyncio.to_thread(server.fork, self.memory_mb)
             streams = await asyncio.open_connection(sock=connection, limit=MAX_MESSAGE)
             return VerifierWorker(pid, *streams, len(self._warmed))
