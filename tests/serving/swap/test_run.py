@@ -100,8 +100,10 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
 
     async def look(self: RunServices) -> None:
         await pause(self)
-        assert self._policy is not None and self._policy.pool is not None
-        pools.append(self._policy.pool)
+        assert self._open is not None
+        _, policy = self._open
+        assert policy.pool is not None
+        pools.append(policy.pool)
         assert pools[-1].arena.there == (kind == "swap"), "the learner has what helpers leave"
 
     monkeypatch.setattr(fit, "plan_of", chosen)
