@@ -7,12 +7,13 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from tests.sandbox.conftest import Box, make_box
+from tests.patience import patience
+from tests.sandbox.conftest import QUICK, Box, make_box
 from upshot.sandbox import Outcome, StdioTest
 
 PASSED, WRONG, ERROR, TIMEOUT = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
@@ -30,11 +31,17 @@ class Case:
     program: str
     allowed: tuple[Outcome, ...]
     tests: tuple[str, ...] = ("assert answer() == 8675309",)
+    wall_seconds: float = QUICK.wall_seconds
 
 
 def contained(name: str, program: str, *allowed: Outcome) -> Case:
     """A program that must end in one of these ways."""
     return Case(name, program, allowed)
+
+
+def idle(name: str, program: str) -> Case:
+    """A program that waits until its time is up: a shorter one, since it needs none of the processor."""
+    return Case(name, program, (TIMEOUT,), wall_seconds=patience(1.5))
 
 
 def blocked(name: str, body: str) -> Case:
@@ -122,7 +129,7 @@ EXHAUSTION = [
     contained(
         "catastrophic pattern", "import re\ndef answer():\n    return re.match('(a+)+$', 'a' * 60 + 'b')", TIMEOUT
     ),
-    contained("sleeps for ever", "import time\ndef answer():\n    time.sleep(10**6)", TIMEOUT),
+    idle("sleeps for ever", "import time\ndef answer():\n    time.sleep(10**6)"),
     contained("huge integers", "def answer():\n    return 10 ** 10 ** 9", TIMEOUT, MEMORY, ERROR),
     contained("a huge integer comes back", "def answer():\n    return 7 ** 300000", WRONG),
     contained("deep recursion", "def answer(n=0):\n    return answer(n + 1)", ERROR),
@@ -160,10 +167,9 @@ SIGNALS = [
         "import signal\nfor s in range(1, 65):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
         TIMEOUT,
     ),
-    contained(
+    idle(
         "stops itself",
         "import os, signal, time\ndef answer():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(99)",
-        TIMEOUT,
     ),
     contained(
         "kills its parent",
@@ -427,7 +433,8 @@ def test_there_are_at_least_forty() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 def test_a_hostile_program_is_contained(case: Case, box: Any, temptations: dict[str, str]) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
-    results = box(box.sandbox.test_program(fill(case.program, temptations), case.tests))
+    limits = replace(QUICK, wall_seconds=case.wall_seconds)
+    results = box(box.sandbox.test_program(fill(case.program, temptations), case.tests, limits=limits))
     outcomes = [result.outcome for result in results]
     allowed = {*case.allowed, *([Outcome.UNCONFIRMED] if WRONG in case.allowed else [])}  # which is no pass either
     assert all(outcome in allowed for outcome in outcomes), results
