@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,14 +49,15 @@ class CheckContext:
 
     @cached_property
     def task(self) -> Task:
-        """The task."""
-        return tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
+        """The task; most checks ask for its rows, which take a while to make or to read."""
+        task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
+        vars(task).update(rows=cache(task.rows), dialogues=cache(task.dialogues))
+        return task
 
     @cached_property
     def model_here(self) -> bool:
         """Whether the model's small files can be read: it is new, in a folder, in the hub's cache, or at the hub."""
-        path = self.recipe.model.path
-        return not path or is_here(path, "model.path", self.offline)
+        return not (path := self.recipe.model.path) or is_here(path, "model.path", self.offline)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -20,8 +20,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
 
 
 def _openings(context: CheckContext) -> Iterator[Finding]:
-    evaluated = context.recipe.eval
-    rule = context.recipe.episode.long_prompts
+    evaluated, rule = context.recipe.eval, context.recipe.episode.long_prompts
     for split, most in (("train", None), (evaluated.split, evaluated.rows if evaluated.every else 0)):
         rows = context.task.rows(split)[:most] if most != 0 else []
         long = find_long(rows, context.prompt_filter)
