@@ -7,8 +7,10 @@ import sys
 import time
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from upshot.core.errors import UserError
@@ -78,7 +80,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Recorder, dict[str
 
     module = types.ModuleType(name)
     module.init = init  # type: ignore[attr-defined]
-    module.errors = types.SimpleNamespace(Error=RuntimeError)  # type: ignore[attr-defined]
+    module.errors = SimpleNamespace(Error=RuntimeError)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, module)
     return recorder, asked
 
@@ -141,7 +143,6 @@ def test_the_module_imports_neither_torch_nor_any_tracker() -> None:
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> None:
-    from types import SimpleNamespace
 
     from upshot.config.recipe import CreditConfig
     from upshot.run.writer import Writer
@@ -166,3 +167,18 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
     writer.close()
     assert seen == [1, 2]
     assert len(said) == 1 and "tracker Full failed" in said[0] and "No space left" in said[0]
+
+
+def test_numbers_of_numpy_arrive_and_what_is_no_finite_number_does_not() -> None:
+    from upshot.config.recipe import CreditConfig
+    from upshot.run.writer import Writer
+
+    reporter: Any = SimpleNamespace(say=lambda _: None, step=lambda *_: None, phase=lambda *_: None)
+    folder: Any = SimpleNamespace(write_status=lambda *_, **__: None, write_index=lambda: None, lines=lambda _: [])
+    recipe: Any = SimpleNamespace(keep_rollouts=0, credit=CreditConfig())
+    seen: list[Any] = []
+    tracker: Any = SimpleNamespace(log=lambda _, metrics: seen.append(metrics), finish=lambda: None)
+    writer = Writer(recipe, folder, reporter, None, lambda ids: [], [tracker])  # type: ignore[arg-type]
+    writer.begin("rl", 1, 0)
+    writer.announce(1, {"x": np.float32(0.5), "n": np.int64(3), "nan": float("nan"), "word": "a"})
+    assert seen == [{"rl/x": 0.5, "rl/n": 3}]
