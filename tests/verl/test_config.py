@@ -98,8 +98,10 @@ def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
 
 
 def test_a_reason_is_told_once() -> None:
+    both = recipe("eval.data=b.jsonl")
+    both.train.data = "a.jsonl"  # from a file: the command line refuses it before
     with pytest.raises(UserError) as refused:
-        compose(recipe("train.data=a.jsonl", "eval.data=b.jsonl"), PLACE).check()
+        compose(both, PLACE).check()
     assert str(refused.value).count("for sft and dpo") == 1
 
 
