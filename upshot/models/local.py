@@ -236,6 +236,21 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
     return config
 
 
+def find_config(name: str, offline: bool = False) -> Any | None:
+    """The configuration of a folder or hub name; of an adapter: its base model's. `offline`: ask no hub, and return
+    None if it is not on this machine."""
+    from transformers import AutoConfig
+
+    while (adapter := adapter_config(name, offline)) is not None:
+        name = adapter["base_model_name_or_path"]
+    try:
+        return AutoConfig.from_pretrained(local_path(name), local_files_only=offline)
+    except (OSError, ValueError, KeyError) as error:
+        if offline and isinstance(error, OSError):
+            return None
+        raise UserError(f"cannot read the configuration of '{name}': {' '.join(str(error).split())[:200]}") from None
+
+
 def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
     """As `load_local`, with an adapter merged into its base model: every weight is a plain tensor."""
     adapter = adapter_config(name)

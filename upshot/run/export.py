@@ -120,14 +120,9 @@ def _adapter(path: Path) -> dict[str, Any] | None:
 
 def merge_adapter(checkpoint: Path, to: Path) -> None:
     """The adapter in its base model: added in float32 and rounded once, to the base's own type."""
-    from transformers import AutoConfig
+    from upshot.models.local import find_config, load_whole
 
-    from upshot.models.local import adapter_config, load_whole, local_path
-
-    base = str(checkpoint)
-    while (adapter := adapter_config(base)) is not None:
-        base = adapter["base_model_name_or_path"]
-    kind = getattr(AutoConfig.from_pretrained(local_path(base)), "dtype", None)
+    kind = getattr(find_config(str(checkpoint)), "dtype", None)
     module, tokenizer = load_whole(str(checkpoint), "float32", "cpu")
     if kind is not None:
         module = module.to(kind)

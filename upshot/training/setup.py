@@ -13,10 +13,10 @@ from upshot.core.errors import UserError
 from upshot.core.files import read_text
 from upshot.models.local import (
     adapter_config,
+    find_config,
     load_local,
     load_tokenizer,
     load_whole,
-    local_path,
     own_tokenizer,
     pick_device,
     pick_dtype,
@@ -62,15 +62,7 @@ def find_context(config: PolicyConfig) -> int:
     """The context limit of a policy that is not loaded, as `context_limit` will find it."""
     if config.max_context or not config.path:
         return config.max_context or config.tiny.context
-    from transformers import AutoConfig
-
-    adapter = adapter_config(config.path)
-    path = local_path(adapter["base_model_name_or_path"] if adapter else config.path)
-    try:
-        return context_limit(config, SimpleNamespace(config=AutoConfig.from_pretrained(path)))
-    except (OSError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"model.path '{config.path}': cannot read its configuration ({why})") from error
+    return context_limit(config, SimpleNamespace(config=find_config(config.path)))
 
 
 def _new_tokenizer(task: Task) -> Any:

@@ -23,11 +23,12 @@ from upshot.config.load import validate_recipe
 from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.engine.kernels.plain import AttentionOptions, attention
+from upshot.models.local import find_config
 from upshot.run.forecast import memory_table
 from upshot.training.adapters import add_lora
 from upshot.training.learner.memory.fit import ENOUGH_KV, choose, list_settings, measure_kept, plan_of, plan_recipe
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
-from upshot.training.learner.memory.shape import ModelShape, find_config
+from upshot.training.learner.memory.shape import ModelShape
 
 GIB = 2**30
 LLAMA_8B = {
@@ -450,9 +451,9 @@ def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) ->
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
-    found = find_config(str(adapter))
+    found = find_config(str(adapter), offline=True)
     assert found is not None and LLAMA_8B.items() <= found.to_dict().items()
-    assert find_config("nobody/has-this-model-here") is None
+    assert find_config("nobody/has-this-model-here", offline=True) is None
 
 
 def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,13 +15,13 @@ from upshot.config.load import load_recipe
 from upshot.config.recipe import PolicyConfig, Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.llama.agreement import FAILURES
-from upshot.models.local import pick_device
+from upshot.models.local import find_config, pick_device
 from upshot.models.tiny import tiny_config
 from upshot.training.learner.batch import WITHOUT_PLAN, Datum, pack
 from upshot.training.learner.forward.packed import PackedForward, without_dropout
 from upshot.training.learner.forward.select import at_rest, checkpointing_of, set_checkpointing, states_of
 from upshot.training.learner.memory.plan import GIB, MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
-from upshot.training.learner.memory.shape import ModelShape, find_config
+from upshot.training.learner.memory.shape import ModelShape
 
 SIZES, BUSY, SMALL = (32768, 16384, 8192, 4096, 2048, 1024), 8192, 500_000_000
 """Tokens of a micro-batch to try; how many keep a GPU busy with a model of more than so many parameters."""
@@ -32,7 +32,6 @@ WAYS = (
     ("train.optimizer.offload=true",), ("model.lora={r: 32}",), ("model.lora={r: 32}", "model.quantize=4bit"),
 )  # fmt: skip
 """What needs less memory, the mildest first."""
-T = TypeVar("T")
 
 
 def device_bytes(config: PolicyConfig) -> int:
@@ -49,7 +48,7 @@ def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPla
     """The plan of a run that is not loaded, on a GPU if `model.memory_gb` says so; None where the model's config.json
     is not on this machine. `words`: the vocabulary of a new tiny model."""
     model = recipe.model
-    config = find_config(model.path) if model.path else tiny_config(model.tiny, words)
+    config = find_config(model.path, offline=True) if model.path else tiny_config(model.tiny, words)
     if config is None:
         return None
     total = device_bytes(model)
@@ -116,7 +115,7 @@ def list_ways(job: MemoryJob, limit: int) -> list[str]:
     return [*ways, f"model.max_context={shorter} (the longest that fits)"] if shorter else ways
 
 
-def last_of(values: Sequence[T], fits: Callable[[T], bool]) -> T | None:
+def last_of(values: range, fits: Callable[[int], bool]) -> int | None:
     """The last of the values that fits, if all before it do; None: the first does not."""
     count = bisect_left(values, True, key=lambda value: not fits(value))
     return values[count - 1] if count else None

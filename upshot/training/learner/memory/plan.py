@@ -13,12 +13,13 @@ from upshot.config.method import method_of
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
+from upshot.models.local import find_config
 from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
 from upshot.training.learner.forward.lean import Checkpointing
 from upshot.training.learner.forward.packed import CHUNK_BYTES
-from upshot.training.learner.memory.shape import ModelShape, find_config
+from upshot.training.learner.memory.shape import ModelShape
 from upshot.training.snapshots import states_at_once
 
 GIB = 1 << 30
@@ -159,8 +160,10 @@ def list_helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Help
             yield HelperModel(f"policy@{when}" + (f" ({number})" if number else ""), *sizes, copy=True)
     seen: list[ModelSpec] = []
     for name, spec in models.items():
-        if is_beside(spec, recipe) and spec not in seen and (config := find_config(spec.model)) is not None:
-            seen.append(spec)
+        if not is_beside(spec, recipe) or spec in seen:
+            continue
+        seen.append(spec)
+        if (config := find_config(spec.model, offline=True)) is not None:
             shape, each = ModelShape(config), 4 if spec.dtype == "float32" else size
             kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
             weights = shape.parameters * each - shape.projections * (each - 1) * (spec.weights == "fp8")

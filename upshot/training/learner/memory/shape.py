@@ -9,7 +9,7 @@ from upshot.core.errors import UserError
 from upshot.engine.llama.block import has_norms_after, has_norms_of_heads, is_block_family
 from upshot.engine.llama.linear import TOGETHER
 from upshot.engine.llama.shape import attention_sizes
-from upshot.models.local import adapter_config, import_frameworks, local_path
+from upshot.models.local import import_frameworks
 from upshot.training.adapters import default_targets
 from upshot.training.learner.forward.select import is_lean
 
@@ -83,17 +83,3 @@ def mlp_width(text: Any) -> int:
         return int(width)
     shared = getattr(text, "shared_expert_intermediate_size", None) or 0
     return int(experts * ((getattr(text, "moe_intermediate_size", None) or width) + text.hidden_size // 2) + shared)
-
-
-def find_config(name: str) -> Any | None:
-    """The configuration of a folder or hub name (of an adapter: its base model's); None: it is not on this machine."""
-    from transformers import AutoConfig
-
-    while (adapter := adapter_config(name, offline=True)) is not None:
-        name = adapter["base_model_name_or_path"]
-    try:
-        return AutoConfig.from_pretrained(local_path(name), local_files_only=True)
-    except OSError:
-        return None
-    except (ValueError, KeyError) as error:
-        raise UserError(f"cannot read the configuration of '{name}': {' '.join(str(error).split())[:200]}") from None
