@@ -26,7 +26,8 @@ from upshot.engine.kernels.plain import AttentionOptions, attention
 from upshot.models.local import find_config
 from upshot.run.forecast import memory_table
 from upshot.training.adapters import add_lora
-from upshot.training.learner.memory.fit import ENOUGH_KV, choose, list_settings, measure_kept, plan_of, plan_recipe
+from upshot.training.learner.forward.measure import measure_kept
+from upshot.training.learner.memory.fit import ENOUGH_KV, choose, list_settings, plan_of, plan_recipe
 from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
 from upshot.training.learner.memory.shape import ModelShape
 

@@ -1,10 +1,9 @@
-"""From a recipe to its memory plan: the fastest settings that fit, or why nothing does and what would; and to words."""
+"""From a recipe to its memory plan: the fastest settings that fit, or why none do and what would help; and its use."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,12 +13,11 @@ import torch
 from upshot.config.load import load_recipe
 from upshot.config.recipe import PolicyConfig, Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.engine.llama.agreement import FAILURES
 from upshot.models.local import find_config, pick_device
 from upshot.models.tiny import tiny_config
-from upshot.training.learner.batch import WITHOUT_PLAN, Datum, pack
-from upshot.training.learner.forward.packed import PackedForward, without_dropout
-from upshot.training.learner.forward.select import at_rest, checkpointing_of, set_checkpointing, states_of
+from upshot.training.learner.batch import WITHOUT_PLAN
+from upshot.training.learner.forward.measure import measure_kept
+from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.memory.plan import GIB, MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
 from upshot.training.learner.memory.shape import ModelShape
 
@@ -176,32 +174,6 @@ def list_settings(job: MemoryJob) -> Iterator[MemorySetting]:
     for merge, kind, park, helpers, size in product(merges, again, pauses, turns, tokens):
         if merge != "in place" or park:  # while the learner works its weights are its own
             yield MemorySetting(size, kind, None, merge, park, helpers)
-
-
-def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] = torch.cuda.memory_allocated) -> int:
-    """Bytes that a token keeps in all layers; 0 where that cannot be measured. `noise`: dropout is drawn."""
-    before, words = checkpointing_of(module), min(64, module.get_input_embeddings().weight.shape[0])
-
-    def kept(tokens: int) -> int:
-        batch = pack([Datum([i % words for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
-        forward, empty = PackedForward(module, states_of(module)[0]()), allocated()
-        with nullcontext(module.train()) if noise else without_dropout(module), forward.open():
-            hidden = forward.rows(batch)
-            after = allocated()
-            del hidden
-        return after - empty
-
-    try:
-        set_checkpointing(module, "none")  # an earlier phase's choice would keep little
-        with at_rest(module):
-            # Two lengths, so that what does not grow with them (workspaces, joined adapters) drops out; the first run
-            # warms up.
-            _, short, long = (kept(tokens) for tokens in (256, 256, 512))
-        return max(0, long - short) // 256
-    except (*FAILURES, torch.OutOfMemoryError):
-        return 0  # the learner has other forwards to try, and arithmetic refuses what does not fit
-    finally:
-        set_checkpointing(module, *before)
 
 
 def configure_learner(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:
