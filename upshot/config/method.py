@@ -58,9 +58,9 @@ class TrainingMethod(ABC):
     def examples(self, config: Any, task: Any) -> Sequence[Any]:
         """What there is to learn from: rows, dialogues or pairs. A file that is not there is a `UserError`."""
 
-    @property
-    def prepare(self) -> Callable[..., Any]:
-        """Where it samples: `prepare(learner, groups)` says what a step's replies teach, a `Lesson`."""
+    def prepare(self, config: Any) -> Callable[..., Any]:
+        """Where it samples: the function of `(learner, groups)` that says what a step's replies teach, a `Lesson`. It
+        is made once per run, so that names in `config` need not be looked up at every step."""
         return importlib.import_module(self.lessons).prepare
 
     def needs_reference(self, config: Any) -> bool:

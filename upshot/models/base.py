@@ -157,6 +157,8 @@ class PolicySampler(Model):
 
     ahead: Sequence[Any] = ()
     """Copies of the policy that play steps ahead of the learner."""
+    sync_seconds: float | None = None
+    """How long handing weights over has taken since this was set to 0; None: it shares the learner's tensors."""
 
     def weights_changed(self) -> None:
         """The learner has taken a step: what is sampled from now on comes from the new weights."""
@@ -182,10 +184,6 @@ class PolicySampler(Model):
 
     def load_copies(self, folder: Path) -> None:
         """Take over the copies that a checkpoint kept."""
-
-    def sync_times(self) -> dict[str, float]:
-        """Seconds that handing weights over has taken since the last call."""
-        return {}
 
     async def disconnect(self) -> None:
         """Nothing is sampled for now."""

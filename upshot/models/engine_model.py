@@ -76,10 +76,9 @@ class EngineModel(Model):
         if len(ids) >= self.engine.shape.max_length:
             room = self.engine.shape.max_length
             raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, but the model's context holds {room}")
-        grammar = self._grammar(request)
-        scored = request.given
+        grammar = self._grammar(request) if request.lark or request.schema is not None else None
         try:
-            if scored:
+            if scored := request.given:
                 seqs = [self.engine.score(ids[:-scored], ids[-scored:], request.top_logprobs, on_done)]
             else:
                 seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
@@ -90,8 +89,8 @@ class EngineModel(Model):
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The ids to continue."""
-        if request.by_ids:
-            return [int(i) for i in request.prompt]  # type: ignore[arg-type]
+        if ids := [i for i in request.prompt if isinstance(i, int)]:  # the others are messages
+            return ids
         if self.renderer is None:
             raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
         messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
@@ -142,16 +141,13 @@ class EngineModel(Model):
         return stopped
 
     def _grammar(self, request: Request) -> Any:
-        """What the text must follow, if anything."""
-        rules = request.lark
-        if request.schema is None and not rules:
-            return None
+        """What the text must follow, where the request demands something."""
         if not grammars.available():
-            what = "a tool_choice that demands a call" if rules else "a JSON schema"
+            what = "a tool_choice that demands a call" if request.lark else "a JSON schema"
             raise UserError(f"{what} needs the library llguidance: {grammars.INSTALL}")
         if self._compiler is None:
             self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
-        return self._compiler.lark(rules) if request.schema is None else self._compiler.grammar(request.schema)
+        return self._compiler.lark(request.lark) if request.schema is None else self._compiler.grammar(request.schema)
 
     def completion(self, seq: Running, sampling: Sampling) -> Completion:
         """What a finished sequence said."""

@@ -163,24 +163,8 @@ class Rollout:
         return turns + table + "".join(futures)
 
     def _future_to_dict(self, future: Future) -> dict[str, Any]:
-        new = future.conversation.turns[future.shared :]
-        row = future.conversation.row.id
-        return {
-            "key": future.conversation.key,
-            "seed": future.conversation.seed,
-            **({"row": row} if row != self.conversation.row.id else {}),
-            **{name: getattr(future, name) for name in ("shared", "by", "turn", "cut")},
-            "span": list(future.span) if future.span else None,
-            "messages": turns_to_list(new, trained=False),
-            "ended": future.conversation.ended,
-            "missing": future.missing,
-            "scores": _scores_to_dict(future.scores),
-            **({"acts": acts} if (acts := future.conversation.session.get(ACTS)) else {}),
-        } | self._branches_to_dict(future)
-
-    def _branches_to_dict(self, future: Future) -> dict[str, Any]:
-        """Where a future branched off, and what its branches earned beside their siblings."""
-        way = {"path": list(future.path), "forks": list(future.forks)} if len(future.path) > 1 else {}
+        """A future for the transcript: with what is new in it, where it branched off, and what its branches earned
+        beside their siblings."""
         branches: list[dict[str, Any]] = []
         for branch in (branch for fork in self.siblings for branch in fork):
             if future.path and future.path[: len(branch.path)] == branch.path:
@@ -194,7 +178,22 @@ class Rollout:
                         "spans": [[span.start, span.stop, advantage] for span, advantage in spans],
                     }
                 )
-        return way | ({"branches": branches} if branches else {})
+        new = future.conversation.turns[future.shared :]
+        row = future.conversation.row.id
+        return {
+            "key": future.conversation.key,
+            "seed": future.conversation.seed,
+            **({"row": row} if row != self.conversation.row.id else {}),
+            **{name: getattr(future, name) for name in ("shared", "by", "turn", "cut")},
+            "span": list(future.span) if future.span else None,
+            "messages": turns_to_list(new, trained=False),
+            "ended": future.conversation.ended,
+            "missing": future.missing,
+            "scores": _scores_to_dict(future.scores),
+            **({"acts": acts} if (acts := future.conversation.session.get(ACTS)) else {}),
+            **({"path": list(future.path), "forks": list(future.forks)} if len(future.path) > 1 else {}),
+            **({"branches": branches} if branches else {}),
+        }
 
 
 def _environment(conversation: Conversation) -> dict[str, Any]:

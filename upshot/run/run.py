@@ -138,6 +138,8 @@ class RunServices:
         if services.models:  # nobody else costs anything
             self.folder.write_spent(services.budget.state())
         times = policy.pool.take_times() if policy.pool is not None else {}
+        if policy.sampler.sync_seconds is not None:
+            times["time/sync"], policy.sampler.sync_seconds = policy.sampler.sync_seconds, 0.0
         return {**stats, "time/dollars": services.budget.dollars, **times}
 
 

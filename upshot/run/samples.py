@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,14 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     import numpy as np
 
     # Futures that forked late have turns in common: those are one sample, which each of them refers to.
-    talks = list(_own_samples(replies))
+    talks: list[tuple[str, int, list[Sample]]] = []  # of each: key, ids before the first sample, samples
+    for reply in replies:
+        talks += [(path.key, 0, list(path.samples())) for path in reply.paths()]
+        for future in reply.futures:  # those in which the policy spoke
+            whole = future.conversation
+            shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]
+            if later := list(whole.samples())[len(shared) :]:
+                talks.append((whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), later))
     samples = list({id(sample): sample for _, _, spoken in talks for sample in spoken}.values())
     places = {id(sample): place for place, sample in enumerate(samples)}
     spelled: list[list[str]] = []
@@ -55,20 +62,6 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
         logprobs=np.array([value for sample in samples for value in sample.logprobs], np.float32),
     )
     return out.getvalue()
-
-
-def _own_samples(replies: Sequence[Rollout]) -> Iterator[tuple[str, int, list[Sample]]]:
-    """Key, ids before the first sample and samples of each context of a reply, and of each future in which the policy
-    spoke."""
-    for reply in replies:
-        for path in reply.paths():
-            yield path.key, 0, list(path.samples())
-        for future in reply.futures:
-            whole = future.conversation
-            shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]
-            later = list(whole.samples())[len(shared) :]
-            if later:
-                yield whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), later
 
 
 def unpack(packed: bytes) -> dict[str, list[Sample]]:

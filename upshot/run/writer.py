@@ -73,7 +73,14 @@ class Writer:
         replies = list(chain.from_iterable(groups))
         if not replies:
             return {}
-        self._show_reply(step, replies)
+        shown = replies[step % len(replies)]
+        turns, total = shown.conversation.turns, shown.reward.total
+        place = next((n for n, turn in enumerate(turns) if turn.sample is not None), None)
+        every = max(1, self._now.get("steps", 0) // SAMPLES)
+        if place is not None and (step == 1 or step % every == 0):  # at the first step, and SAMPLES times in the phase
+            heard = turns[place - 1].message.content if place else ""
+            reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
+            self.reporter.show_reply(step, heard, turns[place].message.content, reward)
         kept = replies[: self.recipe.keep_rollouts or None]
         self.folder.write_samples(step, kept, self.pieces)
         labels = [groups_of(self.task, reply.conversation.row) for reply in replies]
@@ -85,19 +92,6 @@ class Writer:
                 self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
         self.folder.append_rollouts(lines)
         return by_group(replies, labels) | task_metrics(groups, self.task.groups)
-
-    def _show_reply(self, step: int, replies: Sequence[Rollout]) -> None:
-        """Show one of the step's replies: at the first step, and `SAMPLES` times in the phase."""
-        every = max(1, self._now.get("steps", 0) // SAMPLES)
-        if step != 1 and step % every:
-            return
-        reply = replies[step % len(replies)]
-        turns, total = reply.conversation.turns, reply.reward.total
-        place = next((n for n, turn in enumerate(turns) if turn.sample is not None), None)
-        if place is not None:
-            heard = turns[place - 1].message.content if place else ""
-            reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
-            self.reporter.show_reply(step, heard, turns[place].message.content, reward)
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
         """Send what metrics.jsonl got to the console, the trackers and status.json; report alarms that begin."""

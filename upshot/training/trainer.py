@@ -176,7 +176,7 @@ class Trainer:
         if not method.samples:
             raise UserError(f"train.method is '{self.config.method}', which learns from dialogues: use imitate()")
         if not method.credits_tokens:
-            lesson: Lesson = method.prepare(self.learner, groups)
+            lesson: Lesson = method.prepare(self.config)(self.learner, groups)
             return lesson
         credited = [reply for group in groups for reply in group if reply.credit is not None]
         ours = {id(advantages) for advantages in self._estimated}

@@ -255,22 +255,17 @@ class Window:
                     break
                 row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
             alike.setdefault(id(row.prefixes[-1]) if row.prefixes else 0, []).append(row)
-        for part in alike.values():
-            self._share(part)
+        for part in alike.values():  # rows with the same start: what they share after it becomes prefixes
+            part_seqs = [row.seq for row in part]
+            for stretch in shared_stretches(part_seqs, size, part[0].start // size):
+                start, stop, seq = stretch.start, stretch.stop, part_seqs[stretch.rows[0]]
+                cells = torch.from_numpy(self.store.cells(seq, start, stop))
+                dense = [cache[:, cells].transpose(1, 2).contiguous() for cache in (self.store.k, self.store.v)]
+                prefix = Prefix(seq.pages[start // size : stop // size], start // size, *dense)
+                self._prefixes[prefix.pages[0]] = prefix
+                for row in (part[index] for index in stretch.rows):
+                    row.prefixes, row.start = (*row.prefixes, prefix), stop
         return rows
-
-    def _share(self, rows: list[WindowRow]) -> None:
-        """Make prefixes of what rows with the same start share after it."""
-        size = self.store.page_size
-        seqs = [row.seq for row in rows]
-        for stretch in shared_stretches(seqs, size, rows[0].start // size):
-            start, stop, seq = stretch.start, stretch.stop, seqs[stretch.rows[0]]
-            cells = torch.from_numpy(self.store.cells(seq, start, stop))
-            dense = [cache[:, cells].transpose(1, 2).contiguous() for cache in (self.store.k, self.store.v)]
-            prefix = Prefix(seq.pages[start // size : stop // size], start // size, *dense)
-            self._prefixes[prefix.pages[0]] = prefix
-            for row in (rows[index] for index in stretch.rows):
-                row.prefixes, row.start = (*row.prefixes, prefix), stop
 
     def _compact(self, keep: set[int]) -> None:
         rows = self.rows

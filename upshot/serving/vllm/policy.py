@@ -37,6 +37,8 @@ GONE = ("connection", "timeout", "http_409", "aborted")
 class VllmPolicy(PolicySampler):
     """The model in training behind a vLLM server of its run."""
 
+    sync_seconds: float = 0.0
+
     def __init__(
         self, address: Address, module: Any, tokenizer: Any, renderer: Renderer, run: Path, say: Callable[[str], None]
     ) -> None:
@@ -50,7 +52,6 @@ class VllmPolicy(PolicySampler):
         self.version = 0
         """The version of the learner's weights."""
         self.syncs = 0
-        self._seconds = 0.0
         self.client = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
@@ -106,11 +107,6 @@ class VllmPolicy(PolicySampler):
                     await self.client.sleep(self.address.level)
                 except ServerDown as error:  # it has ended and takes no memory; the next request waits for its restart
                     log.warning("vLLM: %s; it could not be put to sleep", error)
-
-    def sync_times(self) -> dict[str, float]:
-        """Seconds spent on transferring weights since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return {"time/sync": seconds}
 
     async def disconnect(self) -> None:
         """Close the connections to the server: nothing is sampled for now."""
@@ -201,7 +197,7 @@ class VllmPolicy(PolicySampler):
         self._loaded = version
         self.syncs += 1
         took = time.monotonic() - began
-        self._seconds += took
+        self.sync_seconds += took
         (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {route} in {took:.2f} s")
 
     async def _load(self, version: str) -> str:

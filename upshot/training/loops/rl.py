@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, describe_missing
-from upshot.rewards.advantages.grouped import Step, check_shape, estimator
+from upshot.rewards.advantages.grouped import Estimator, Step, check_shape, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
 from upshot.rollout.credit.rules import compared, measure_tree
@@ -34,11 +35,13 @@ from upshot.training.loops.phase import Lesson, TrainingPhase, learn, pick
 from upshot.training.metrics.pull import describe_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
-from upshot.training.objectives.objectives import LogprobSource, Objective, PolicyGradient, weigh
+from upshot.training.objectives.objectives import LogprobSource, Objective, PolicyGradient, Surrogate, surrogate, weigh
 from upshot.training.snapshots import RolloutSchedule, in_thread, staleness
 
 Groups = Sequence[Sequence[Rollout]]
 """A step's replies, those to one prompt together."""
+Compared = Sequence[Sequence[Rollout | Branch]]
+"""What is compared with each other: replies to one prompt, or the branches of a fork."""
 Progress = Callable[[int, int], None]
 """Called with the number of finished replies and the total."""
 Units = list[list[Datum]]
@@ -72,14 +75,14 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
     if recipe.episode.top_p < 1 or recipe.episode.top_k:
         run.say(CUT_SAMPLING)
     async with run.open_services() as (services, context):
-        learner = phase.begin()
-        evaluate, prepare = partial(play_held_out, run, services, context), method.prepare
+        learner, every_fork = phase.begin(), config.trains_every_fork
+        evaluate, prepare = partial(play_held_out, run, services, context), method.prepare(learner.config)
         played = partial(play, recipe, context, rows, progress=run.show_progress, ranks=run.ranks)
         async with RolloutSchedule(played, policy.sampler, config.async_steps, phase.left) as schedule:
             for number in phase.left:
                 started = time.perf_counter()
                 groups, logs = await schedule.get(number)
-                logs |= policy.sampler.sync_times() | measure(groups, context, config)
+                logs |= measure(groups, context, every_fork)
                 if phase.evaluates(number):
                     logs |= await phase.evaluate(number, evaluate)
                     if phase.stopped:
@@ -137,10 +140,13 @@ async def play(
     return groups
 
 
-def measure(groups: Groups, context: RolloutContext, config: TrainConfig) -> Logs:
-    """What to log about a step's replies: over all of them, over the tree, and what the kind of future adds."""
+def measure(groups: Groups, context: RolloutContext, every_fork: bool) -> Logs:
+    """What to log about a step's replies: over all of them, over the tree, and what the kind of future adds.
+
+    every_fork: as in `TrainConfig.trains_every_fork`.
+    """
     replies = list(chain.from_iterable(groups))
-    return summarise(groups) | measure_tree(replies, config.trains_every_fork) | context.futures.measure(replies)
+    return summarise(groups) | measure_tree(replies, every_fork) | context.futures.measure(replies)
 
 
 def stop_if_missing(groups: Groups, limit: float) -> None:
@@ -161,21 +167,40 @@ def stop_if_missing(groups: Groups, limit: float) -> None:
             )
 
 
-def prepare(learner: Learner, groups: Groups, estimate: bool = True) -> Lesson:
-    """Advantages, training data and loss of a step's replies; without `estimate` they keep the advantages they have."""
-    config = learner.config
+class RunRules(NamedTuple):
+    """What a recipe's names stand for. A run looks them up once, the next one anew: a notebook may have redefined
+    them."""
+
+    estimator: Estimator
+    surrogate: Surrogate
+    every_fork: bool
+    """`TrainConfig.trains_every_fork`."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> RunRules:
+        """Those of a recipe."""
+        estimate = estimator(config.advantage.name, config.advantage.options)
+        return cls(estimate, surrogate(config.loss.name, config.loss.options), config.trains_every_fork)
+
+
+def prepare(learner: Learner, groups: Groups, estimate: bool = True, rules: RunRules | None = None) -> Lesson:
+    """Advantages, training data and loss of a step's replies; without `estimate` they keep the advantages they have.
+
+    rules: the recipe's; None: looked up here.
+    """
+    config, rules = learner.config, rules or RunRules.of(learner.config)
     # A single update weighs the tokens itself, by the log-probabilities that its own forward computes anyway.
     weighed_later = config.importance if config.importance.rule != "none" and config.minibatches == 1 else None
-    units, logs = lesson_of(learner, groups, estimate, weighed=weighed_later is None)
+    units, logs = lesson_of(learner, groups, estimate, weighed_later is None, rules)
     data = list(chain.from_iterable(units))
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return make_lesson(units, partial(PolicyGradient, config, weighed_later), logs)
+    return make_lesson(units, partial(PolicyGradient, config, weighed_later, rules.surrogate), logs)
 
 
 def lesson_of(
-    learner: LogprobSource, groups: Groups, estimate: bool = True, weighed: bool = True
+    learner: LogprobSource, groups: Groups, estimate: bool = True, weighed: bool = True, rules: RunRules | None = None
 ) -> tuple[Units, Logs]:
     """A step's replies as training data with advantages and importance, and what to log; options: see `prepare`."""
     config = learner.config
@@ -185,19 +210,26 @@ def lesson_of(
     credits, logs = charge_replies(learner, groups) if charged else (None, {})
     replies = list(chain.from_iterable(groups))
     if estimate:
-        set_advantages(groups, config.advantage, credits)
-        for forks in compared(replies, config.trains_every_fork):
-            set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
+        rules = rules or RunRules.of(config)
+        set_advantages(groups, config.advantage, credits, rules.estimator)
+        for forks in compared(replies, rules.every_fork):
+            credits = charge_replies(learner, forks)[0] if charged else None
+            set_advantages(forks, config.advantage, credits, rules.estimator)
     units = [unit for reply in replies for unit in as_units(teach(reply, config.length_norm))]
     if units and weighed:
         logs |= weigh(learner, list(chain.from_iterable(units)))
     return units, logs
 
 
-def set_advantages(groups: Sequence[Sequence[Rollout | Branch]], named: Named, credits: Step | None = None) -> None:
-    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
+def set_advantages(
+    groups: Compared, named: Named, credits: Step | None = None, estimate: Estimator | None = None
+) -> None:
+    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`.
+
+    estimate: the estimator `named`; None: looked up here.
+    """
     step = credits or [[reply.credit for reply in group] for group in groups]
-    advantages = estimator(named.name, named.options)(step)
+    advantages = (estimate or estimator(named.name, named.options))(step)
     check_shape(advantages, step, named.name)
     for group, rows in zip(groups, advantages, strict=True):
         for reply, spans in zip(group, rows, strict=True):

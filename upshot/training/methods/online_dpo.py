@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from upshot.config.method import methods
+from collections.abc import Callable
+from typing import Any
+
+from upshot.config.method import TrainingMethod, methods
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.training.methods.rl import RLMethod
@@ -15,6 +18,10 @@ class OnlineDPOMethod(RLMethod):
     credits_tokens = on_ray = False
     reads = ("group_size", "async_steps", "dynamic_sampling", "dpo")
     lessons = "upshot.training.loops.online_dpo"
+
+    def prepare(self, config: TrainConfig) -> Callable[..., Any]:
+        """It has neither an estimator nor a surrogate to look up."""
+        return TrainingMethod.prepare(self, config)
 
     def needs_reference(self, config: TrainConfig) -> bool:
         """Pairs are compared with it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from upshot.config.method import TrainingMethod, methods
@@ -25,6 +26,12 @@ class RLMethod(TrainingMethod):
     def examples(self, config: TrainConfig, task: Task) -> Sequence[Any]:
         """The task's rows."""
         return task.rows("train")
+
+    def prepare(self, config: TrainConfig) -> Callable[..., Any]:
+        """See `TrainingMethod`."""
+        from upshot.training.loops.rl import RunRules
+
+        return partial(super().prepare(config), rules=RunRules.of(config))
 
     def needs_reference(self, config: TrainConfig) -> bool:
         """For the divergence from the initial model."""

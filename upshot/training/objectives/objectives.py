@@ -171,9 +171,12 @@ def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = 
 class PolicyGradient(Objective):
     """The surrogate that the recipe names, with an optional KL penalty to the initial model and an entropy bonus."""
 
-    def __init__(self, config: TrainConfig, importance: ImportanceConfig | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, importance: ImportanceConfig | None = None, function: Surrogate | None = None
+    ) -> None:
         self.config = config
-        self.surrogate = surrogate(config.loss.name, config.loss.options)
+        self.surrogate = function or surrogate(config.loss.name, config.loss.options)
+        """Looked up here where the caller has not done so."""
         self.needs_entropy = bool(config.entropy)
         self.importance = importance
         """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""

@@ -150,7 +150,7 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
         """Record the results of the replies, stop if too many are missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
         late = staleness(groups, self.global_steps - 1) if self.recipe.train.async_steps else {}
-        metrics.update(mark_own(measure(groups, self.worker.context, self.recipe.train) | late))
+        metrics.update(mark_own(measure(groups, self.worker.context, self.recipe.train.trains_every_fork) | late))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         if self.recipe.reward.blamed == "worst":
             metrics.update(mark_own(blame(groups, self.worker.context.futures)))
