@@ -234,7 +234,7 @@ class Window:
             self.rows.extend(fresh)
         if wanted is not self._wanted:
             self._wanted = wanted
-            self.stacks = stack_prefixes(self.rows, self.stacks) if self._prefixes else []
+            self.stacks = stack_prefixes(self.rows, self.stacks)
             self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
         return True
 
