@@ -112,7 +112,9 @@ def overrides(work: Path, method: str, steps: int) -> list[str]:
     if method in ("sft", "dpo"):
         own["train.data"] = data / f"{method}_train.parquet"
     else:
-        own |= {"train.group_size": 2, "futures.samples": 2, "futures.rounds": 1, "train.dpo.min_gap": 0.01}
+        own |= {"train.group_size": 2, "futures.samples": 2, "futures.rounds": 1}
+    if method == "online-dpo":
+        own["train.dpo.min_gap"] = 0.01
     return [f"{key}={value}" for key, value in own.items()]
 
 

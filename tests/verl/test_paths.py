@@ -30,7 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_relative_paths_are_made_absolute_and_other_words_stay(here: Path) -> None:
     metrics = "reward.metrics=[{name: verifier}, {name: judged, rubric: judge/rubric.j2, weight: 1}]"
     words = ["model.path=model", "models.user=./model", "models.judge=http://127.0.0.1:1/v1", metrics]
-    recipe = make_absolute(load_recipe("quickstart", ["warm_start=null", *words, "train.data=rows.jsonl"]).recipe)
+    words += ["warm_start=null", "train.method=sft", "train.data=rows.jsonl"]
+    recipe = make_absolute(load_recipe("quickstart", words).recipe)
     assert recipe.model.path == str(here / "model") and recipe.models["user"].model == str(here / "model")
     assert recipe.reward.metrics[1].options["rubric"] == str(here / "judge/rubric.j2")
     assert recipe.train.data == str(here / "rows.jsonl")
