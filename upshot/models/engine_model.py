@@ -76,7 +76,7 @@ class EngineModel(Model):
         if len(ids) >= self.engine.shape.max_length:
             room = self.engine.shape.max_length
             raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, but the model's context holds {room}")
-        grammar = self._grammar(request) if request.lark or request.schema is not None else None
+        grammar = self._grammar(request)
         try:
             if scored := request.given:
                 seqs = [self.engine.score(ids[:-scored], ids[-scored:], request.top_logprobs, on_done)]
@@ -141,7 +141,9 @@ class EngineModel(Model):
         return stopped
 
     def _grammar(self, request: Request) -> Any:
-        """What the text must follow, where the request demands something."""
+        """What the text must follow, if anything."""
+        if request.schema is None and not request.lark:
+            return None
         if not grammars.available():
             what = "a tool_choice that demands a call" if request.lark else "a JSON schema"
             raise UserError(f"{what} needs the library llguidance: {grammars.INSTALL}")
