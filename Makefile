@@ -43,7 +43,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
 NOT_HERE := not slow and not cluster
 
 # Types are checked in parallel with the tests, whose last minute leaves a core free. Style comes first: it takes two seconds.
-test: setup browser lint  ## check style and types, run every test not recorded as a second or longer
+test: setup browser lint  ## check style and types, run every test not recorded as 0.6 s or longer
 	@$(MAKE) --no-print-directory -j 2 types test-short
 
 test-full: setup browser lint  ## check style and types, run all tests
@@ -52,7 +52,7 @@ test-full: setup browser lint  ## check style and types, run all tests
 test-short: setup
 	@$(PYTEST) -m "$(NOT_HERE) and not long"
 
-test-long: setup browser  ## run the tests that `make test` leaves out: those recorded as a second or longer
+test-long: setup browser  ## run the tests that `make test` leaves out: those recorded as 0.6 s or longer
 	@$(PYTEST) -m "$(NOT_HERE) and long"
 
 test-all: setup

@@ -3,7 +3,7 @@
     make durations                                     # times every test and writes tests/durations.json
     python -m pytest tests/run --record-durations      # the same for a folder; the records of other files stay
 
-A test that took a second or more is marked `long` when it is collected, and `make test` leaves it out; a test that is
+A test that took 0.6 s or more is marked `long` when it is collected, and `make test` leaves it out; a test that is
 not recorded runs there. A test's time is its own and that of the fixtures it shares with others: without the others it
 would pay for them alone. Counted are CPU seconds of the process and of the processes it started, and the seconds it
 slept. CPU seconds are divided by how much slower than a reference machine a small fixed work runs between the tests:
@@ -40,7 +40,7 @@ RECORD = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parent.parent
 monotonic = time.monotonic
 """Kept from the start: a test that sets the clock forward is measured before its patch is taken back."""
-LONG_S = 1.0
+LONG_S = 0.6
 
 
 HEAVY = (
