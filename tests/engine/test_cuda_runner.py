@@ -25,6 +25,7 @@ from upshot.engine.cuda import runner as cuda_runner
 from upshot.engine.cuda.steps import LongRuns
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.kernels.decode import DecodePlan
 from upshot.engine.llama.eight_bit import narrow_projections
 from upshot.engine.llama.merged import MergedWeight
 from upshot.engine.sequence import Rules, Sequence
@@ -404,6 +405,26 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: 
         for task in [*common[0], *common[1], *fused[0], *fused[1]]:
             task()
     assert all(torch.equal(x, y) for x, y in zip(state, before, strict=True))
+
+
+def test_what_is_compiled_ahead_does_not_read_the_plan_of_a_step_that_runs_meanwhile(
+    make_llama: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan names the rows of its step. The kernel that is compiled has one row, and would write beyond its end."""
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    engine = Engine(small(make_llama), eos_ids=set(), settings=settings)
+    tasks = [task for some in _common(engine.runner) for task in some]
+    seqs = engine.submit([3 + i % 50 for i in range(40)], Rules(max_tokens=4), n=4)
+    while not (engine.runner.batch.launches and all(seq.sampled for seq in seqs)):
+        engine.step()
+    plans: list[DecodePlan] = []
+    monkeypatch.setattr("upshot.engine.cuda.warm.decode_attention", lambda *args: plans.append(args[-1]))
+    with torch.inference_mode():
+        for task in tasks:
+            task()
+    assert any(table.any() for table in engine.runner.batch._tables), "a step with a plan"
+    assert len(plans) >= 2
+    assert not any(table.any() for plan in plans for table in (plan.narrow, plan.wide, plan.rows) if table is not None)
 
 
 def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(

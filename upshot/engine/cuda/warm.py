@@ -17,7 +17,7 @@ from upshot.engine.cuda.slots import BUCKETS
 from upshot.engine.cuda.steps import PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.kernels import fp8
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import decode_attention, tune
+from upshot.engine.kernels.decode import DecodePlan, decode_attention, tune
 from upshot.engine.kernels.decode_fused import can_fuse, fused_decode_attention
 from upshot.engine.kernels.gate import gate, tile_for
 from upshot.engine.kernels.kv8 import in_8_bits
@@ -80,8 +80,11 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     plain = AttentionOptions(1.0)
 
     def attend(launches: int) -> Task:
-        some = runner.batch.plan(1, launches)
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, some)
+        # Tables of its own. Those of the runner change while this compiles: they would name rows that q does not have.
+        live = runner.batch.plan(1, launches)
+        narrow, rows = torch.zeros_like(live.narrow), torch.zeros_like(live.rows)
+        plan = DecodePlan(narrow, None if live.wide is None else torch.zeros_like(live.wide), rows, live.parts)
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan)
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(
