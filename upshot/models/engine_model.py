@@ -89,8 +89,8 @@ class EngineModel(Model):
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The ids to continue."""
-        if ids := [i for i in request.prompt if isinstance(i, int)]:  # the others are messages
-            return ids
+        if request.prompt and isinstance(request.prompt[0], int):
+            return list(request.prompt)  # type: ignore[arg-type]
         if self.renderer is None:
             raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
         messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]

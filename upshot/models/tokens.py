@@ -13,12 +13,14 @@ tokenizer whose model itself knows the special token as a word), a space is put 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 GUARD = "\ufdd0"
 """Unicode reserves it for use inside programs; in a text that has it all the same it becomes U+FFFD."""
+RECENT = 32
+"""Texts whose ids are kept: all replies to a prompt begin with the same one, and begin one after the other."""
 
 
 class SpecialTokens:
@@ -60,6 +62,13 @@ class SpecialTokens:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, nothing added: what is guarded as ordinary text, all else as the tokenizer does."""
+        return list(self._recent(text))
+
+    @cached_property
+    def _recent(self) -> Callable[[str], list[int]]:
+        return lru_cache(RECENT)(self._encode)
+
+    def _encode(self, text: str) -> list[int]:
         if self._backend is None or not (self._normalized or GUARD in text):
             return self.tokenizer.encode(text, add_special_tokens=False)
         encoder, original = self._strict
