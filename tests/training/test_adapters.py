@@ -47,7 +47,7 @@ def newest(folder: Path) -> Path:
 
 def logprobs(module: Any) -> torch.Tensor:
     with torch.no_grad():
-        return module.eval()(input_ids=IDS).logits.log_softmax(-1)
+        return module.eval()(input_ids=IDS.to(module.device)).logits.log_softmax(-1).cpu()
 
 
 def loaded(folder: Path) -> torch.Tensor:
