@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -159,8 +160,8 @@ def main() -> int:
     parser.add_argument("--steps", nargs="*", default=list(STEPS))
     args = parser.parse_args()
     device = torch.device("cuda")
-    base = tiles_for(HEADS, KV_HEADS, DIM, torch.bfloat16, device)
     for eight in (False, True):
+        base = tiles_for(HEADS, KV_HEADS, DIM, torch.bfloat16, eight, device)
         names = " ".join(f"{'plan/' + str(f):>9}" for f in args.fill)
         print(f"{'fp8' if eight else 'bf16':28} {'whole':>9} {'one level':>9} {names}  floor, µs", flush=True)
         for name in args.steps:
@@ -168,7 +169,7 @@ def main() -> int:
             best = [seconds(step.whole, step.layers)]
             reference, floor = step.whole(0)[: len(step.rows)].float(), 0.0
             for levels, fill in ((1, 6), *((3, fill) for fill in args.fill)):
-                tiles = DecodeTiles(base.narrow, base.wide, (base.fill[0] * fill // 6, base.fill[1]))
+                tiles = replace(base, fill=(base.fill[0] * fill // 6, base.fill[1]))
                 planned = step.planned(tiles, levels, 0)
                 if planned is None:
                     best.append(0.0)

@@ -98,14 +98,14 @@ class Case:
             scores = torch.cat([scores, sinks[:, None]], -1)
         return torch.einsum("hn,hnd->hd", scores.softmax(-1)[:, : last + 1], values)
 
-    def plan(self, least: int = 0) -> DecodePlan:
+    def plan(self, least: int = 0, eight: bool = False) -> DecodePlan:
         """What is read for whom; rows that share nothing are cut where they have `least` ids too many."""
         pages = [self.table[slot].tolist()[: -(-length // self.page)] for slot, length in self.places()]
         rows = [
             Sequence([0] * (length + 1), Rules(), pages=p) for p, (_, length) in zip(pages, self.places(), strict=True)
         ]
         heads, kv_heads, dim = self.k.shape[1] * self.group, self.k.shape[1], self.k.shape[3]
-        tiles = tiles_for(heads, kv_heads, dim, torch.float32, DEVICE)
+        tiles = tiles_for(heads, kv_heads, dim, torch.float32, eight, DEVICE)
         before, decode_plan.LONG = decode_plan.LONG, least
         reads = decode_plan.plan_reads(rows, self.page, tiles)
         decode_plan.LONG = before
@@ -250,13 +250,16 @@ def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, window: i
         torch.testing.assert_close(read[row], expected, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("rows", [3, 9])
-def test_a_shared_prefix_in_8_bits_is_read_once(rows: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "eight", "large"), [(3, True, False), (9, True, False), (9, False, False), (17, False, True)]
+)
+def test_a_shared_prefix_is_read_once_by_tiles_of_either_size(rows: int, eight: bool, large: bool) -> None:
     lengths = [100 + 7 * row for row in range(rows)]
     case = Case(random.Random(2), 2, 2, 16, 16, lengths, shared=5)
-    k, v = case.narrowed()
-    plan = case.plan()
-    assert (plan.wide is not None) == (rows > 8)
+    k, v = case.narrowed() if eight else (case.k, case.v)
+    plan = case.plan(eight=eight)
+    assert (plan.wide is not None) == large
+    assert max(plan.rows[:, 1]) > 1, "what is shared is a part of its own"
     q = torch.randn(rows, 4, 16, device=DEVICE)
     out = decode_attention(q, k, v, case.table, case.slots, case.lengths, AttentionOptions(0.25), plan)
     for row, length in enumerate(lengths):

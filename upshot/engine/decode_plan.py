@@ -37,6 +37,8 @@ class DecodeTiles:
     """Rows of a large tile; 0: too large a tile for this model."""
     fill: tuple[int, int]
     """Narrow and wide pieces that are under way at once."""
+    many: int
+    """Rows of a stretch from which a large tile is faster than several of the least."""
 
     def rooms(self, rows: int) -> tuple[int, int, int]:
         """Most narrow pieces, wide pieces and parts of a step of that many rows: what a captured one has room for."""
@@ -46,7 +48,7 @@ class DecodeTiles:
 
     def shared(self, rows: int) -> tuple[int, int]:
         """Most narrow and wide stretches that are shared."""
-        return rows // 2, -(-rows // 4)
+        return rows, -(-rows // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,12 @@ class Reads:
 
 def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Reads | None:
     """The plan for these rows; None where each is best read whole, by itself."""
-    room, most = list(tiles.shared(len(rows))), tiles.wide or tiles.narrow
+    room = list(tiles.shared(len(rows)))
 
     def kind_of(count: int) -> tuple[int, int]:
-        """Whether the tile of so many rows is a wide one, and how many of them that takes."""
-        return (int(tiles.wide > 0), -(-count // most)) if count > tiles.narrow else (0, 1)
+        """Whether a stretch of so many rows is read with wide tiles, and how many tiles that takes."""
+        wide = tiles.wide > 0 and count >= tiles.many
+        return int(wide), -(-count // (tiles.wide if wide else tiles.narrow))
 
     def takes(count: int) -> bool:
         kind, chunks = kind_of(count)

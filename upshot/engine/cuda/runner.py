@@ -91,7 +91,7 @@ class CudaRunner:
         self.slots = DeviceSlots(max_running, columns, device)
         self.swap_slot = swap_slot
         self.cache = Cache(*self._pages(), self.slots.table)
-        tiles = tiles_for(shape.heads, shape.kv_heads, shape.head_dim, shape.dtype, device)
+        tiles = tiles_for(shape.heads, shape.kv_heads, shape.head_dim, shape.dtype, self._eight, device)
         self.batch = DecodeBatch(self.slots, page_size, tiles)
         self.graphs: dict[tuple[int, int, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}

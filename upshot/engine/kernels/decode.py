@@ -51,66 +51,104 @@ def find_pages(table_row, start, within, stop, PAGE: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def attend(
-    q, real, acc, m, z, k_ptr, v_ptr, table_row, head, lo, hi, first, scale, softcap,
+def _load_page(
+    k_ptr, v_ptr, table_row, start, hi, head,
     KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+    EIGHT: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of the BLOCK_N ids from `start` on; those from `hi` on count for nothing, whatever they are.
+
+    With BLOCK_N == PAGE the page is one scalar and its keys lie side by side: such loads run ahead of the loop.
+    """
+    dims = tl.arange(0, WIDTH)
+    within = tl.arange(0, BLOCK_N)
+    live = start + within < hi
+    if BLOCK_N == PAGE:
+        page = tl.load(table_row + start // PAGE, mask=start < hi, other=0).to(tl.int64)
+        inside = within
+    else:
+        page, inside = find_pages(table_row, start, within, hi, PAGE, BLOCK_N)
+    cell = (page * KV_HEADS + head) * (PAGE * D) + inside * D
+    there = live[:, None]
+    if WIDTH > D:
+        there = there & (dims < D)[None, :]
+    if EIGHT:
+        # The whole page, in loads of 16 bytes: every cell holds a number, and those behind the end have weight 0.
+        at = value_place(page, head, inside, dims[:, None], KV_HEADS, D, PAGE)
+        if WIDTH > D:
+            k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=(dims < D)[None, :], other=0.0)
+            v = tl.load(v_ptr + at, mask=(dims < D)[:, None], other=0.0)
+        else:
+            k = tl.load(k_ptr + cell[:, None] + dims[None, :])
+            v = tl.load(v_ptr + at)
+        k, v = k.to(tl.float16), tl.trans(v.to(tl.float16))
+    else:
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+    return k, v
+
+
+@triton.jit
+def _score(
+    q, k, start, hi, first, scale, softcap, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """Scores of the tile q with these keys, in units of log 2; -inf where a row does not see the key."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # float32 stays float32: greedy ids are the model's own
+    if SOFTCAP:
+        # tanh from exp: libdevice's is not there in the interpreter
+        e = tl.exp(2.0 * s * scale / softcap)
+        s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
+    else:
+        s = s * (scale * LOG2E)
+    offs = start + tl.arange(0, BLOCK_N)
+    seen = (offs < hi)[None, :]
+    if WINDOW:
+        seen = seen & (offs[None, :] >= first[:, None])
+    return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
+def attend(
+    q, acc, m, z, k_ptr, v_ptr, table_row, head, lo, hi, first, scale, softcap,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAIR: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Flash attention of the tile q over lo:hi of the pages in `table_row`; with WINDOW, a row sees its `first` on.
 
-    Rows that are not `real` fill the tile up; their weight is 0. `m` is in units of log 2. With BLOCK_N == PAGE the
-    page is one scalar and its keys lie side by side. WIDTH is D, or the next power of two where D is none, at least
-    16. EIGHT: keys and values are in 8 bits (kv8.py) and become float16, which holds them exactly.
+    `m` is in units of log 2. WIDTH is D, or the next power of two where D is none, at least 16. EIGHT: keys and values
+    are in 8 bits (kv8.py) and become float16, which holds them exactly. PAIR: two blocks a turn, whose products do not
+    wait for each other, with one maximum and one rescaling for both.
     """
-    LOG2E: tl.constexpr = 1.4426950408889634
-    dims = tl.arange(0, WIDTH)
-    within = tl.arange(0, BLOCK_N)
     if EIGHT:
         q = q.to(tl.float16)
-    for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
-        offs = start + within
-        live = offs < hi
-        if BLOCK_N == PAGE:
-            page = tl.load(table_row + start // PAGE).to(tl.int64)
-            inside = within
-        else:
-            page, inside = find_pages(table_row, start, within, hi, PAGE, BLOCK_N)
-        cell = (page * KV_HEADS + head) * (PAGE * D) + inside * D
-        there = live[:, None]
-        if WIDTH > D:
-            there = there & (dims < D)[None, :]
-        # Both loads before the first product: a step waits for memory, not for arithmetic.
-        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
-        if EIGHT:
-            # The whole page, in loads of 16 bytes: ids behind the end have weight 0, and every cell holds a number.
-            at = value_place(page, head, inside, dims[:, None], KV_HEADS, D, PAGE)
-            if WIDTH > D:
-                v = tl.load(v_ptr + at, mask=(dims < D)[:, None], other=0.0)
-            else:
-                v = tl.load(v_ptr + at)
-            k, v = k.to(tl.float16), tl.trans(v.to(tl.float16))
-        else:
-            v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")  # float32 stays float32: greedy ids are the model's own
-        if SOFTCAP:
-            # tanh from exp: libdevice's is not there in the interpreter
-            e = tl.exp(2.0 * s * scale / softcap)
-            s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
-        else:
-            s = s * (scale * LOG2E)
-        seen = live[None, :] & real[:, None]
-        if WINDOW:
-            seen = seen & (offs[None, :] >= first[:, None])
-        s = tl.where(seen, s, float("-inf"))
+        acc = acc * VALUE_FACTOR  # as the values lie in the pages
+    for start in tl.range(lo, hi, 2 * BLOCK_N if PAIR else BLOCK_N, num_stages=STAGES):
+        # All loads before the first product: a step waits for memory, not for arithmetic.
+        k, v = _load_page(k_ptr, v_ptr, table_row, start, hi, head, KV_HEADS, D, WIDTH, PAGE, BLOCK_N, EIGHT)
+        if PAIR:
+            second = start + BLOCK_N
+            k2, v2 = _load_page(k_ptr, v_ptr, table_row, second, hi, head, KV_HEADS, D, WIDTH, PAGE, BLOCK_N, EIGHT)
+        s = _score(q, k, start, hi, first, scale, softcap, BLOCK_N, WINDOW, SOFTCAP)
+        top = s
+        if PAIR:
+            s2 = _score(q, k2, second, hi, first, scale, softcap, BLOCK_N, WINDOW, SOFTCAP)
+            top = tl.maximum(s, s2)
         # The running maximum begins at -1e30, not at -inf: where a row sees nothing, -inf - -inf would be no number.
-        m_new = tl.maximum(m, tl.max(s, 1))
+        m_new = tl.maximum(m, tl.max(top, 1))
         p = tl.exp2(s - m_new[:, None])
+        total = p
+        if PAIR:
+            p2 = tl.exp2(s2 - m_new[:, None])
+            total = p + p2
         alpha = tl.exp2(m - m_new)
-        z = z * alpha + tl.sum(p, 1)
-        if EIGHT:  # taken out of the weights, which are float32 still: the values lie in the pages with it
-            p = p / VALUE_FACTOR
+        z = z * alpha + tl.sum(total, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        if PAIR:
+            acc = tl.dot(p2.to(v.dtype), v2, acc, input_precision="ieee")
         m = m_new
+    if EIGHT:
+        acc = acc / VALUE_FACTOR
     return acc, m, z
 
 
@@ -128,7 +166,8 @@ def _read(
     sinks_ptr, table_stride, scale, softcap, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr, OPEN: tl.constexpr,
+    PAIR: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+    OPEN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     piece = pieces_ptr + tl.program_id(1) * (3 + MEMBERS)
@@ -158,8 +197,8 @@ def _read(
         m = tl.full([TILE], -1e30, dtype=tl.float32)
         z = tl.zeros([TILE], dtype=tl.float32)
         acc, m, z = attend(
-            q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
-            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, WINDOW, SOFTCAP, EIGHT, STAGES,
+            q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, PAIR, WINDOW, SOFTCAP, EIGHT, STAGES,
         )  # fmt: skip
         if SINKS:  # once a row, and where no window leaves the piece empty
             z = tl.where(end == OPEN, add_sinks(z, m, sinks_ptr, own_head, real), z)
@@ -250,29 +289,43 @@ class DecodePlan:
     """Room for parts; 0: no row has more than one."""
 
 
-def tiles_for(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> DecodeTiles:
-    """How many rows a program serves, and how many keep the GPU busy; queries of `dtype`."""
-    group, width = heads // kv_heads, triton.next_power_of_2(dim) * dtype.itemsize
+def tiles_for(
+    heads: int, kv_heads: int, dim: int, queries: torch.dtype, eight: bool, device: torch.device
+) -> DecodeTiles:
+    """How many rows a program serves, and how many keep the GPU busy; `eight`: keys and values are in 8 bits.
+
+    Loads of the least tiles run further ahead. So they are faster for few rows, and always in 8 bits, where a second
+    look at a page costs little (docs/dev/performance-2026-11.md, "Large tiles").
+    """
+    group, width = heads // kv_heads, triton.next_power_of_2(dim) * queries.itemsize
     narrow, wide = max(1, 16 // group), MEMBERS
     while triton.next_power_of_2(wide * group) * width > MOST_TILE_BYTES:
         wide //= 2
     each = processors(device) / kv_heads
-    return DecodeTiles(narrow, wide if wide > narrow else 0, (max(1, int(6 * each)), max(1, int(2 * each))))
+    fill = max(1, int(6 * each)), max(1, int(2 * each))
+    return DecodeTiles(narrow, wide if wide > narrow and not eight else 0, fill, 2 * narrow + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a program walks its keys: how many at a time, by how many warps, loads how far ahead."""
+    """How a program walks its keys: how many in a block, two blocks a turn or one, by how many warps, loads how far
+    ahead."""
 
     block: int
+    pair: bool
     warps: int
     stages: int
 
 
-def tune(programs: int, k: Tensor) -> Tuning:
-    """One page at a time by one warp, eight loads ahead; six where that lets the last programs run with the others.
+WIDE = Tuning(64, False, 4, 2)
+"""How programs with large tiles do."""
 
-    No `programs`: many small parts, for which it does not matter.
+
+def tune(programs: int, k: Tensor) -> Tuning:
+    """By one warp. In 16 bits one page at a time, eight loads ahead if that does not leave the last wave of programs
+    emptier, else six; in 8 bits two pages at a time, for the wait is for arithmetic, six ahead.
+
+    No `programs`: pieces of a plan.
     """
     page, dim = k.shape[2], triton.next_power_of_2(k.shape[3])
     block = page if page >= 16 else 16
@@ -283,7 +336,9 @@ def tune(programs: int, k: Tensor) -> Tuning:
         waves = programs / (processors(k.device) * max(1, min(32, (227 << 10) // each)))
         return waves / max(1.0, -(-waves // 1))
 
-    return Tuning(block, 1 if dim <= 128 else 2, 6 if filled(6) > filled(8) + 0.15 else 8)
+    eight = in_8_bits(k)
+    far = not eight and programs > 0 and filled(6) <= filled(8) + 0.15
+    return Tuning(block, eight, 1 if dim <= 128 else 2, 8 if far else 6)
 
 
 def decode_attention(
@@ -305,23 +360,22 @@ def decode_attention(
     parts = torch.empty(plan.parts, heads, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(plan.parts, heads, dtype=torch.float32, device=q.device)
 
-    def read(pieces: Tensor, block: int, stages: int, warps: int) -> None:
+    def read(pieces: Tensor, tuning: Tuning) -> None:
         members = pieces.shape[1] - 3
         _read[(kv_heads, len(pieces))](
             q, k, v, out, parts, sums, table, slots, lengths, pieces, plan.rows, q if sinks is None else sinks,
             table.stride(0), scale, softcap, window, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, MEMBERS=members,
-            TILE=max(16, triton.next_power_of_2(members * group)), D=dim, WIDTH=width, PAGE=page, BLOCK_N=block,
-            WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=stages,
-            OPEN=OPEN, num_warps=warps,
+            TILE=max(16, triton.next_power_of_2(members * group)), D=dim, WIDTH=width, PAGE=page, BLOCK_N=tuning.block,
+            PAIR=tuning.pair, WINDOW=window > 0, SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k),
+            STAGES=tuning.stages, OPEN=OPEN, num_warps=tuning.warps,
         )  # fmt: skip
 
     side = _side_stream(q.device) if plan.wide is not None and q.is_cuda else None
     if plan.wide is not None:
         # Beside the others, not before them: few programs, long waits. In a captured step this is a parallel branch.
         with _on_stream(side):
-            read(plan.wide, 64, 2, 4)
-    tuning = tune(0 if plan.parts else kv_heads * rows, k)
-    read(plan.narrow, tuning.block, tuning.stages, tuning.warps)
+            read(plan.wide, WIDE)
+    read(plan.narrow, tune(0 if plan.parts else kv_heads * rows, k))
     if side is not None:
         torch.cuda.current_stream().wait_stream(side)
     if plan.parts:

@@ -44,8 +44,8 @@ def _fused_rows(
     qkv_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, lengths_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
     sinks_ptr, table_stride, scale, softcap, window, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PAIR: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr,
+    FORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
     head = tl.program_id(0)
@@ -88,8 +88,8 @@ def _fused_rows(
         begin = tl.maximum(0, position + 1 - window) // PAGE * PAGE
     first = position + 1 - window + lanes * 0
     acc, m, z = attend(
-        q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
-        KV_HEADS, D, D, PAGE, BLOCK_N, WINDOW, SOFTCAP, EIGHT, STAGES,
+        q, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, softcap,
+        KV_HEADS, D, D, PAGE, BLOCK_N, PAIR, WINDOW, SOFTCAP, EIGHT, STAGES,
     )  # fmt: skip
     if SINKS:
         z = add_sinks(z, m, sinks_ptr, head * GROUP + lanes, real)
@@ -125,7 +125,7 @@ def fused_decode_attention(
         qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight,
         qkv if sinks is None else sinks, table.stride(0), scale, softcap, window, eps, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page,
-        BLOCK_N=tuning.block, WINDOW=window > 0, NORM=norms is not None, FORM=form, SOFTCAP=softcap > 0,
-        SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=tuning.stages, num_warps=tuning.warps,
+        BLOCK_N=tuning.block, PAIR=tuning.pair, WINDOW=window > 0, NORM=norms is not None, FORM=form,
+        SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=tuning.stages, num_warps=tuning.warps,
     )  # fmt: skip
     return out
