@@ -29,10 +29,10 @@ from upshot.engine.engine import Engine
 from upshot.engine.sequence import Rules
 from upshot.run.forecast import memory_table
 from upshot.training.adapters import add_lora
-from upshot.training.bundle import engine_settings
+from upshot.training.bundle import configure_learner, engine_settings
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import configure_learner, device_bytes, plan_loaded
+from upshot.training.learner.memory.fit import device_bytes, plan_loaded
 from upshot.training.learner.memory.plan import MemoryPlan
 from upshot.training.objectives.objectives import PolicyGradient
 

@@ -199,6 +199,10 @@ class ModelSpec(ShortForm):
         hosts = [urlsplit(url).hostname or "" for url in ([self.url] if isinstance(self.url, str) else self.url or ())]
         return bool(hosts) and all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
 
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs in process, on the device that the policy is given."""
+        return self.kind == "local" and self.device in ("auto", device)
+
     def at(self, url: str) -> ModelSpec:
         """The spec of one replica: its calls are cached, and tried again, by the whole."""
         whole = self.model_dump(exclude={"cache", "retries"})

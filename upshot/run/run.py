@@ -38,10 +38,9 @@ from upshot.run.writer import Logs, Saver, Writer
 from upshot.serving.servers.state import lease
 from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task, tasks
-from upshot.training.bundle import PolicyBundle
+from upshot.training.bundle import PolicyBundle, configure_helpers
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts
 from upshot.training.learner.learner import Learner, all_finite
-from upshot.training.learner.memory.fit import configure_helpers
 from upshot.training.metrics.alarms import bad_step
 from upshot.training.metrics.best import BestMark
 from upshot.training.setup import seed_torch

@@ -23,9 +23,10 @@ from upshot.serving.swap.pool import ModelPool
 from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start, keep_whole
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
+from upshot.training.learner.forward.select import set_checkpointing
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import configure_learner, kv_of_copies, plan_loaded
-from upshot.training.learner.memory.plan import MemoryPlan, usable
+from upshot.training.learner.memory.fit import plan_loaded
+from upshot.training.learner.memory.plan import GIB, MemoryPlan, usable
 from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.training.snapshots import PolicyModel, load_weights, save_weights
 
@@ -80,8 +81,7 @@ class PolicyBundle:
                 total = torch.cuda.get_device_properties(self.module.device).total_memory
                 check_beside(self.memory, share_of(self.recipe), total)
             return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
-        kv = kv_of_copies(self.memory)
-        return PolicyModel(self.engine, self.tokenizer, self.renderer, self.module, kv)
+        return PolicyModel(self.engine, self.tokenizer, self.renderer, self.module)
 
     @cached_property
     def memory(self) -> MemoryPlan:
@@ -145,11 +145,26 @@ def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:
     return EngineSettings(exact=recipe.model.exact, kv_bytes=plan.kv_bytes, merge=merge, weights=weights, kv=kv)
 
 
+def configure_learner(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:
+    """The phase's configuration with the plan's micro-batches; the module computes again what the plan says."""
+    set_checkpointing(module, plan.setting.checkpointing, plan.setting.layers)
+    return config.model_copy(update={"token_budget": config.token_budget or plan.setting.tokens})
+
+
+def configure_helpers(recipe: Recipe, plan: MemoryPlan) -> Recipe:
+    """The recipe with the plan's keys and values for helper models; roles with the same spec share one model."""
+    planned = [(recipe.models[name], kv / GIB) for name, kv in plan.helper_kv.items() if name in recipe.models and kv]
+    models = dict(recipe.models)
+    for role, spec in recipe.models.items():
+        models[role] = next((spec.model_copy(update={"kv_gb": gib}) for other, gib in planned if other == spec), spec)
+    return recipe.model_copy(update={"models": models})
+
+
 def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
     """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
-    kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
+    kept, taken = plan.sampling, int(share * total)
     if total and kept + taken > usable(total):
-        whole, vllm, learner, most = (size / 2**30 for size in (total, taken, kept, usable(total)))
+        whole, vllm, learner, most = (size / GIB for size in (total, taken, kept, usable(total)))
         raise UserError(
             f"model.engine.memory {share:g} of {whole:.1f} GiB is {vllm:.1f}, and the learner keeps {learner:.1f} "
             f"(weights, optimizer) while vLLM samples: more than {most:.1f}; lower model.engine.memory, set "

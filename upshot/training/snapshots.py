@@ -50,13 +50,12 @@ TimedGroups = tuple[Groups, dict[str, float]]
 class FrozenPolicy(EngineModel):
     """A copy of the policy that is trained no further."""
 
-    def __init__(self, sampler: EngineModel, module: Any, when: str, kv_bytes: int) -> None:
+    def __init__(self, sampler: EngineModel, module: Any, when: str) -> None:
         self.policy = module
         shared = {id(p): p for p in module.parameters() if not p.requires_grad}
         shared |= {id(b): b for b in module.buffers()}
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
-        settings = replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)
-        engine = Engine(self.module, set(sampler.end_ids), settings)
+        engine = Engine(self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True))
         super().__init__(engine, sampler.tokenizer, f"policy@{when}", sampler.renderer)
 
     def catch_up(self, step: int) -> None:
@@ -120,13 +119,9 @@ class RenewedPolicy(Model):
 class PolicyModel(EngineModel, PolicySampler):
     """The model in training, which lends copies of itself."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Any, renderer: Renderer, module: Any, kv: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, tokenizer: Any, renderer: Renderer, module: Any) -> None:
         super().__init__(engine, tokenizer, "policy", renderer)
         self.module = module
-        self.kv_of_copies = kv or {}
-        """Bytes of keys and values of each copy."""
         self.copies: dict[str, FrozenPolicy] = {}
         """All that there are, as a checkpoint names them."""
         self.renewed: dict[int, RenewedPolicy] = {}
@@ -153,7 +148,7 @@ class PolicyModel(EngineModel, PolicySampler):
         every = int(when)
         if every not in self.renewed:
             more = states_at_once(every, len(self.ahead)) - 1
-            copies = [self._copy(when), *(self._copy(f"{when}-{number}", when) for number in range(1, more + 1))]
+            copies = [self._copy(when), *(self._copy(f"{when}-{number}") for number in range(1, more + 1))]
             self.renewed[every] = RenewedPolicy(copies, every, len(self.ahead))
         return self.renewed[every]
 
@@ -176,10 +171,10 @@ class PolicyModel(EngineModel, PolicySampler):
         for one in self.renewed.values():
             one.resume_at(step)
 
-    def _copy(self, name: str, when: str = "") -> FrozenPolicy:
+    def _copy(self, name: str) -> FrozenPolicy:
         if self.engine.settings.merge == "in place":
             raise UserError(f"the copy 'policy@{name}' reads weights that the engine has merged its adapters into")
-        self.copies[name] = FrozenPolicy(self, self.module, name, self.kv_of_copies.get(when or name, 0))
+        self.copies[name] = FrozenPolicy(self, self.module, name)
         return self.copies[name]
 
     def snapshot(self) -> Callable[[Path], None]:

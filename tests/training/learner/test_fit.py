@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import tiny_parts
 from tests.training.workshop import TINY, assert_same_steps, metrics, recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.local import load_local
 from upshot.run.run import TrainingRun, train
-from upshot.training.bundle import engine_settings
+from upshot.training.bundle import configure_helpers, configure_learner, engine_settings
 from upshot.training.learner.forward.select import checkpointing_of
 from upshot.training.learner.memory import fit
-from upshot.training.learner.memory.fit import configure_helpers, configure_learner, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
+from upshot.training.snapshots import FrozenPolicy, PolicyModel
 
 LOTTERY = {"metrics": [{"name": "tests.training.helpers:Lottery"}]}
 
@@ -114,8 +115,14 @@ def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path
     )
     plan = MemoryPlan(MemorySetting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "policy@start": 3 << 20}, (), 1)
     assert configure_helpers(own, plan).models["judge"].kv_gb == 1
-    assert kv_of_copies(plan) == {"start": 3 << 20}
     assert engine_settings(own, plan).kv_bytes == 1 << 20 and engine_settings(own, plan).merge == "never"
+
+
+def test_a_copy_of_the_policy_has_room_for_as_many_keys_and_values() -> None:
+    module, tokenizer, renderer, _ = tiny_parts()
+    engine = Engine(module, renderer.end_ids, settings=EngineSettings(kv_bytes=3 << 20))
+    copy = PolicyModel(engine, tokenizer, renderer, module).copy_at("start")
+    assert isinstance(copy, FrozenPolicy) and copy.engine.settings.kv_bytes == 3 << 20
 
 
 def test_four_bits_without_bitsandbytes_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

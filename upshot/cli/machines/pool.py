@@ -51,15 +51,14 @@ def require_sizes(recipe: Recipe) -> None:
     """Fetch the config.json of every helper model on the policy's device; `UserError` if one is not available."""
     from upshot.core.errors import UserError
     from upshot.models.local import find_config, local_path
-    from upshot.training.learner.memory.plan import is_beside, named_models
 
-    for name, spec in named_models(recipe).items():
+    for name, spec in recipe.needed_models.items():
         if spec.kind == "provider" and not PROVIDER.match(spec.model):
             raise UserError(
                 f"models.{name}={spec.model} would be looked up at a provider called "
                 f"'{spec.model.partition('/')[0]}'; for a hub model here, set models.{name}=local:{spec.model}"
             )
-        if not is_beside(spec, recipe) or find_config(spec.model, offline=True) is not None:
+        if not spec.runs_on(recipe.model.device) or find_config(spec.model, offline=True) is not None:
             continue
         from huggingface_hub import hf_hub_download
 

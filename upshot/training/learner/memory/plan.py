@@ -1,7 +1,4 @@
-"""The arithmetic of memory: what a run has on its device while it samples and while it learns. No weights.
-
-`benchmarks/memory_plan.py` and `benchmarks/long.py` compare it with measured peaks; what is chosen: `fit.py`.
-"""
+"""The arithmetic of memory: what a run has on its device while it samples and while it learns. Choices: `fit.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from upshot.config.method import method_of
-from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.engine.llama.merged import Merging
 from upshot.models.local import find_config
@@ -23,64 +19,56 @@ from upshot.training.learner.memory.shape import ModelShape
 from upshot.training.snapshots import states_at_once
 
 GIB = 1 << 30
-CONTEXT, SLACK = GIB, 0.06
-"""Left alone of a GPU: what driver, libraries and compiled kernels take; a share for gaps and wrong predictions."""
-PROMPT, PROMPT_IDS, ROWS = 1024, 16384, 1024
-"""Tokens assumed for a prompt of unlimited length; prompt ids that an engine reads and rows it extends at once."""
-CALLED, FOREIGN, FOUR_BIT = 3.2, 2.4, 0.52
-"""What a token keeps, as a multiple, where adapters are called as modules (inputs again, in float32) and where
-transformers runs the block (unrotated and ungated parts, too); bytes of a weight in 4 bits with its share of scales."""
+CONTEXT, SLACK = GIB, 0.06  # left alone of a GPU: for driver, libraries and compiled kernels; a share for gaps
+PROMPT, PROMPT_IDS, ROWS = 1024, 16384, 1024  # tokens assumed of a prompt; ids read and rows extended at once
+CALLED, FOREIGN = 3.2, 2.4  # times as much a token keeps if peft runs adapters, or transformers the block
+FOUR_BIT = 0.52  # bytes of a weight in 4 bits with its share of scales
 
 
 @dataclass(frozen=True)
 class HelperModel:
-    """Another model on the device: bytes of weights it does not share with the policy, of its engine's steps, of one
-    token's keys and values, and of all of these where the recipe fixes them. A `copy` of the policy takes no turns."""
+    """Bytes of another model on the device."""
 
     name: str
-    weights: int
+    weights: int  # those that it does not share with the policy
     step: int
-    kv: int
-    copy: bool = False
-    pages: int = 0
+    kv: int  # of one token
+    pages: int = 0  # keys and values of all tokens, where the recipe fixes them
 
 
 @dataclass(frozen=True)
 class MemorySetting:
-    """What can be chosen: `tokens` of a micro-batch; what is computed again, in the first `layers` (None: all); how
-    adapters are merged; whether the engine gives its memory back (`park`) while the learner works; whether helpers
-    are always there (stay), take turns in one arena (swap), or that and lend it to the learner (leave)."""
+    """What can be chosen. Helpers are always there, take turns in one arena, or that and lend it to the learner."""
 
-    tokens: int
+    tokens: int  # of a micro-batch
     checkpointing: Checkpointing = "none"
-    layers: int | None = None
+    layers: int | None = None  # the first ones, which are computed again; None: all
     merge: Merging = "copy"
-    park: bool = False
+    park: bool = False  # the engine gives its memory back while the learner works
     helpers: Literal["stay", "swap", "leave"] = "stay"
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One line of the arithmetic, in bytes; `host`: of the host's memory."""
+    """One line of the arithmetic, in bytes."""
 
     name: str
     sampling: int
     learning: int
     why: str = ""
-    host: int = 0
+    host: int = 0  # in the host's memory
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Settings, and what they need of `limit` bytes (0: not limited). Bytes for keys and values: of the policy, and of
-    each helper that takes no turns; 0: the engine decides. `layout`: the places of helpers that take turns."""
+    """Settings, and the bytes that they need."""
 
     setting: MemorySetting
-    kv_bytes: int
-    helper_kv: dict[str, int]
+    kv_bytes: int  # for the policy's keys and values; 0: the engine decides
+    helper_kv: dict[str, int]  # the same for each helper that takes no turns
     parts: tuple[MemoryPart, ...]
-    limit: int
-    layout: MemoryLayout | None = None
+    limit: int  # 0: not limited
+    layout: MemoryLayout | None = None  # the places of helpers that take turns
 
     @property
     def sampling(self) -> int:
@@ -99,39 +87,29 @@ class MemoryPlan:
 
 
 class MemoryJob:
-    """A phase of a recipe on a model whose numbers have `size` bytes: what it must have, whatever is chosen.
-
-    `measured`: bytes that a token of a micro-batch was seen to keep for the backward on this device; 0: unknown.
-    """
+    """A phase of a recipe on a model whose numbers have `size` bytes: what it must have, whatever is chosen."""
 
     def __init__(
-        self, recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1,
-        measured: int = 0,
-    ) -> None:  # fmt: skip
+        self, recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1
+    ) -> None:
         config, model, lora, futures = config or recipe.train, recipe.model, recipe.model.lora, recipe.futures
-        self.recipe, self.shape, self.size, self.config = recipe, shape, size, config
-        self.processes, self.measured = processes, measured
-        self.helpers = tuple(list_helpers(recipe, shape, size)) if config.samples else ()
-        self.swappable = tuple(helper for helper in self.helpers if not helper.copy)
+        self.recipe, self.shape, self.size, self.config, self.processes = recipe, shape, size, config, processes
         self.samples = config.samples and model.engine.name == "upshot"  # vLLM has memory of its own
         self.narrow = self.samples and model.engine.weights == "fp8"  # the engine has the projections in 8 bits, too
         self.kv = shape.kv_numbers * (1 if model.engine.kv == "fp8" else size) * self.samples  # of one token
+        self.trained = (sum(shape.adapters(lora)), 4) if lora else (shape.parameters, size)
+        self.merged = shape.merged(lora, self.narrow) * size if lora and self.samples and not model.exact else 0
+        self.helpers = tuple(self._helpers()) if config.samples else ()
+        self.swappable = tuple(helper for helper in self.helpers if not helper.name.startswith("policy@"))
         self.all_kv = max(self.kv + sum(helper.kv for helper in self.helpers), 1)  # in all engines
-
-        def length(turns: int) -> int:
-            tokens = PROMPT + (recipe.episode.max_turns + turns) * recipe.episode.max_tokens
-            return model.max_context or min(tokens, shape.context or tokens)
-
-        # The longest sequence that can come to be trained; where nothing is sampled only the data says (0).
-        ahead = 2 * futures.rounds * credit_rule(recipe.credit).trains_futures
-        self.longest = length(ahead) if config.samples else model.max_context or 0
+        # The longest sequences that can be trained and sampled; without sampling only the data says (0).
+        rounds = futures.rounds * credit_rule(recipe.credit).trains_futures, futures.rounds
+        whole = [PROMPT + (recipe.episode.max_turns + 2 * n) * recipe.episode.max_tokens for n in rounds]
+        trained, sampled = (model.max_context or min(tokens, shape.context or tokens) for tokens in whole)
+        self.longest = trained if config.samples else model.max_context or 0
         self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
-        replies = recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves
-        self.wanted = max(min(replies, ROWS) * length(2 * futures.rounds), self.least)  # all of a step at their longest
-        # Adapters can be merged in place if nobody but engine and learner reads the weights.
-        alone = self.swappable == self.helpers and not model.exact
-        self.lends = alone and model.quantize == "none" and not self.narrow
-        self.trained = (shape.parameters, size) if lora is None else (sum(shape.adapters(lora)), 4)
+        replies = min(recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves, ROWS)
+        self.wanted = max(replies * sampled, self.least)  # all of a step at their longest
         self.drops = lora is not None and lora.dropout > 0 and method_of(config.method).dropout
         called = lora is not None and (model.quantize != "none" or lora.kind == "dora" or self.drops)  # by peft
         self.thin = shape.lean and not called and not model.exact  # recomputes layers, or MLPs alone, one by one
@@ -139,46 +117,29 @@ class MemoryJob:
         numbers = 2 * (shape.hidden + shape.queries + shape.keys + shape.mlp) + shape.norms
         kept = int(numbers * size * (FOREIGN if not shape.lean else CALLED if called else 1))
         # Of a capped score: two numbers in float32, one in the model's dtype, of every head and every earlier token.
-        kept += (8 + size) * shape.capped * (self.longest or shape.context)
-        kept = kept * shape.layers + (lora.r * len(shape.adapters(lora)) * size if lora else 0)
-        # For the learner's own block the sum was compared with GPUs: a measurement may find more, not less.
-        self.kept = max(measured, kept) if shape.lean or not measured else measured
+        kept = (kept + (8 + size) * shape.capped * (self.longest or shape.context)) * shape.layers
+        kept += lora.r * len(shape.adapters(lora)) * size if lora else 0
+        # For the learner's own block the product was compared with GPUs: a measurement may find more, not less.
+        self.kept = max(shape.measured, kept) if shape.lean else shape.measured or kept
 
-
-def list_helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperModel]:
-    """Frozen copies of the policy, and helper models on its device; roles with the same spec share one."""
-    models, model, ahead = named_models(recipe), recipe.model, recipe.train.async_steps
-    states = [spec.model.partition("@")[2] for spec in models.values() if "@" in spec.model and spec.kind == "policy"]
-    for when in dict.fromkeys([*states, *(f"ahead-{n}" for n in range(ahead))]):
-        narrow, weights = model.engine.weights == "fp8", policy.parameters * size
-        if model.lora is not None:  # what is not trained is shared; a new adapter adds nothing to what is shared
-            merged = policy.merged(model.lora, narrow) * size * (when != "start")
-            weights = sum(policy.adapters(model.lora)) * 4 + merged
-        kv = policy.kv_numbers * (1 if model.engine.kv == "fp8" else size)
-        sizes = weights + policy.projections * narrow, sum(step_bytes(policy, size)), kv
-        for number in range(states_at_once(int(when), ahead) if when.isdigit() else 1):
-            yield HelperModel(f"policy@{when}" + (f" ({number})" if number else ""), *sizes, copy=True)
-    seen: list[ModelSpec] = []
-    for name, spec in models.items():
-        if not is_beside(spec, recipe) or spec in seen:
-            continue
-        seen.append(spec)
-        if (config := find_config(spec.model, offline=True)) is not None:
-            shape, each = ModelShape(config), 4 if spec.dtype == "float32" else size
-            kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else each)
-            weights = shape.parameters * each - shape.projections * (each - 1) * (spec.weights == "fp8")
-            yield HelperModel(name, weights, sum(step_bytes(shape, each)), kv, pages=int(spec.kv_gb * GIB))
-
-
-def is_beside(spec: ModelSpec, recipe: Recipe) -> bool:
-    """Whether a helper model shares the policy's device."""
-    return spec.kind == "local" and spec.device in ("auto", recipe.model.device)
-
-
-def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
-    """Helper models by name: those of `models` that are asked, and copies of the policy that classmates are."""
-    copies = (name for name in classmate_names(recipe.futures) if name.startswith("policy@"))
-    return recipe.needed_models | {name: ModelSpec(model=name) for name in copies}
+    def _helpers(self) -> Iterator[HelperModel]:
+        """Copies of the policy, of which what is not trained is shared; models on its device, one for each spec."""
+        models, ahead, (count, size) = self.recipe.needed_models, self.recipe.train.async_steps, self.trained
+        names = [*classmate_names(self.recipe.futures), *(spec.model for spec in models.values())]
+        times = [name.removeprefix("policy@") for name in names if name.startswith("policy@")]
+        copies = {at: 1 if at == "start" else states_at_once(int(at), ahead) for at in times} | {"ahead": ahead}
+        for at, n in copies.items():  # a new adapter adds nothing to what it sits on
+            weights = count * size + self.merged * (at != "start") + self.shape.projections * self.narrow
+            if n:
+                yield HelperModel(f"policy@{at}", n * weights, n * sum(step_bytes(self.shape, self.size)), n * self.kv)
+        beside = {name: spec for name, spec in models.items() if spec.runs_on(self.recipe.model.device)}
+        for name, spec in beside.items():
+            config = find_config(spec.model, offline=True)
+            if config is not None and name == next(first for first in beside if beside[first] == spec):
+                shape, size = ModelShape(config), 4 if spec.dtype == "float32" else self.size
+                kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else size)
+                weights = shape.parameters * size - shape.projections * (size - 1) * (spec.weights == "fp8")
+                yield HelperModel(name, weights, sum(step_bytes(shape, size)), kv, int(spec.kv_gb * GIB))
 
 
 def usable(total: int) -> int:
@@ -196,14 +157,14 @@ def make_plan(job: MemoryJob, setting: MemorySetting, tokens: int, limit: int = 
     """The plan with keys and values of `tokens` tokens in every engine. Helpers that take turns get an arena of what
     is left of `limit`, but at least what the largest of them needs."""
     turns = job.swappable if setting.helpers != "stay" else ()
-    stay = {helper.name: helper for helper in job.helpers if helper not in turns}
-    kv = {name: tokens * helper.kv for name, helper in stay.items()}
-    others = sum(kv.values()) + sum(helper.weights + helper.step + helper.pages for helper in stay.values())
+    stay = [helper for helper in job.helpers if helper not in turns]
+    kv = {helper.name: tokens * helper.kv for helper in stay}
+    others = sum(kv.values()) + sum(helper.weights + helper.step + helper.pages for helper in stay)
     beside, steps = setting.helpers != "leave", sum(helper.step for helper in turns)
     parts = [
         *_policy_parts(job, setting, tokens * job.kv),
         *_learner_parts(job, setting),
-        MemoryPart("other models", others, others, ", ".join(stay)),
+        MemoryPart("other models", others, others, ", ".join(kv)),
         MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
     parts = [part for part in parts if part.sampling or part.learning or part.host]
@@ -220,18 +181,14 @@ def make_plan(job: MemoryJob, setting: MemorySetting, tokens: int, limit: int = 
 
 
 def _policy_parts(job: MemoryJob, setting: MemorySetting, kv: int) -> Iterator[MemoryPart]:
-    """The policy and its engine, with `kv` bytes for keys and values."""
-    shape, model, (count, size) = job.shape, job.recipe.model, job.trained
-    awake, millions = not setting.park, shape.parameters / 1e6
-    counted = f"{millions / 1e3:.2f} B" if millions >= 1e3 else f"{millions:.1f} M"
+    shape, model, awake, (count, size) = job.shape, job.recipe.model, not setting.park, job.trained
     four_bits = int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
     weights, narrow = shape.parameters * job.size - four_bits, shape.projections * job.narrow
-    yield MemoryPart("weights", weights, weights, f"{counted} parameters")
+    yield MemoryPart("weights", weights, weights, f"{shape.parameters:,} parameters")
     yield MemoryPart("weights in 8 bits", narrow, narrow * awake, "projections, to sample")
     if model.lora is not None:
-        merged = shape.merged(model.lora, job.narrow) * job.size * (job.samples and not model.exact)
-        copy, saved = (merged * (setting.merge == way) for way in ("copy", "in place"))
-        yield MemoryPart("adapters", count * size, count * size, f"{count / 1e6:.1f} M parameters in float32")
+        copy, saved = (job.merged * (setting.merge == way) for way in ("copy", "in place"))
+        yield MemoryPart("adapters", count * size, count * size, f"{count:,} parameters in float32")
         yield MemoryPart("merged adapters", copy, copy * awake, "a copy of what they sit on, to sample", saved)
     if job.samples:
         step, graphs = step_bytes(shape, job.size)
@@ -241,35 +198,26 @@ def _policy_parts(job: MemoryJob, setting: MemorySetting, kv: int) -> Iterator[M
 
 
 def _learner_parts(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
-    """The optimizer's state, and what a micro-batch needs; all of it for one process."""
     shape, size, tokens, config, lora = job.shape, job.size, setting.tokens, job.config, job.recipe.model.lora
-    layers = shape.layers if setting.layers is None else setting.layers
-    whole = job.kept // shape.layers - shape.hidden * size
+    layers, whole = setting.layers or shape.layers, job.kept // shape.layers - shape.hidden * size
     spared = {"none": 0, "mlp": 2 * shape.mlp * size, "block": whole}[setting.checkpointing]
-    ends = 4 * shape.hidden * size  # embedding, last norm, and their gradients
-    forward = tokens * (job.kept - layers * spared + ends)
-    # The backward is at its highest in the head (a chunk of logits, the head's gradient) or in the last layer.
-    logits = tokens * shape.vocab * size
-    head = min(CHUNK_BYTES, logits)
-    if lora is None:  # summed in float32 where there are several chunks
-        head += shape.vocab * shape.hidden * (size + 4 * (logits > CHUNK_BYTES))
-    # The last layer, where the backward begins, is computed again only if all are.
+    forward = tokens * (job.kept - layers * spared + 4 * shape.hidden * size)  # embedding, last norm, their gradients
+    # The backward is at its highest in the head (logits, its gradient) or the last layer (computed again if all are).
+    head = min(CHUNK_BYTES, tokens * shape.vocab * size) + shape.vocab * shape.hidden * (size + 4) * (lora is None)
     inside = ((1 if job.thin else 3) * shape.mlp + 3 * shape.hidden) * size + spared * (layers == shape.layers)
     backward = max(head, tokens * inside)
-
     (count, size), offload = job.trained, config.optimizer.offload
     masters = offload or size < 4
-    # Gradients of a micro-batch that are not added up where they arise.
+    # `passing`: gradients of a micro-batch that are not added up where they arise; they grow while activations go.
     share, passing = count, size * count * masters
     if job.processes > 1:  # whole matrices belong to one process; gradients arise whole and are summed one by one
         largest = shape.hidden * (1 if lora else shape.vocab)
         share, passing = max(count // job.processes, largest), size * count + 4 * largest
     state = int(share * ((2.04 if config.optimizer.name == "adamw-8bit" else 8) + 4 * masters))
     here, away = (0, job.processes * (state + 4 * share)) if offload else (state, 0)
-    sums = 4 * share * (not offload) + max(0, passing - forward - backward)  # `passing` grows while activations go
     reference = count * size * method_of(config.method).needs_reference(config)
     yield MemoryPart("optimizer", here, here, "masters and moments", away)
     yield MemoryPart("reference", reference, reference, "the trained weights as they were")
-    yield MemoryPart("gradients", 0, sums, "float32")
+    yield MemoryPart("gradients", 0, 4 * share * (not offload) + max(0, passing - forward - backward), "float32")
     yield MemoryPart("activations", 0, forward, f"{tokens} tokens")
     yield MemoryPart("backward", 0, backward, "a chunk of logits, or one layer")
