@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from tests.tiny import tiny_parts
 from upshot.cli import main
 from upshot.config.load import validate_recipe
+from upshot.config.phases import WARM_START, phase_config
 from upshot.config.recipe import LoraConfig, PolicyConfig, Recipe
 from upshot.core.errors import UserError
 from upshot.engine.kernels.plain import AttentionOptions, attention
@@ -295,6 +296,23 @@ def test_no_more_layers_are_computed_again_than_the_memory_asks_for(gib: int) ->
     assert make_plan(job, replace(setting, layers=setting.layers - 1), tokens, limit).peak > limit
     asked = plan(gib, {**model, "gradient_checkpointing": "mlp"})
     assert asked.setting.layers is None, "what the recipe asks for is done in all layers"
+
+
+def test_ways_out_of_a_warm_start_that_does_not_fit_are_its_own() -> None:
+    """Those of the reinforcement learning after it were named; a token that learns with dropout keeps more."""
+    model = {"lora": {"r": 32}, "gradient_checkpointing": "none", "max_context": 32768}
+
+    def job(**changes: Any) -> MemoryJob:
+        recipe = made(model | changes, warm_start={})
+        return MemoryJob(recipe, SHAPE, 2, phase_config(recipe, WARM_START))
+
+    limit = usable(139 * GIB)
+    assert choose(MemoryJob(job().recipe, SHAPE, 2), limit), "what comes after the warm start fits"
+    with pytest.raises(UserError, match=r"it would with model\.gradient_checkpointing=auto, or") as raised:
+        plan_of(job(), 139 * GIB)
+    assert choose(job(gradient_checkpointing="auto"), limit)
+    longest = int(str(raised.value).split("model.max_context=")[1].split()[0])
+    assert choose(job(max_context=longest), limit) and not choose(job(max_context=longest + 256), limit)
 
 
 def test_a_length_that_cannot_fit_is_refused_with_the_longest_that_can() -> None:

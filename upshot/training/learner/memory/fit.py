@@ -83,9 +83,10 @@ def list_ways(job: MemoryJob, limit: int) -> list[str]:
     """What a user could set so that the run fits: at most three settings, the mildest first, and a shorter context."""
     recipe, model = job.recipe, job.recipe.model
     written = recipe.model_dump(mode="json", exclude_defaults=True)
+    of_phase = {name: value for name, value in job.config if value != getattr(recipe.train, name)}
 
     def fits(other: Recipe) -> bool:
-        changed = MemoryJob(other, job.shape, job.size, None, job.processes)
+        changed = MemoryJob(other, job.shape, job.size, other.train.model_copy(update=of_phase), job.processes)
         return other != recipe and choose(changed, limit) is not None
 
     def fits_with(context: int) -> bool:
