@@ -32,7 +32,7 @@ from upshot.training.adapters import add_lora
 from upshot.training.bundle import configure_learner, engine_settings
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fit import device_bytes, plan_loaded
+from upshot.training.learner.memory.fit import plan_loaded
 from upshot.training.learner.memory.plan import MemoryPlan
 from upshot.training.objectives.objectives import PolicyGradient
 
@@ -137,7 +137,7 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[
     plan: MemoryPlan = plan_loaded(recipe, module, recipe.train)
     if not plan.kv_bytes:
         plan = replace(plan, kv_bytes=1 << 22)
-    print(f"\n{name}, {device_bytes(recipe.model) / GIB:.1f} GiB\n{memory_table(plan)}", flush=True)
+    print(f"\n{name}, {plan.limit / GIB:.1f} GiB to plan with\n{memory_table(plan)}", flush=True)
     learner = Learner(
         module, SimpleNamespace(pad_token_id=0, eos_token_id=0), configure_learner(recipe.train, plan, module)
     )

@@ -274,6 +274,14 @@ def own_tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(path) if (path / "tokenizer_config.json").is_file() else None
 
 
+def free_bytes(device: str) -> int:
+    """Bytes of the device that can be had; 0 on the CPU."""
+    import torch
+
+    place = torch.device(pick_device(device))
+    return torch.cuda.mem_get_info(place)[0] + torch.cuda.memory_reserved(place) if place.type == "cuda" else 0
+
+
 def shared_kv(device: Any, sharers: int) -> int:
     """Bytes for keys and values of each of several models: together a third of what is free; 0: as the engine finds."""
     import torch

@@ -8,17 +8,15 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
-import torch
-
 from upshot.config.load import load_recipe
-from upshot.config.recipe import PolicyConfig, Recipe, TrainConfig
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.models.local import find_config, pick_device
+from upshot.models.local import find_config, free_bytes
 from upshot.models.tiny import tiny_config
 from upshot.training.learner.batch import WITHOUT_PLAN
 from upshot.training.learner.forward.measure import measure_kept
 from upshot.training.learner.memory.plan import GIB, MemoryJob, MemoryPlan, MemorySetting, make_plan, usable
-from upshot.training.learner.memory.shape import ModelShape
+from upshot.training.learner.memory.shape import shape_of
 
 SIZES = (32768, 16384, 8192, 4096, 2048, 1024)  # tokens of a micro-batch to try
 SMALL, BUSY = 500_000_000, 8192  # with more parameters than this, so many tokens keep a GPU busy
@@ -31,26 +29,19 @@ WAYS = (  # what needs less memory, the mildest first
 
 def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPlan | None:
     """The plan of a run that is not loaded; None: its config.json is not here. `words`: those of a new tiny model."""
-    model, total = recipe.model, device_bytes(recipe.model)
+    model, total = recipe.model, int(recipe.model.memory_gb * GIB) or free_bytes(recipe.model.device)
     config = find_config(model.path, offline=True) if model.path else tiny_config(model.tiny, words)
     size = {"float32": 4, "bfloat16": 2, "auto": 2 if total else 4}[model.dtype]
-    return config and plan_of(MemoryJob(recipe, ModelShape(config), size, processes=processes), total)
+    return config and plan_of(MemoryJob(recipe, shape_of(config), size, processes=processes), total)
 
 
 def plan_loaded(recipe: Recipe, module: Any, config: TrainConfig, processes: int = 1) -> MemoryPlan:
     """The plan of a phase of a run whose model is loaded, for each of `processes` ranks; a micro-batch is measured."""
-    shape, size = ModelShape(module.config), module.get_input_embeddings().weight.element_size()
+    shape, size = shape_of(module.config), module.get_input_embeddings().weight.element_size()
     if module.device.type == "cuda":
         shape.measured = measure_kept(module, MemoryJob(recipe, shape, size, config).drops)
-    return plan_of(MemoryJob(recipe, shape, size, config, processes), device_bytes(recipe.model))
-
-
-def device_bytes(config: PolicyConfig) -> int:
-    """Bytes of the policy's device that can be had; 0 on the CPU, where nothing is planned."""
-    device = "cpu" if config.memory_gb else pick_device(config.device)  # what is given may be of a device elsewhere
-    if torch.device(device).type != "cuda":
-        return int(config.memory_gb * GIB)
-    return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
+    total = int(recipe.model.memory_gb * GIB) or free_bytes(recipe.model.device)
+    return plan_of(MemoryJob(recipe, shape, size, config, processes), total)
 
 
 def plan_of(job: MemoryJob, total: int) -> MemoryPlan:
@@ -69,8 +60,7 @@ def plan_of(job: MemoryJob, total: int) -> MemoryPlan:
         return plan
     nearest = min((make_plan(job, setting, job.least) for setting in list_settings(job)), key=lambda plan: plan.peak)
     phase = "learning" if nearest.learning >= nearest.sampling else "sampling"
-    sizes = {part.name: getattr(part, phase) / GIB for part in nearest.parts}
-    terms = " + ".join(f"{name} {size:.1f}" for name, size in sizes.items() if size >= 0.05)
+    terms = " + ".join(f"{p.name} {gib:.1f}" for p in nearest.parts if (gib := getattr(p, phase) / GIB) >= 0.05)
     ways = ", or ".join(list_ways(job, limit))
     raise UserError(
         f"the run, with sequences of up to {job.longest} tokens, does not fit into {limit / GIB:.1f} GiB of the "

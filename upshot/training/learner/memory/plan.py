@@ -15,7 +15,7 @@ from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
 from upshot.training.learner.forward.lean import Checkpointing
 from upshot.training.learner.forward.packed import CHUNK_BYTES
-from upshot.training.learner.memory.shape import ModelShape
+from upshot.training.learner.memory.shape import ModelShape, shape_of
 from upshot.training.snapshots import states_at_once
 
 GIB = 1 << 30
@@ -136,7 +136,7 @@ class MemoryJob:
         for name, spec in beside.items():
             config = find_config(spec.model, offline=True)
             if config is not None and name == next(first for first in beside if beside[first] == spec):
-                shape, size = ModelShape(config), 4 if spec.dtype == "float32" else self.size
+                shape, size = shape_of(config), 4 if spec.dtype == "float32" else self.size
                 kv = 0 if spec.kv_gb else shape.kv_numbers * (1 if spec.kv == "fp8" else size)
                 weights = shape.parameters * size - shape.projections * (size - 1) * (spec.weights == "fp8")
                 yield HelperModel(name, weights, sum(step_bytes(shape, size)), kv, int(spec.kv_gb * GIB))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -14,6 +15,14 @@ from upshot.engine.llama.shape import attention_sizes
 from upshot.models.local import import_frameworks
 from upshot.training.adapters import default_targets
 from upshot.training.learner.forward.select import is_lean
+
+_SHAPES: dict[str, ModelShape] = {}
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The sizes of the model that a transformers configuration describes; a twin of it is built once."""
+    key = f"{type(config)} {config.to_json_string(use_diff=False)}"
+    return copy(_SHAPES.get(key) or _SHAPES.setdefault(key, ModelShape(config)))
 
 
 class ModelShape:
