@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -428,6 +429,13 @@ def versions() -> dict[str, str]:
     """What the run depends on."""
     versions = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
     versions["threads"] = str(thread_count())
+    return versions | _installed()
+
+
+@lru_cache(maxsize=1)
+def _installed() -> dict[str, str]:
+    """Their versions; each is read from a file of many lines."""
+    versions = {}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
