@@ -26,8 +26,8 @@ from tests.durations import (
 
 ROOT = Path(__file__).parent.parent
 CORES, STYLE_AND_TYPES_S, COLLECTION_S = 2, 60, 20
-SHORT_LIMIT_S, FULL_LIMIT_S = 240, 640
-"""What was recorded, with other work on the machine. The goals on two quiet cores are 240 and 600 seconds."""
+SHORT_LIMIT_S, FULL_LIMIT_S = 240, 600
+"""The goals on two quiet cores."""
 
 
 def test_a_test_is_long_with_the_fixtures_that_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
