@@ -65,7 +65,7 @@ def build(name: str, device: torch.device) -> Any:
 def recipe_of(name: str, args: argparse.Namespace) -> Recipe:
     """The setting that is planned: 128 replies of up to 256 ids to prompts of 256."""
     rank = SHAPES[name]["lora"] if args.lora is None else args.lora
-    model: dict[str, Any] = {"gradient_checkpointing": args.checkpointing, "memory_gb": args.total}
+    model: dict[str, Any] = {"gradient_checkpointing": args.checkpointing, "memory_gb": args.total, "max_context": 1280}
     if rank:
         model["lora"] = {"r": rank, "dropout": 0.0, "kind": args.kind}
     train = {"token_budget": args.tokens, "optimizer": {"name": args.optimizer, "offload": args.offload}}

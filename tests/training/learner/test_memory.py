@@ -175,13 +175,21 @@ def test_predictions_are_near_what_was_measured_on_a_gpu(
     config: dict[str, Any], lora: int, gib: float, sampling: float, learning: float
 ) -> None:
     """The measured peaks of the journal, "Memory, predicted and measured", GiB."""
-    model = {"lora": {"r": lora, "dropout": 0.0}} if lora else {}
+    model = {"max_context": 1280} | ({"lora": {"r": lora, "dropout": 0.0}} if lora else {})
     more = {"episode": {"max_tokens": 256}, "train": {"lr": 1e-6, "kl": 0.0}}
     shape = shape_of(config | {"max_position_embeddings": 4096})
     asked = Recipe.model_validate({"task": "slots", "model": model, **more})
     found = plan_of(MemoryJob(asked, shape, 2), int(gib * GIB))
     assert found.sampling / GIB == pytest.approx(sampling, rel=0.1)
     assert found.learning / GIB == pytest.approx(learning, rel=0.1)
+
+
+def test_as_many_keys_and_values_as_the_context_holds_where_nothing_bounds_what_others_say() -> None:
+    """Episodes of 16,000 tokens whose policy says four in each of ten turns: the rest comes from the environment."""
+    episode = {"max_turns": 10, "max_tokens": 4}
+    recipe = {"task": "slots", "episode": episode, "train": {"prompts_per_step": 2, "group_size": 2}}
+    job = MemoryJob(Recipe.model_validate(recipe), shape_of(TINYLLAMA_1B | {"max_position_embeddings": 20480}), 2)
+    assert job.longest < 2048 and plan_of(job, 140 * GIB).kv_bytes == 4 * 20480 * job.kv
 
 
 @pytest.mark.parametrize(

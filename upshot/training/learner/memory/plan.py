@@ -105,7 +105,8 @@ class MemoryJob:
         # The longest sequences that can be trained and sampled; without sampling only the data says (0).
         rounds = futures.rounds * credit_rule(recipe.credit).trains_futures, futures.rounds
         whole = [PROMPT + (recipe.episode.max_turns + 2 * n) * recipe.episode.max_tokens for n in rounds]
-        trained, sampled = (model.max_context or min(tokens, shape.context or tokens) for tokens in whole)
+        trained = model.max_context or min(whole[0], shape.context or whole[0])
+        sampled = model.max_context or shape.context or whole[1]  # how much others say is not known
         self.longest = trained if config.samples else model.max_context or 0
         self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
         replies = min(recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves, ROWS)
