@@ -4,9 +4,9 @@ A profile hook counts from the end of the first step to the end of the second. C
 functions, as the interpreter sees them. The second line shows what is left without list, set and dict comprehensions,
 which Python 3.12 and later run inline, and without anything that has no name. Then: where the files are, where the
 deepest stacks end, and the files that contribute least, which a reader opens for a line or two. status.json is left
-out, because it is written once per second, not once per step.
+out, because it is written once per second, not once per step. With --list also every function, file by file.
 
-    python benchmarks/step_trace.py
+    python benchmarks/step_trace.py [--list]
 """
 
 from __future__ import annotations
@@ -82,3 +82,6 @@ if __name__ == "__main__":
     by_file = Counter(file for file, name in functions if name in named)
     least = sorted(file for file in files if by_file[file] <= FEW)
     print(f"{len(least)} files contribute {FEW} functions with a name or fewer: " + ", ".join(least))
+    if "--list" in sys.argv:
+        for file in sorted(files):
+            print(f"{file}: " + ", ".join(sorted(name for path, name in functions if path == file)))
