@@ -37,7 +37,7 @@ class Message:
 
     def to_dict(self) -> dict[str, Any]:
         """The message as chat templates and endpoints expect it."""
-        calls = [dict(call) for call in self.tool_calls] or None
+        calls = list(map(dict, self.tool_calls)) or None
         more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
         present = {key: value for key, value in more.items() if value is not None}
         return {"role": self.role, "content": self.content, **present}
@@ -115,7 +115,7 @@ class Conversation:
     def __init__(self, row: Row, seed: int = 0, key: str = "", turns: tuple[Turn, ...] | None = None) -> None:
         self.row, self.seed = row, seed
         self.key = key or row.id
-        self.turns: tuple[Turn, ...] = tuple(Turn(m) for m in row.messages) if turns is None else turns
+        self.turns: tuple[Turn, ...] = tuple(map(Turn, row.messages)) if turns is None else turns
         self.session: dict[str, Any] = {}
         """Private state of the participants of this conversation (environment session, simulated user's memory)."""
         self.score: Score | float | None = None
@@ -167,30 +167,34 @@ class Conversation:
 
     def samples(self) -> Iterator[Sample]:
         """The policy's samples, in order."""
-        return (turn.sample for turn in self.turns if turn.sample is not None)
+        for turn in self.turns:
+            if turn.sample is not None:
+                yield turn.sample
 
     @property
     def ids(self) -> list[int]:
         """All ids of the policy's context up to and including its last sample."""
-        return list(chain.from_iterable(sample.context + sample.ids for sample in self.samples()))
+        return list(chain.from_iterable([sample.context + sample.ids for sample in self.samples()]))
 
     @property
     def mask(self) -> list[int]:
         """Loss mask beside `ids`: 1 exactly where the policy sampled."""
-        return list(chain.from_iterable([0] * len(s.context) + [1] * len(s.ids) for s in self.samples()))
+        return list(chain.from_iterable([[0] * len(s.context) + [1] * len(s.ids) for s in self.samples()]))
 
     @property
     def logprobs(self) -> list[float]:
         """Sampling log-probabilities beside `ids`, 0.0 where nothing was sampled."""
-        return list(chain.from_iterable((0.0,) * len(s.context) + s.logprobs for s in self.samples()))
+        return list(chain.from_iterable([(0.0,) * len(s.context) + s.logprobs for s in self.samples()]))
 
-    def places(self) -> Iterator[tuple[int, Sample]]:
-        """The policy's samples, each with the position of its first sampled id in `ids`."""
+    def places(self, first: int = 0) -> Iterator[tuple[int, Sample]]:
+        """The policy's samples from turn `first` on, each with the position of its first sampled id in `ids`."""
         at = 0
-        for sample in self.samples():
-            at += len(sample.context)
-            yield at, sample
-            at += len(sample.ids)
+        for number, turn in enumerate(self.turns):
+            if turn.sample is not None:
+                at += len(turn.sample.context)
+                if number >= first:
+                    yield at, turn.sample
+                at += len(turn.sample.ids)
 
     @property
     def unrendered(self) -> list[Message]:
@@ -204,7 +208,8 @@ class Conversation:
 
     def last(self, role: str) -> Message | None:
         """The latest message of a role."""
-        return next((turn.message for turn in reversed(self.turns) if turn.message.role == role), None)
+        messages = [turn.message for turn in self.turns if turn.message.role == role]
+        return messages[-1] if messages else None
 
 
 def _copy(value: Any) -> Any:

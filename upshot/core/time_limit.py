@@ -35,6 +35,8 @@ P = ParamSpec("P")
 
 call_seconds: ContextVar[float] = ContextVar("call_seconds", default=120.0)
 """The limit of one call; a run sets it from its recipe."""
+OURS = "upshot."
+"""What is defined in modules named so has no limit."""
 LATE_S = 1.0
 """A timer this late means that the whole program was suspended; the call then gets its time again."""
 AGAIN_S = 1.0
@@ -54,7 +56,7 @@ async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.
 
     The method may also be a plain function: it is called directly, and everything else waits for it.
     """
-    if _ours(owner):
+    if type(owner).__module__.startswith(OURS):
         return await method(*args, **kwargs)
     work: Any = limit_call_now(owner, method, *args, **kwargs)
     if not asyncio.iscoroutine(work):
@@ -79,7 +81,7 @@ async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.
 
 def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The same for a plain function."""
-    if _ours(owner):
+    if type(owner).__module__.startswith(OURS):
         return work(*args, **kwargs)
     seconds = call_seconds.get()
     try:
@@ -168,10 +170,6 @@ def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any
             send, value = work.send, (yield waits_for)
         except BaseException as error:  # for the coroutine, as `yield from` would do
             send, value = work.throw, error
-
-
-def _ours(owner: object) -> bool:
-    return type(owner).__module__.partition(".")[0] == "upshot"
 
 
 def _too_long(owner: object, seconds: float) -> CallTimeout:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score, mean_score
@@ -96,11 +96,13 @@ class Credit:
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""
-        scores = [self.parts[name] for name in parts]
-        for score in scores:
+        total = 0.0
+        for name in parts:
+            score = self.parts[name]
             if score.value is None:
                 return score
-        return Score(sum(score.value or 0.0 for score in scores))
+            total += score.value
+        return Score(total)
 
     @property
     def trains(self) -> bool:
@@ -110,9 +112,12 @@ class Credit:
 
 def sampled_spans(mask: Sequence[int]) -> tuple[Span, ...]:
     """One span per run of sampled tokens."""
-    runs = [(sampled, len(list(run))) for sampled, run in groupby(mask, bool)]
-    ends = list(accumulate(length for _, length in runs))
-    return tuple(Span(end - n, end) for (sampled, n), end in zip(runs, ends, strict=True) if sampled)
+    spans, stop = [], 0
+    for sampled, run in groupby(mask, bool):
+        start, stop = stop, stop + len(list(run))
+        if sampled:
+            spans.append(Span(start, stop))
+    return tuple(spans)
 
 
 def relabel(spans: Sequence[Span], start: int, stop: int, more: tuple[str, ...] | None) -> tuple[Span, ...]:

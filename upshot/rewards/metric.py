@@ -63,7 +63,7 @@ async def score_by(metric: Metric, conversation: Conversation, name: str) -> Sco
 
 async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
     """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
-    scores = await asyncio.gather(*(score_by(metric, conversation, name) for name, metric in metrics.items()))
+    scores = await asyncio.gather(*[score_by(metric, conversation, name) for name, metric in metrics.items()])
     return dict(zip(metrics, scores, strict=True))
 
 

@@ -38,7 +38,7 @@ def by_policy(score: Score) -> bool:
 
 def may_blame(reply: Rollout) -> bool:
     """Whether a score of the reply, or of a future of it, may be missing through the policy."""
-    scores = [reply.reward.total, *(score for future in reply.futures for score in future.scores.values())]
+    scores = chain([reply.reward.total], *[future.scores.values() for future in reply.futures])
     return any(map(by_policy, scores))
 
 

@@ -85,7 +85,7 @@ class Policy:
         text = decode(list(sample.ids), skip_special_tokens=False)
         before = decode(list(sample.context[-16:]), skip_special_tokens=False)
         opened = before.rstrip().endswith(self.think[0])
-        if not opened and not any(marker in text for marker in self.think):
+        if not opened and self.think[0] not in text and self.think[1] not in text:
             return sample
         ended = sample.finish == "stop" and sample.ids[-1:] and sample.ids[-1] in self.renderer.end_ids
         spoken = sample.ids[:-1] if ended else sample.ids  # the end-of-turn token does not belong to the thought
@@ -210,7 +210,8 @@ async def play_future(
     It ends earlier when the user is done, whose parting words are said, or when the policy has no room to reply.
     """
     for _ in range(rounds):
-        if sum(turn.message.role != "system" for turn in conversation.turns) + 2 > max_messages:
+        spoken = [turn for turn in conversation.turns if turn.message.role != "system"]
+        if len(spoken) + 2 > max_messages:
             break
         observation = await _observe(user, conversation)
         _append(conversation, observation)

@@ -147,7 +147,7 @@ async def open_by(user: Participant | None, conversation: Conversation) -> Openi
 
 def has_opening(row: Row) -> bool:
     """Whether anybody has spoken in the row's opening, a system prompt aside."""
-    return any(message.role in ("user", "assistant") for message in row.messages)
+    return not {"user", "assistant"}.isdisjoint([message.role for message in row.messages])
 
 
 async def play_reply(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from upshot.core.conversation import Conversation, Sample, Turn
@@ -101,13 +101,14 @@ class Rollout:
     def paths(self) -> Iterator[Conversation]:
         """The episode in each of its contexts, each from its opening on."""
         yield self.conversation
-        yield from (path.conversation for path in self.other_paths)
+        for path in self.other_paths:
+            yield path.conversation
 
     def samples(self) -> Iterator[Sample]:
         """All that the policy sampled in the episode, each once."""
         yield from self.conversation.samples()
         for path in self.other_paths:
-            yield from (turn.sample for turn in path.conversation.turns[path.start :] if turn.sample is not None)
+            yield from [sample for _, sample in path.conversation.places(path.start)]
 
     def to_dict(
         self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
@@ -166,7 +167,7 @@ class Rollout:
         """A future for the transcript: with what is new in it, where it branched off, and what its branches earned
         beside their siblings."""
         branches: list[dict[str, Any]] = []
-        for branch in (branch for fork in self.siblings for branch in fork):
+        for branch in chain.from_iterable(self.siblings):
             if future.path and future.path[: len(branch.path)] == branch.path:
                 present = [advantage for advantage in branch.advantages if advantage is not None]
                 spans = zip_longest(branch.credit.spans, branch.advantages)
@@ -198,10 +199,14 @@ class Rollout:
 
 def _environment(conversation: Conversation) -> dict[str, Any]:
     """What an environment decided by itself, which no metric can find out again."""
-    score, turns, acts = conversation.score, conversation.turn_scores, conversation.session.get(ACTS)
-    decided = {"score": score.to_dict() if isinstance(score, Score) else None, "turns": _scores_to_dict(turns)}
-    present = {name: value for name, value in {**decided, "acts": acts}.items() if value}
-    return {"environment": present} if present else {}
+    decided: dict[str, Any] = {}
+    if isinstance(conversation.score, Score):
+        decided["score"] = conversation.score.to_dict()
+    if conversation.turn_scores:
+        decided["turns"] = _scores_to_dict(conversation.turn_scores)
+    if acts := conversation.session.get(ACTS):
+        decided["acts"] = acts
+    return {"environment": decided} if decided else {}
 
 
 def _scores_to_dict(scores: Mapping[Any, Score]) -> dict[str, Any]:

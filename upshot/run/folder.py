@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -300,7 +300,7 @@ class RunFolder:
         """Write token ids and log-probabilities of a step's replies, and the text of the ids."""
         path = samples.file_of(self.path, step)
         if not self.read_only:
-            self._write(path.parent, lambda folder: folder.mkdir(exist_ok=True))
+            self._write(path.parent, partial(Path.mkdir, exist_ok=True))
             self._write(path, write_atomic, samples.pack(replies, pieces))
 
     def write_status(self, state: str, **more: Any) -> None:

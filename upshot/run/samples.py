@@ -37,7 +37,8 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
     # Futures that forked late have turns in common: those are one sample, which each of them refers to.
     talks: list[tuple[str, int, list[Sample]]] = []  # of each: key, ids before the first sample, samples
     for reply in replies:
-        talks += [(path.key, 0, list(path.samples())) for path in reply.paths()]
+        for path in reply.paths():
+            talks.append((path.key, 0, list(path.samples())))
         for future in reply.futures:  # those in which the policy spoke
             whole = future.conversation
             shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]

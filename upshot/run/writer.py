@@ -75,9 +75,10 @@ class Writer:
             return {}
         shown = replies[step % len(replies)]
         turns, total = shown.conversation.turns, shown.reward.total
-        place = next((n for n, turn in enumerate(turns) if turn.sample is not None), None)
+        sampled = [place for place, turn in enumerate(turns) if turn.sample is not None]
         every = max(1, self._now.get("steps", 0) // SAMPLES)
-        if place is not None and (step == 1 or step % every == 0):  # at the first step, and SAMPLES times in the phase
+        if sampled and (step == 1 or step % every == 0):  # at the first step, and SAMPLES times in the phase
+            place = sampled[0]
             heard = turns[place - 1].message.content if place else ""
             reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
             self.reporter.show_reply(step, heard, turns[place].message.content, reward)

@@ -32,8 +32,8 @@ class TokenAmount(Metric):
                 continue
             sampled = len(turn.sample.ids) if turn.sample is not None else turn.note.get("tokens")
             if self.tokenizer:
-                texts = (turn.message.content, str(turn.note.get("thought") or ""))
-                tokens += sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
+                for text in filter(None, (turn.message.content, str(turn.note.get("thought") or ""))):
+                    tokens += len(self.tokenizer.encode(text, add_special_tokens=False))
             elif sampled is not None:
                 tokens += int(sampled)
             else:

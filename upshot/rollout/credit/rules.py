@@ -145,7 +145,7 @@ def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens:
         for some, share in level:
             ways = children(some, depth)
             branches = [_branch(way, depth, weights, tokens) for way in ways]
-            present = sum(not branch.reward.total.is_missing for branch in branches)
+            present = len(ways) - [branch.reward.total.value for branch in branches].count(None)
             for way, branch in zip(ways, branches, strict=True):
                 branch.share = share / max(present, 1)
                 if len(way[0].path) > depth + 1:
@@ -179,24 +179,17 @@ def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricW
         conversation = Conversation(whole.row, whole.seed, whole.key, whole.turns[: first.forks[depth + 1]])
     scores = mean_by_way(futures, depth + 1) if forked_again else [first.scores]
     reward = combine(scores, weights)
-    spans = only(_own_spans(conversation, start), conversation, tokens)
-    return Branch(conversation, first.path[: depth + 1], start, reward, Credit({MAIN: reward.total}, spans))
+    spoken = [Span(at, at + len(sample.ids)) for at, sample in conversation.places(start) if sample.ids]
+    credit = Credit({MAIN: reward.total}, only(spoken, conversation, tokens))
+    return Branch(conversation, first.path[: depth + 1], start, reward, credit)
 
 
 def branch_off(conversation: Conversation, start: int, reward: Reward, credit: Credit) -> Branch:
     """A path of the episode itself, which earns what the episode earns: what was said before its turn `start` is
     another path's, and not trained twice."""
-    spoken = _own_spans(conversation, start)
-    first = spoken[0].start if spoken else len(conversation.ids)
+    first = min([at for at, sample in conversation.places(start) if sample.ids], default=len(conversation.ids))
     spans = tuple(span for span in credit.spans if span.start >= first)
     return Branch(conversation, (), start, reward, replace(credit, spans=spans))
-
-
-def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:
-    """The tokens that the policy sampled from a turn on."""
-    before = sum(turn.sample is not None for turn in conversation.turns[:start])
-    places = list(conversation.places())[before:]
-    return tuple(Span(at, at + len(sample.ids)) for at, sample in places if sample.ids)
 
 
 def compared(replies: Iterable[Rollout], every: bool) -> list[list[list[Branch]]]:
@@ -205,54 +198,54 @@ def compared(replies: Iterable[Rollout], every: bool) -> list[list[list[Branch]]
     every: those of all forks in which the policy spoke.
     """
     levels: dict[int, list[list[Branch]]] = {}
-    for branches in (branches for reply in replies for branches in reply.siblings):
-        if is_trained(branches, every):
-            levels.setdefault(len(branches[0].path), []).append(branches)
+    for reply in replies:
+        for branches in reply.siblings:
+            if why_silent(branches, every) is None:
+                levels.setdefault(len(branches[0].path), []).append(branches)
     return [levels[depth] for depth in sorted(levels)]
 
 
-def why_silent(branches: Sequence[Branch]) -> str | None:
+def why_silent(branches: Sequence[Branch], every: bool = False) -> str | None:
     """Why the branches of a fork teach nothing; None where they do.
 
     alone: fewer than two have a reward. flat: all are worth the same. unsaid: the policy said nothing in any of them.
+    every: branches are trained also where nothing is learned about them by comparing.
     """
+    spoken = any(branch.credit.trains for branch in branches)
+    if every and spoken:
+        return None
     values = [branch.reward.total.value for branch in branches if branch.reward.total.value is not None]
     if len(values) < 2:
         return "alone"
     if max(values) - min(values) < SAME:
         return "flat"
-    return None if any(branch.credit.trains for branch in branches) else "unsaid"
-
-
-def is_trained(branches: Sequence[Branch], every: bool) -> bool:
-    """Whether the branches of a fork are trained; every: also those that nothing is learned about by comparing."""
-    why = why_silent(branches)
-    return why is None or (every and why != "unsaid" and any(branch.credit.trains for branch in branches))
+    return None if spoken else "unsaid"
 
 
 def measure_tree(replies: Sequence[Rollout], every: bool = False) -> dict[str, float]:
     """Of a step's forks below replies: how many there are and are drawn, how many branches are trained or missing, and
     why drawn forks teach nothing; every: branches are trained whether or not their siblings differ."""
-    forks = [branches for reply in replies for branches in reply.siblings]
-    if not any(reply.forks for reply in replies) and not forks:
-        return {}
-    reasons = ["" if is_trained(branches, every) else why_silent(branches) for branches in forks]
-    out = {
-        "forks": sum(max(reply.forks, len(reply.siblings)) for reply in replies),
-        "drawn": len(forks),
-        "branches": sum(b.credit.trains for fork, why in zip(forks, reasons, strict=True) if not why for b in fork),
-        "missing": sum(branch.reward.total.is_missing for branches in forks for branch in branches),
-        **{why: reasons.count(why) for why in ("alone", "flat", "unsaid")},
-    }
-    return {f"tree/{name}": float(value) for name, value in out.items()}
+    counts = dict.fromkeys(("forks", "drawn", "branches", "missing", "alone", "flat", "unsaid"), 0.0)
+    for reply in replies:
+        counts["forks"] += max(reply.forks, len(reply.siblings))
+        counts["drawn"] += len(reply.siblings)
+        for branches in reply.siblings:
+            why = why_silent(branches, every)
+            if why is not None:
+                counts[why] += 1
+            for branch in branches:
+                counts["branches"] += why is None and branch.credit.trains
+                counts["missing"] += branch.reward.total.is_missing
+    return {f"tree/{name}": count for name, count in counts.items()} if counts["forks"] else {}
 
 
 def is_flat(group: Sequence[Rollout]) -> bool:
     """Whether nothing tells the group's replies apart: no part of the reward, and no fork below one of them."""
-    if any(why_silent(fork) is None for reply in group for fork in reply.siblings):
-        return False
     parts: dict[str, list[float]] = {}
     for reply in group:
+        for fork in reply.siblings:
+            if why_silent(fork) is None:
+                return False
         for name, score in reply.credit.parts.items() if reply.credit is not None else ():
             if score.value is not None:
                 parts.setdefault(name, []).append(score.value)

@@ -15,6 +15,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from upshot.config.recipe import CreditConfig
 from upshot.config.recipe.episode import ROUNDS, SAMPLES
@@ -102,7 +103,7 @@ class Talk(Futures):
             # Without a next turn all futures would be the same conversation: one is enough.
             for index in range(self.ways[0] if self._goes_on(moment) else 1)
         ]
-        reply.futures = [future for futures in await gather(branches) for future in futures]
+        reply.futures = list(chain.from_iterable(await gather(branches)))
 
     async def _follow(
         self, moment: Conversation, policy: Policy, turn: int, path: tuple[int, ...], forks: tuple[int, ...]
@@ -122,7 +123,7 @@ class Talk(Futures):
                     self._follow(fork, policy, turn, (*path, index), (*forks, len(fork.turns)))
                     for index in range(self.ways[len(path)])
                 ]
-                return [future for futures in await gather(branches) for future in futures]
+                return list(chain.from_iterable(await gather(branches)))
         else:
             fork.ended = moment.ended
         if failure is not None:
