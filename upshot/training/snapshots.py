@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -264,10 +265,12 @@ class RolloutSchedule:
             groups = await self.play(step)
         took = time.perf_counter() - started
         times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
-        samples = [sample for group in groups for reply in group for sample in reply.samples()]
-        futures = [future for group in groups for reply in group for future in reply.futures]
-        turns = [turn for future in futures for turn in future.conversation.turns[future.shared :]]
-        tokens = sum(len(s.ids) for s in [*samples, *(turn.sample for turn in turns)] if s is not None)
+        tokens = 0
+        for reply in chain.from_iterable(groups):
+            samples = list(reply.samples())
+            for future in reply.futures:
+                samples += [sample for _, sample in future.conversation.places(future.shared)]
+            tokens += sum([len(sample.ids) for sample in samples])
         return groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)}
 
     def _begin(self, step: int) -> None:

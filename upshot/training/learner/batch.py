@@ -8,7 +8,7 @@ Whole blocks of tokens are shared, so that no segment is tiny.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from typing import Any
@@ -98,8 +98,10 @@ class Layout:
 
     def places(self, path: Sequence[int]) -> np.ndarray:
         """The flat tokens of some segments, in order."""
-        runs = [np.arange(s.start, s.start + s.length) for s in (self.segments[i] for i in path)]
-        return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
+        runs = [np.zeros(0, dtype=np.int64)]
+        for i in path:
+            runs.append(self.segments[i].start + np.arange(self.segments[i].length))
+        return np.concatenate(runs)
 
 
 @dataclass
@@ -218,11 +220,11 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     token_budget = token_budget or WITHOUT_PLAN
     ids = [[np.array(datum.ids, dtype=np.int32) for datum in unit] for unit in units]
     sizes = [_added_tokens(sequences, []) if share else sum(map(len, sequences)) for sequences in ids]
-    by: Callable[[int], Any] = (lambda i: (prefix_key(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
+    keys: list[Any] = [prefix_key(sequences[0]) for sequences in ids] if share else [-size for size in sizes]
     bins: list[list[Datum]] = []
     room = 0
     last: list[Ids] = []
-    for i in sorted(range(len(units)), key=by):
+    for i in sorted(range(len(units)), key=keys.__getitem__):
         size = _added_tokens(ids[i], last) if share else sizes[i]
         if bins and size <= room:
             bins[-1].extend(units[i])
@@ -268,14 +270,14 @@ def _turn(whole: Datum, start: int, stop: int) -> Datum:
 def end_to_end(lengths: Sequence[int]) -> Layout:
     """One segment a sequence."""
     starts = np.cumsum([0, *lengths]).tolist()
-    segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
-    return Layout(segments, tuple((i,) for i in range(len(segments))))
+    return Layout(tuple(map(Segment, starts, lengths)), tuple([(i,) for i in range(len(lengths))]))
 
 
 def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     """A layout in which a beginning that sequences have in common is one segment."""
-    order = sorted(range(len(sequences)), key=lambda i: prefix_key(sequences[i]))
-    common = [0, *(common_prefix(sequences[a], sequences[b], block) for a, b in pairwise(order))]
+    keys = list(map(prefix_key, sequences))
+    order = sorted(range(len(sequences)), key=keys.__getitem__)
+    common = [0] + [common_prefix(sequences[a], sequences[b], block) for a, b in pairwise(order)]
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
@@ -292,7 +294,7 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
         if only:
             paths[order[first]] = path
             continue
-        cuts = [first, *(i for i in range(first + 1, stop) if common[i] == until), stop]
+        cuts = [first] + [i for i in range(first + 1, stop) if common[i] == until] + [stop]
         todo += [(a, b, until, path) for a, b in reversed(list(pairwise(cuts)))]
     return Layout(tuple(segments), tuple(paths))
 

@@ -103,13 +103,14 @@ class Learner:
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
         data = list(chain.from_iterable(units))
-        self.read += sum(len(datum.ids) for datum in data)
+        sequences = [datum.ids for datum in data]
+        self.read += sum(map(len, sequences))
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: Logs = {}
         self._rng = self._rng or random_states()
         self.module.train()
         # Replies that share a beginning would share its noise.
-        share = self.forward.shares and not objective.dropout and worth_sharing([datum.ids for datum in data])
+        share = self.forward.shares and not objective.dropout and worth_sharing(sequences)
         with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
             chunks = micro_batches(self._share(units), self.config.token_budget, share)
             most = max(self.ranks.all_gather_object("chunks", len(chunks)))

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -222,7 +222,7 @@ def _order(size: int, seed: int) -> list[int]:
 def join_logs(learned: Sequence[tuple[Logs, Objective]]) -> Logs:
     """What is logged of several minibatches: means over all their data, the last learning rate, all skipped updates."""
     joined: Logs = {}
-    for name in dict.fromkeys(name for logs, _ in learned for name in logs):
+    for name in dict.fromkeys(chain.from_iterable([logs for logs, _ in learned])):
         values = [logs[name] for logs, _ in learned if name in logs]
         if name == "train/skipped":
             joined[name] = math.fsum(values)

@@ -152,9 +152,9 @@ def measure(groups: Groups, context: RolloutContext, every_fork: bool) -> Logs:
 def stop_if_missing(groups: Groups, limit: float) -> None:
     """Stop the run, with the reasons, if too much of a step is missing."""
     replies = list(chain.from_iterable(groups))
-    silent = sum(reply.credit is None or not reply.credit.trains for reply in replies)
-    lost = {"reward": silent}
+    lost = {"reward": 0}
     for reply in replies:
+        lost["reward"] += reply.credit is None or not reply.credit.trains
         for name, part in reply.credit.parts.items() if reply.credit is not None else ():
             if part.is_missing and name != MAIN and part.reason not in OWN_DOING:
                 lost[name] = lost.get(name, 0) + 1
@@ -235,8 +235,8 @@ def set_advantages(
         for reply, spans in zip(group, rows, strict=True):
             reply.advantages = spans
             # The other contexts of a program's episode are parts of it and have its advantage.
-            whole = next((advantage for advantage in spans if advantage is not None), None)
             for path in reply.other_paths if isinstance(reply, Rollout) else ():
+                whole = next((advantage for advantage in spans if advantage is not None), None)
                 path.advantages = [whole if span.parts else None for span in path.credit.spans]
 
 
@@ -274,5 +274,5 @@ def make_lesson(units: Units, objective: Callable[[], Objective], logs: Logs) ->
     data = list(chain.from_iterable(units))
     counts = {"train/sequences": float(len(data))}
     if data:
-        counts["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
+        counts["train/tokens"] = float(sum([sum(datum.mask) for datum in data]))
     return Lesson(units, objective, logs, counts)

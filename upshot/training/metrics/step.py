@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from math import comb
+from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.core.score import Score
@@ -29,36 +30,38 @@ GroupsOf = Callable[[Row], Mapping[str, str]]
 def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
     replies = list(chain.from_iterable(groups))
-    out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
-    put_mean(out, "reward/mean", present(r.reward.total for r in replies))
-    scored = [r for r in replies if not r.reward.total.is_missing]
-    put_mean(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
-    put_mean(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
-    totals = [present(r.reward.total for r in group) for group in groups]
-    put_mean(out, "reward/group_std", [statistics.pstdev(values) for values in totals if len(values) > 1])
-    measured = [group for group in groups if any(r.credit is not None and r.credit.trains for r in group)]
-    put_mean(out, "reward/flat_groups", [float(is_flat(group)) for group in measured])
-    names = {name for r in replies if r.credit is not None for name in r.credit.parts}
-    for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
-        parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
-        put_mean(out, f"part/{name}", present(parts))
-        out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
-    for name in dict.fromkeys(name for r in replies for name in r.reward.means):
-        put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
+    rewards = [reply.reward for reply in replies if not reply.reward.total.is_missing]
+    out = {"reward/missing": float(len(replies) - len(rewards))}
+    numbers: defaultdict[str, list[float]] = defaultdict(list)
+    numbers["reward/mean"] = present([reward.total for reward in rewards])
+    numbers["reward/extrinsic"] = [reward.extrinsic for reward in rewards]
+    numbers["reward/intrinsic"] = [reward.intrinsic for reward in rewards]
+    for group in groups:
+        totals = present([reply.reward.total for reply in group])
+        if len(totals) > 1:
+            numbers["reward/group_std"].append(statistics.pstdev(totals))
+        if any(reply.credit is not None and reply.credit.trains for reply in group):
+            numbers["reward/flat_groups"].append(float(is_flat(group)))
+    parts: dict[str, list[Score]] = {}
+    tested: list[list[Mapping[str, Any]]] = []
+    for reply in replies:
+        for name, part in reply.credit.parts.items() if reply.credit is not None else ():
+            parts.setdefault(name, []).append(part)
+        for name, mean in reply.reward.means.items():
+            if mean.value is not None:
+                numbers[f"metric/{name}"].append(mean.value)
+        details = [s.detail for f in reply.futures for s in f.scores.values() if isinstance(s.detail, Mapping)]
+        if any("outcomes" in detail for detail in details):
+            tested.append(details)
+    for name in sorted(parts) if parts.keys() != {MAIN} else ():  # alone it is the reward itself
+        numbers[f"part/{name}"] = present(parts[name])
+        out[f"part/{name}/missing"] = float(len(parts[name]) - len(numbers[f"part/{name}"]))
     # Of replies with a verdict on a program, the shares that the judge did not confirm, and that it cannot decide.
-    scores = [
-        [s.detail for f in r.futures for s in f.scores.values() if isinstance(s.detail, Mapping)] for r in replies
-    ]
-    tested = [details for details in scores if any("outcomes" in detail for detail in details)]
-    out |= {
-        f"reward/{name}": sum(any(detail.get(name) for detail in details) for details in tested) / len(tested)
-        for name in ("believed", "unconfirmed")
-        if tested
-    }
-    reasons = Counter(str(score.reason) for score in missing_scores(replies))
+    for name in ("believed", "unconfirmed"):
+        numbers[f"reward/{name}"] = [float(any(detail.get(name) for detail in details)) for details in tested]
+    reasons = Counter([str(score.reason) for score in missing_scores(replies)])
     out |= {f"missing/{reason}": float(reasons[reason]) for reason in sorted(reasons)}
-    out |= _shape(replies)
-    return out
+    return out | means(numbers) | _shape(replies)
 
 
 def by_group(
@@ -92,34 +95,33 @@ def present(scores: Iterable[Score]) -> list[float]:
     return [score.value for score in scores if score.value is not None]
 
 
-def put_mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
-    """Note the mean of values under a name; nothing where there are none."""
-    if numbers := list(values):
-        out[name] = statistics.fmean(numbers)
+def means(numbers: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The mean of the numbers under each name; nothing where there are none."""
+    return {name: statistics.fmean(values) for name, values in numbers.items() if values}
 
 
 def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
-    samples = [list(reply.samples()) for reply in replies]
-    spoken = [s for s in samples if s]
-    out: dict[str, float] = {}
-    put_mean(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in turns)) for turns in spoken])
-    put_mean(out, "rollout/turns", [float(len(turns)) for turns in spoken])
-    thoughts = [float(sum(s.thought[1] - s.thought[0] for s in turns if s.thought)) for turns in spoken]
-    if any(thoughts):
-        put_mean(out, "rollout/thought_tokens", thoughts)
-    put_mean(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
-    futures = [f for reply in replies for f in reply.futures]
-    put_mean(out, "rollout/future_turns", [float(len(f.conversation.turns) - f.shared) for f in futures])
-    out["rollout/futures"] = float(len(futures))
-    talked = [future for future in futures if future.by == "user" and future.missing is None]
-    put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("rounds", "length")) for f in talked])
-    repeats = []  # of each turn that the policy took in a future: whether it had said the same before
-    for future in talked:
-        messages = [turn.message for turn in future.conversation.turns]
-        later = range(future.shared, len(messages))
-        repeats += [float(messages[at] in messages[:at]) for at in later if messages[at].role == "assistant"]
-    put_mean(out, "rollout/future_repeats", repeats)
-    return out
+    numbers: defaultdict[str, list[float]] = defaultdict(list)
+    for reply in replies:
+        if samples := list(reply.samples()):
+            numbers["reply_tokens"].append(sum([len(sample.ids) for sample in samples]))
+            numbers["turns"].append(len(samples))
+            numbers["thought_tokens"].append(sum([s.thought[1] - s.thought[0] for s in samples if s.thought]))
+        if reply.conversation.turns:
+            numbers["cut"].append(is_cut(reply.conversation.turns[-1]))
+        for future in reply.futures:
+            messages = future.conversation.messages
+            numbers["future_turns"].append(len(messages) - future.shared)
+            if future.by == "user" and future.missing is None:
+                numbers["futures_left"].append(future.conversation.ended not in ("rounds", "length"))
+                # Of each turn that the policy took in a future: whether it had said the same before.
+                for place in range(future.shared, len(messages)):
+                    if messages[place].role == "assistant":
+                        numbers["future_repeats"].append(messages[place] in messages[:place])
+    if not any(numbers["thought_tokens"]):
+        del numbers["thought_tokens"]
+    futures = float(len(numbers["future_turns"]))
+    return {f"rollout/{name}": mean for name, mean in means(numbers).items()} | {"rollout/futures": futures}
 
 
 def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, float]:
@@ -138,13 +140,14 @@ def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> di
 def measure_task(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = list(chain.from_iterable(groups))
-    out: dict[str, float] = {}
     solved = [[value >= SOLVED for value in present(map(verdict, group))] for group in groups]
-    largest = max([1, *map(len, groups)])
-    for k in (2**n for n in range(12) if 2**n <= largest):
-        put_mean(out, f"pass@{k}", [value for group in solved if (value := pass_at_k(group, k)) is not None])
-    put_mean(out, "maj@k", [value for group in groups if (value := majority(group)) is not None])
-    put_mean(out, "turns", [float(turns) for reply in replies if (turns := len(list(reply.samples())))])
+    numbers: dict[str, list[float]] = {}
+    for exponent in range(12):
+        k = 2**exponent
+        numbers[f"pass@{k}"] = [value for group in solved if (value := pass_at_k(group, k)) is not None]
+    numbers["maj@k"] = [value for group in groups if (value := majority(group)) is not None]
+    numbers["turns"] = [turns for reply in replies if (turns := len(list(reply.samples())))]
+    out = means(numbers)
     counts: Counter[str] = Counter()
     for reply in replies:
         counts.update(reply.conversation.counts)
@@ -154,7 +157,7 @@ def measure_task(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
             kind = name.removesuffix("feedback").rstrip("_")
             heeded = counts[f"{name}_used"] / counts[name]
             out[f"feedback_heeded/{kind}" if kind else "feedback_heeded"] = heeded
-    missing = Counter(v.reason for reply in replies if (v := verdict(reply)).is_missing)
+    missing = Counter([v.reason for reply in replies if (v := verdict(reply)).is_missing])
     out["missing"] = float(missing.total())
     return out | {f"missing/{reason}": float(count) for reason, count in sorted(missing.items())}
 

@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -107,9 +108,10 @@ class Objective(ABC):
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
-        counted = [len(datum.places) for datum in data if datum.counted]
+        lengths = [len(datum.places) for datum in data]
+        counted = [length for length, datum in zip(lengths, data, strict=True) if datum.counted]
         self.by = Denominator(mode, len(counted), sum(counted), max_tokens)
-        self.tokens = sum(len(datum.places) for datum in data)
+        self.tokens = sum(lengths)
 
     @abstractmethod
     def loss(self, batch: TrainBatch, output: ForwardOutput) -> tuple[Tensor, Logs]:
@@ -225,7 +227,7 @@ class PolicyGradient(Objective):
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Mean and largest difference, and what was made of it, over all ranks; nothing where nothing was sampled."""
         of_rank = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
-        return join_gaps([row for rows in ranks.all_gather_object("drift", of_rank) for row in rows])
+        return join_gaps(list(chain.from_iterable(ranks.all_gather_object("drift", of_rank))))
 
 
 class LogprobSource(Protocol):
