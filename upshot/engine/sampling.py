@@ -76,7 +76,7 @@ class RowRules:
         self.top_k = torch.tensor([r.top_k for r in picked])
         self.top_p = torch.tensor([r.top_p for r in picked], dtype=torch.float32)
         self.min_p = torch.tensor([r.min_p for r in picked], dtype=torch.float32)
-        self.tops = max((r.top_logprobs for r in rules), default=0)
+        self.tops = max([r.top_logprobs for r in rules], default=0)
 
 
 def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,13 +131,10 @@ class ScoreRequest:
 
 def score_request(chunks: list[Chunk]) -> ScoreRequest | None:
     """What these chunks, packed one after another, score; None: nothing."""
-    if not any(chunk.seq.given for chunk in chunks):
-        return None
     wanted = ScoreRequest([], [], [], 0)
     offset = 0
     for chunk in chunks:
-        after = chunk.scored
-        if after:
+        if chunk.seq.given and (after := chunk.scored):
             wanted.places += range(offset + after.start - 1 - chunk.start, offset + after.stop - 1 - chunk.start)
             wanted.ids += chunk.seq.ids[after.start : after.stop]
             wanted.shares.append((chunk.seq, len(after)))

@@ -340,14 +340,10 @@ class Scheduler:
         if seq.state == DONE:
             return
         if seq.state == RUNNING:
-            if seq in self._reading:
-                self._reading.remove(seq)
-                for twin in reversed(seq.siblings):
-                    self._add_first(twin)
-                seq.siblings.clear()
-            else:
-                self._stop_running(seq)
-            self._release(seq)
+            self._stop(seq)
+            for twin in reversed(seq.siblings):  # none once the prompt is read
+                self._add_first(twin)
+            seq.siblings.clear()
         else:
             self._leave_queue(seq)
         seq.state, seq.finish = DONE, reason
@@ -362,12 +358,6 @@ class Scheduler:
         seq.error = error
         self.finish(seq, "error")
 
-    def _stop_running(self, seq: Sequence) -> None:
-        del self.running[seq]
-        self._rows.leave(seq)
-        if not self.running:
-            self._rows.reset([], ())
-
     def _leave_queue(self, seq: Sequence) -> None:
         if seq not in self.waiting:
             del seq.siblings[seq]
@@ -378,7 +368,15 @@ class Scheduler:
             self._add_first(heir)
         del self.waiting[seq]
 
-    def _release(self, seq: Sequence) -> None:
+    def _stop(self, seq: Sequence) -> None:
+        """Take a sequence out of the running or reading ones, and what it holds away from it."""
+        if seq in self.running:
+            del self.running[seq]
+            self._rows.leave(seq)
+            if not self.running:
+                self._rows.reset([], ())
+        else:
+            self._reading.remove(seq)
         self.pool.remember(seq.packed(), seq.pages[: seq.published])
         self.pool.give_back(seq.pages)
         self._slots.append(seq.slot)
@@ -387,11 +385,7 @@ class Scheduler:
 
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages away; it is computed again from its ids, before all that wait."""
-        if seq in self.running:
-            self._stop_running(seq)
-        else:
-            self._reading.remove(seq)
-        self._release(seq)
+        self._stop(seq)
         if seq.given:  # scored again from its first given id, by one version of the weights
             seq.logprobs.clear()
             seq.tops.clear()

@@ -13,6 +13,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from os.path import commonprefix
 from typing import Any, Protocol
 
@@ -119,7 +120,7 @@ class Sequence:
     tag: Any = None
     max_length: int = field(init=False)
     """Length at which it is cut."""
-    _packed: array[int] = field(default_factory=lambda: array("i"))
+    _packed: array[int] = field(default_factory=partial(array, "i"))
 
     def __post_init__(self) -> None:
         self.prompt_len = self.prompt_len or len(self.ids)
@@ -207,7 +208,7 @@ class DecodeRows:
         if self._left or self._joined:
             left = self._left
             self._rows = [seq for seq in self._rows if seq not in left] if left else self._rows[:]
-            self._rows.extend(seq for seq in self._joined if seq.due >= 0)
+            self._rows += [seq for seq in self._joined if seq.due >= 0]
             self._joined.clear()
             self._left = set()
         return self._rows

@@ -34,7 +34,7 @@ class DecodeStep:
         self.n = len(rows)
         size = store.page_size
         places = zip(rows, positions.tolist(), strict=True)
-        pages = np.fromiter((s.pages[p // size] for s, p in places), np.int64, self.n)
+        pages = np.fromiter([seq.pages[place // size] for seq, place in places], np.int64)
         self.cells = torch.from_numpy(pages * size + positions % size)
         self.positions = torch.from_numpy(positions)
         self.row_index = torch.arange(self.n)
@@ -225,7 +225,7 @@ class TorchRunner:
             return wanted, logits, exact.positions.numpy() + 1
         dense = self.window.admit(wanted)
         rows = [row.seq for row in self.window.rows] if dense else wanted
-        positions = np.fromiter((len(s.ids) - 1 for s in rows), np.int64, len(rows))
+        positions = np.fromiter([len(s.ids) - 1 for s in rows], np.int64)
         step = DecodeStep(self.store, self.window if dense else None, rows, positions)
         ids = torch.tensor([s.ids[-1] for s in rows])
         return rows, self.driver.logits(ids, step.positions, step, step.row_index), positions + 1

@@ -78,7 +78,7 @@ class Store:
 
     def table(self, spans: list[Span], multiple: int = 1) -> Tensor:
         """Where these spans lie, a row each, padded with 0 to the longest, rounded up to a `multiple`."""
-        width = -(-max(stop - start for _, start, stop in spans) // multiple) * multiple
+        width = -(-max([stop - start for _, start, stop in spans]) // multiple) * multiple
         cells = np.zeros((len(spans), width), dtype=np.int64)
         for row, (seq, start, stop) in enumerate(spans):
             cells[row, : stop - start] = self.cells(seq, start, stop)
@@ -221,7 +221,7 @@ class Window:
             self._compact({id(seq.pages) for seq in wanted})
             here = {id(row.pages) for row in self.rows}
             fresh = self._place([seq for seq in wanted if id(seq.pages) not in here])
-            self._longest = max(len(row.seq.ids) - row.start for row in [*self.rows, *fresh])
+            self._longest = max([len(row.seq.ids) - row.start for row in [*self.rows, *fresh]])
         if not self._grow(len(wanted), self._longest):
             self.clear()
             return False
@@ -235,7 +235,7 @@ class Window:
         if wanted is not self._wanted:
             self._wanted = wanted
             self.stacks = stack_prefixes(self.rows, self.stacks)
-            self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
+            self.starts = np.fromiter([row.start for row in self.rows], np.int64)
         return True
 
     def _place(self, seqs: list[Sequence]) -> list[WindowRow]:

@@ -213,16 +213,17 @@ class BlockDriver(Driver):
         `how`: more options of `add_norm`.
         """
         o = self.options
-        of_before, of_after = (None if norm is None else norm.weight for norm in (before, after))
         factor = 1.0 if h is None else o.factor
-        return self.add_norm(x, h, of_before, o.eps, o.form, of_after, factor, **how)
+        return self.add_norm(x, h, before and before.weight, o.eps, o.form, after and after.weight, factor, **how)
 
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
         """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
-        kinds = {layer.rotation for layer in self.layers}
-        angles = {k: self.core.rotary_emb(h, positions[None], *([k] if k else [])) for k in kinds}
+        rotations: dict[str, Any] = {}
         times = 2 if self.options.half_angles else 1
-        return {kind: [x[0][:, None].repeat(1, 1, times) for x in both] for kind, both in angles.items()}
+        for kind in {layer.rotation for layer in self.layers}:
+            cos, sin = self.core.rotary_emb(h, positions[None], *([kind] if kind else []))
+            rotations[kind] = cos[0][:, None].repeat(1, 1, times), sin[0][:, None].repeat(1, 1, times)
+        return rotations
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
         """Attention [tokens, heads, dim] out of the joined product."""
