@@ -40,28 +40,26 @@ def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
         for path in reply.paths():
             talks.append((path.key, 0, list(path.samples())))
         for future in reply.futures:  # those in which the policy spoke
-            whole = future.conversation
-            shared = [turn.sample for turn in whole.turns[: future.shared] if turn.sample is not None]
-            if later := list(whole.samples())[len(shared) :]:
-                talks.append((whole.key, sum(len(sample.context) + len(sample.ids) for sample in shared), later))
-    samples = list({id(sample): sample for _, _, spoken in talks for sample in spoken}.values())
-    places = {id(sample): place for place, sample in enumerate(samples)}
-    spelled: list[list[str]] = []
-    if pieces is not None:
-        for sample in samples:
-            spelled.append([piece.encode("utf-8", "replace").decode() for piece in pieces(sample.ids)])
-    index = {
-        "talks": [(key, before, [places[id(sample)] for sample in spoken]) for key, before, spoken in talks],
-        "samples": [(len(s.context), len(s.ids), s.thought, s.answer, s.version, s.finish) for s in samples],
-        "pieces": spelled,
-    }
+            if later := list(future.conversation.places(future.shared)):
+                at, first = later[0]
+                talks.append((future.conversation.key, at - len(first.context), [sample for _, sample in later]))
+    index: dict[str, list[Any]] = {"talks": [], "samples": [], "pieces": []}
+    ids: list[int] = []
+    logprobs: list[float] = []
+    places: dict[int, int] = {}
+    for key, before, spoken in talks:
+        for s in spoken:
+            if id(s) not in places:
+                places[id(s)] = len(places)
+                index["samples"].append((len(s.context), len(s.ids), s.thought, s.answer, s.version, s.finish))
+                ids += s.context + s.ids
+                logprobs += s.logprobs
+                if pieces is not None:
+                    index["pieces"].append([piece.encode("utf-8", "replace").decode() for piece in pieces(s.ids)])
+        index["talks"].append((key, before, [places[id(s)] for s in spoken]))
     out = io.BytesIO()
-    np.savez_compressed(
-        out,
-        index=np.frombuffer(json.dumps(index).encode(), np.uint8),
-        ids=np.array([token for sample in samples for token in (*sample.context, *sample.ids)], np.int32),
-        logprobs=np.array([value for sample in samples for value in sample.logprobs], np.float32),
-    )
+    text = np.frombuffer(json.dumps(index).encode(), np.uint8)
+    np.savez_compressed(out, index=text, ids=np.array(ids, np.int32), logprobs=np.array(logprobs, np.float32))
     return out.getvalue()
 
 

@@ -267,10 +267,9 @@ class RolloutSchedule:
         times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
         tokens = 0
         for reply in chain.from_iterable(groups):
-            samples = list(reply.samples())
+            tokens += sum([len(sample.ids) for sample in reply.samples()])
             for future in reply.futures:
-                samples += [sample for _, sample in future.conversation.places(future.shared)]
-            tokens += sum([len(sample.ids) for sample in samples])
+                tokens += sum([len(sample.ids) for _, sample in future.conversation.places(future.shared)])
         return groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)}
 
     def _begin(self, step: int) -> None:

@@ -98,10 +98,8 @@ class Layout:
 
     def places(self, path: Sequence[int]) -> np.ndarray:
         """The flat tokens of some segments, in order."""
-        runs = [np.zeros(0, dtype=np.int64)]
-        for i in path:
-            runs.append(self.segments[i].start + np.arange(self.segments[i].length))
-        return np.concatenate(runs)
+        runs = [self.segments[i].start + np.arange(self.segments[i].length) for i in path]
+        return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -182,17 +182,29 @@ class TrainingPhase:
 
 def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
     """Learn what a step's replies or examples teach: loss, gradient and an optimizer step for each minibatch; what to
-    log. `seed`: for the order of minibatches."""
+    log: means over all data, the last learning rate, all skipped updates. `seed`: for the order of minibatches."""
     lesson = prepare(learner, items)
-    learned: list[tuple[Logs, Objective]] = []
+    learned: dict[str, list[tuple[float, Objective]]] = {}
     drift: Logs = {}
     for units in minibatches(lesson.units, learner.config.minibatches, seed):
         objective = lesson.objective()
         logs = learner.forward_backward(units, objective)
         if MEAN not in lesson.logs:
             drift = drift or objective.drift(learner.ranks)
-        learned.append((logs | learner.step(), objective))
-    return lesson.logs | join_logs(learned) | drift | lesson.counts
+        for name, value in (logs | learner.step()).items():
+            learned.setdefault(name, []).append((value, objective))
+    joined: Logs = {}
+    for name, by_minibatch in learned.items():
+        values = [value for value, _ in by_minibatch]
+        if name == "train/skipped":
+            joined[name] = math.fsum(values)
+        elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
+            joined[name] = values[-1]
+        else:
+            weights = [1.0 if name == "train/grad_norm" else by.weight(name) for _, by in by_minibatch]
+            # No fsum: a gradient that is not finite has to show.
+            joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
+    return lesson.logs | joined | drift | lesson.counts
 
 
 def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
@@ -217,22 +229,6 @@ def _order(size: int, seed: int) -> list[int]:
     order = list(range(size))
     random.Random(seed).shuffle(order)
     return order
-
-
-def join_logs(learned: Sequence[tuple[Logs, Objective]]) -> Logs:
-    """What is logged of several minibatches: means over all their data, the last learning rate, all skipped updates."""
-    joined: Logs = {}
-    for name in dict.fromkeys(chain.from_iterable([logs for logs, _ in learned])):
-        values = [logs[name] for logs, _ in learned if name in logs]
-        if name == "train/skipped":
-            joined[name] = math.fsum(values)
-        elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
-            joined[name] = values[-1]
-        else:
-            weights = [1.0 if name == "train/grad_norm" else by.weight(name) for logs, by in learned if name in logs]
-            # No fsum: a gradient that is not finite has to show.
-            joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
-    return joined
 
 
 def load_examples(

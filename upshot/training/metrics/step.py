@@ -33,20 +33,20 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     rewards = [reply.reward for reply in replies if not reply.reward.total.is_missing]
     out = {"reward/missing": float(len(replies) - len(rewards))}
     numbers: defaultdict[str, list[float]] = defaultdict(list)
-    numbers["reward/mean"] = present([reward.total for reward in rewards])
+    numbers["reward/mean"] = [value for reward in rewards if (value := reward.total.value) is not None]
     numbers["reward/extrinsic"] = [reward.extrinsic for reward in rewards]
     numbers["reward/intrinsic"] = [reward.intrinsic for reward in rewards]
     for group in groups:
-        totals = present([reply.reward.total for reply in group])
+        totals = [value for reply in group if (value := reply.reward.total.value) is not None]
         if len(totals) > 1:
             numbers["reward/group_std"].append(statistics.pstdev(totals))
         if any(reply.credit is not None and reply.credit.trains for reply in group):
             numbers["reward/flat_groups"].append(float(is_flat(group)))
-    parts: dict[str, list[Score]] = {}
+    parts: dict[str, list[float | None]] = {}
     tested: list[list[Mapping[str, Any]]] = []
     for reply in replies:
         for name, part in reply.credit.parts.items() if reply.credit is not None else ():
-            parts.setdefault(name, []).append(part)
+            parts.setdefault(name, []).append(part.value)
         for name, mean in reply.reward.means.items():
             if mean.value is not None:
                 numbers[f"metric/{name}"].append(mean.value)
@@ -54,8 +54,8 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         if any("outcomes" in detail for detail in details):
             tested.append(details)
     for name in sorted(parts) if parts.keys() != {MAIN} else ():  # alone it is the reward itself
-        numbers[f"part/{name}"] = present(parts[name])
-        out[f"part/{name}/missing"] = float(len(parts[name]) - len(numbers[f"part/{name}"]))
+        numbers[f"part/{name}"] = [value for value in parts[name] if value is not None]
+        out[f"part/{name}/missing"] = float(parts[name].count(None))
     # Of replies with a verdict on a program, the shares that the judge did not confirm, and that it cannot decide.
     for name in ("believed", "unconfirmed"):
         numbers[f"reward/{name}"] = [float(any(detail.get(name) for detail in details)) for details in tested]
@@ -74,10 +74,10 @@ def by_group(
         scores = {"reward": reply.reward.total}
         if every_score:
             scores |= {f"metric/{name}": mean for name, mean in reply.reward.means.items()}
-        present = {called: score.value for called, score in scores.items() if score.value is not None}
-        for (name, group), (called, value) in product(groups.items(), present.items()):
-            values.setdefault(f"by/{name}={group}/{called}", []).append(value)
-    return {key: statistics.fmean(values[key]) for key in sorted(values)}
+        for (name, group), (called, score) in product(groups.items(), scores.items()):
+            if score.value is not None:
+                values.setdefault(f"by/{name}={group}/{called}", []).append(score.value)
+    return means(dict(sorted(values.items())))
 
 
 def missing_scores(replies: Iterable[Rollout]) -> Iterator[Score]:
@@ -88,11 +88,6 @@ def missing_scores(replies: Iterable[Rollout]) -> Iterator[Score]:
                 yield from {score.reason: score for score in future.scores.values() if score.is_missing}.values()
         elif reply.reward.total.is_missing:
             yield reply.reward.total
-
-
-def present(scores: Iterable[Score]) -> list[float]:
-    """The values of the scores that have one."""
-    return [score.value for score in scores if score.value is not None]
 
 
 def means(numbers: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -140,7 +135,7 @@ def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> di
 def measure_task(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = list(chain.from_iterable(groups))
-    solved = [[value >= SOLVED for value in present(map(verdict, group))] for group in groups]
+    solved = [[value >= SOLVED for reply in group if (value := verdict(reply).value) is not None] for group in groups]
     numbers: dict[str, list[float]] = {}
     for exponent in range(12):
         k = 2**exponent
