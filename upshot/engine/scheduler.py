@@ -139,7 +139,9 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         if not self._slots or seq.pending:
             return False
-        pages, chain = self.pool.match(seq.packed(), seq.spared)
+        # Ids whose logits are needed are read even if their keys and values are cached.
+        spared = (seq.prompt_len if seq.given else len(seq.ids)) - 1
+        pages, chain = self.pool.match(seq.packed(), spared)
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
         # One spare page for each sequence keeps admission from starving running sequences.
@@ -166,7 +168,7 @@ class Scheduler:
                 budget = min(left, self.chunk_tokens)
         stop = min(to_read, start + budget)
         if seq.given:
-            first = max(start, seq.spared)
+            first = max(start, seq.prompt_len - 1)
             stop = min(stop, first + self._score_room)
             self._score_room -= max(0, stop - first)
             if stop == start:

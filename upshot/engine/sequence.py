@@ -127,11 +127,6 @@ class Sequence:
         self.max_length = self.prompt_len + self.rules.max_tokens
 
     @property
-    def spared(self) -> int:
-        """Ids that need not be read if their keys and values are cached: those whose logits are not needed."""
-        return (self.prompt_len if self.given else len(self.ids)) - 1
-
-    @property
     def length(self) -> int:
         """Ids known plus ids in the making."""
         return len(self.ids) + self.pending

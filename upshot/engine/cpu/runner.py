@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -90,24 +91,20 @@ class Group:
 
 def group_chunks(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
     """Chunks with their offsets among the packed tokens, in groups that waste little on padding."""
-    offset = 0
-    items: list[tuple[int, Chunk]] = []
-    for chunk in chunks:
-        items.append((offset, chunk))
-        offset += chunk.stop - chunk.start
+    sizes = [chunk.stop - chunk.start for chunk in chunks]
+    items = list(zip(accumulate(sizes, initial=0), chunks, strict=False))
     items.sort(key=lambda x: (x[1].start > 0, x[1].stop - x[1].start, x[1].stop))
     groups: list[list[tuple[int, Chunk]]] = []
-    for item in items:
-        chunk = item[1]
+    for offset, chunk in items:
         n = chunk.stop - chunk.start
         if groups:
             first = groups[-1][0][1]
             size = first.stop - first.start
             alike = (first.start > 0) == (chunk.start > 0) and n <= size * 1.25 + 4
             if alike and chunk.stop <= 2 * first.stop + 32 and len(groups[-1]) * n * chunk.stop < 1 << 24:
-                groups[-1].append(item)
+                groups[-1].append((offset, chunk))
                 continue
-        groups.append([item])
+        groups.append([(offset, chunk)])
     return groups
 
 
