@@ -101,8 +101,7 @@ class Rollout:
     def paths(self) -> Iterator[Conversation]:
         """The episode in each of its contexts, each from its opening on."""
         yield self.conversation
-        for path in self.other_paths:
-            yield path.conversation
+        yield from [path.conversation for path in self.other_paths]
 
     def samples(self) -> Iterator[Sample]:
         """All that the policy sampled in the episode, each once."""

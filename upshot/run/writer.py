@@ -78,10 +78,9 @@ class Writer:
         sampled = [place for place, turn in enumerate(turns) if turn.sample is not None]
         every = max(1, self._now.get("steps", 0) // SAMPLES)
         if sampled and (step == 1 or step % every == 0):  # at the first step, and SAMPLES times in the phase
-            place = sampled[0]
-            heard = turns[place - 1].message.content if place else ""
+            heard = turns[sampled[0] - 1].message.content if sampled[0] else ""
             reward = f"reward {total.value:.3g}" if total.value is not None else f"no reward ({total.reason})"
-            self.reporter.show_reply(step, heard, turns[place].message.content, reward)
+            self.reporter.show_reply(step, heard, turns[sampled[0]].message.content, reward)
         kept = replies[: self.recipe.keep_rollouts or None]
         self.folder.write_samples(step, kept, self.pieces)
         labels = [groups_of(self.task, reply.conversation.row) for reply in replies]

@@ -81,8 +81,10 @@ def sums_of(group: Sequence[Credit | None], names: tuple[str, ...]) -> list[floa
     sums: list[float | None] = []
     for credit in group:
         parts = credit.parts if credit is not None else {}
-        turns = list(filter(is_turn, parts))
-        reached = [turns[-1] if turns and is_turn(name) and name not in parts else name for name in names]
+        reached: Sequence[str] = names
+        if not parts.keys() >= {*names}:
+            turns = list(filter(is_turn, parts))
+            reached = [turns[-1] if turns and is_turn(name) and name not in parts else name for name in names]
         values = [parts[name].value for name in reached if name in parts]
         present = [value for value in values if value is not None]
         sums.append(sum(present) if names and len(present) == len(names) else None)
