@@ -3,9 +3,9 @@
     python docs/draw_results.py          # calls this file and prints the tables
 
 The evaluations are lines of `results/estimators/evaluations.csv`: `two-` has two numbers withheld, `user-` a learned
-user, `sixth-` a sixth seed of the first table, `amb-` only ambiguous openings, `half-` half the learning rate, `f32-`, `bf16-` and `fp8-` the format of the
-numbers. `results/estimators/precision.csv` has means over ten training steps, `recipes.csv` the evaluations of `shop`
-and `classmate-mini`.
+user, `sixth-` a sixth seed of the first table, `amb-` only ambiguous openings, `half-` half the learning rate, `f32-`,
+`bf16-` and `fp8-` the format of the numbers. `results/estimators/precision.csv` has means over ten training steps,
+`recipes.csv` the evaluations of `shop` and `classmate-mini`.
 """
 
 from __future__ import annotations
