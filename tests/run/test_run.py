@@ -18,10 +18,12 @@ from tests.support.forked import Forked
 from tests.training.workshop import metrics, recipe
 from upshot.config.load import dump_recipe
 from upshot.config.recipe import Recipe
+from upshot.core.conversation import Row
 from upshot.core.errors import UserError, user_error_in
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.run import TrainingRun, train
+from upshot.tasks.slots import SlotsTask
 
 LORA = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}}
 METHODS: dict[str, dict[str, Any]] = {
@@ -53,6 +55,22 @@ class Stops(Reporter):
 
 def resume(folder: Path) -> None:
     train(RunFolder.open(folder).recipe, RunFolder.open(folder))
+
+
+def test_a_task_that_cannot_name_a_rows_groups_costs_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def groups(self: SlotsTask, row: Row) -> dict[str, str]:
+        raise KeyError(row.id)
+
+    monkeypatch.setattr(SlotsTask, "groups", groups)
+    asked = recipe(tmp_path / "run", steps=1)
+    evaluated = asked.eval.model_copy(update={"every": 1, "samples": 2, "rows": 2, "temperature": 1.0})
+    train(asked.model_copy(update={"eval": evaluated}))
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if line["phase"] == "rl"] == [1, 1], "the step, and the last evaluation"
+    assert all(any(name.startswith(which) for line in lines for name in line) for which in ("task/", "eval/task/"))
+    assert "cannot name the groups" in caplog.text
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -151,7 +151,7 @@ class Scheduler:
             return False
         seq.pages, seq.chain, seq.published = pages, chain, len(pages)
         seq.computed = len(pages) * size
-        if seq.given or not seq.sampled:
+        if seq.given or len(seq.ids) == seq.prompt_len:
             seq.cached = seq.computed
         seq.pages += self.pool.take_some(need)
         seq.slot, seq.state = self._slots.pop(), RUNNING

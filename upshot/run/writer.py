@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Writer:
             except Exception as error:  # of something in it that cannot be written; the run goes on
                 self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
         self.folder.append_rollouts(lines)
-        return by_group(replies, labels) | task_metrics(groups, self.task.groups)
+        return by_group(replies, labels) | task_metrics(groups, partial(groups_of, self.task))
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
         """Send what metrics.jsonl got to the console, the trackers and status.json; report alarms that begin."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from upshot.core.conversation import derive_seed
@@ -44,7 +45,7 @@ def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutCont
     replies = list(chain.from_iterable(groups))
     numbers = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
-        numbers |= task_metrics(groups, task.groups)
+        numbers |= task_metrics(groups, partial(groups_of, task))
     logs = {key: value for key, value in numbers.items() if key.startswith(HELD_OUT)}
     return logs | by_group(replies, [groups_of(task, reply.conversation.row) for reply in replies], every_score=True)
 
