@@ -318,7 +318,7 @@ class Tuning:
 
 
 WIDE = Tuning(64, False, 4, 2)
-"""How programs with large tiles do."""
+"""How a program with a large tile walks its keys."""
 
 
 def tune(programs: int, k: Tensor) -> Tuning:
