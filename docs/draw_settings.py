@@ -5,7 +5,7 @@
 The evaluations are lines of `results/estimators/evaluations.csv`: `two-` has two numbers withheld, `user-` a learned
 user, `sixth-` a sixth seed of the first table, `amb-` only ambiguous openings, `half-` half the learning rate, `f32-`,
 `bf16-` and `fp8-` the format of the numbers. `results/estimators/precision.csv` has means over ten training steps,
-`recipes.csv` the evaluations of `shop` and `classmate-mini`.
+`recipes.csv` the evaluations of small recipes.
 """
 
 from __future__ import annotations
@@ -86,12 +86,14 @@ def sixth_seed_table() -> str:
 RECIPES = {
     "shop": {"score": "right final state"},
     "classmate-mini": {"score": "right answer", "classmate": "classmate, from the thought", "f1": "monitor F1"},
+    "gsm8k-multiturn": {"score": "right answer"},
+    "gsm8k-turns": {"score": "right answer"},
 }
 """What `results/estimators/recipes.csv` has of a recipe, by column."""
 
 
 def recipes_table() -> str:
-    """Three estimators over the small recipes, before, midway and after: a figure for every seed."""
+    """Estimators over the small recipes, before, midway and after: a figure for every seed."""
     runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for line in read_table("estimators/recipes.csv"):
         runs[line["recipe"], line["estimator"]].append(line)
