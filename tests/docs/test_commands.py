@@ -48,6 +48,11 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot new task kiosk": (),
     "upshot new estimator median": (),
     "upshot train shop": ("task.rows_per_split=16", "eval.rows=2", *SMALL),
+    "upshot train gsm8k-multiturn seed=1 eval.every=30 eval.rows=200 train.advantage=grpo": (
+        "task.limit=32",
+        "eval.rows=2",
+        *SMALL,
+    ),
     "upshot train shop seed=1 eval.every=10 train.advantage=grpo": ("task.rows_per_split=16", "eval.rows=2", *SMALL),
     "upshot train monitor-mini": ("task.limit=32", "eval.rows=2", *SMALL),
     "upshot data prepare --dataset chats.jsonl --for user --out data/user": (),
