@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.patience import patience
 from tests.training.workshop import datum, learner, metrics, recipe
@@ -115,6 +117,14 @@ def test_a_checkpoint_is_due_by_steps_or_by_minutes(tmp_path: Path, monkeypatch:
     now = 121.0
     assert saver.due(3, config) and not saver.due(100, config), "the end saves by itself"
     saver.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_disk_that_is_full_when_the_tokenizer_comes_is_one_clear_error(tmp_path: Path) -> None:
+    """Its library raises a plain Exception."""
+    tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
+    with pytest.raises(UserError, match=r"cannot write checkpoint .*No space left on device.*--resume"):
+        Checkpoints(tmp_path).save("rl", 1, 3, lambda folder: tokenizer.save("/dev/full"))
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:

@@ -229,8 +229,15 @@ def fsync_all(*paths: Path) -> None:
             os.close(handle)
 
 
+WRITERS = ("PytorchStreamWriter", "inline_container", "iostream", "(os error ", "SafetensorError")
+"""Parts of the errors by which torch, tokenizers and safetensors say that a file could not be written."""
+
+
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Have a folder filled by `write` and give it its name when it is on the disk; what lay there was not whole."""
+    """Have a folder filled by `write` and give it its name when it is on the disk; what lay there was not whole.
+
+    Where it cannot be written, say because the disk is full, that is an OSError, whatever the library's error is.
+    """
     partial = final.with_name(f".partial-{final.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -239,7 +246,9 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
         fsync_all(*partial.rglob("*"), partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, OSError) and any(name in repr(error) for name in WRITERS):
+            raise OSError(f"a file is incomplete: {next(iter(str(error).splitlines()), '')}") from error
         raise
     fsync_all(final.parent)

@@ -18,8 +18,6 @@ from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
 """Phase and step; the last file to be written."""
-TORCH_WRITERS = ("PytorchStreamWriter", "inline_container", "iostream")
-"""Parts of the messages of torch errors that say that a file could not be written."""
 BEST = "best.json"
 """Beside the checkpoints: which of them is the best, and by which metric."""
 
@@ -82,13 +80,8 @@ class Checkpoints:
 
         try:
             write_folder(final, write_all)
-        except Exception as error:
-            # safetensors and torch report a full disk by errors of their own.
-            cut_short = any(name in str(error) for name in TORCH_WRITERS) or type(error).__name__ == "SafetensorError"
-            if not isinstance(error, OSError) and not cut_short:
-                raise
-            why = getattr(error, "strerror", None) or f"a file is incomplete: {str(error).splitlines()[0]}"
+        except OSError as error:
             raise UserError(
-                f"cannot write checkpoint '{final}': {why}; earlier checkpoints are intact, "
+                f"cannot write checkpoint '{final}': {error.strerror or error}; earlier checkpoints are intact, "
                 f"free some space and continue with --resume {self.run}"
             ) from error
