@@ -140,7 +140,7 @@ def find_recipe(name_or_path: str) -> Path:
         raise UserError(
             f"'{name_or_path}' is neither a recipe nor a run folder (it has no recipe.yaml){_suggest(path)}"
         )
-    raise UserError(f"unknown recipe '{name_or_path}'{_suggest(path)}, or give a path to a .yaml or a run folder")
+    raise UserError(f"unknown recipe '{name_or_path}'{_suggest(path)}")
 
 
 def _suggest(path: Path) -> str:
@@ -150,7 +150,7 @@ def _suggest(path: Path) -> str:
         return f"; did you mean '{neighbours[entry]}'?"
     if name := near(path.stem, list_recipes()):
         return f"; did you mean '{name}'?"
-    return "; `upshot recipe list` names those that ship"
+    return "; `upshot recipe list` names those that ship, and a path to a .yaml file or a run folder works, too"
 
 
 def list_recipes() -> list[str]:
