@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from tests.support.interpreter import hasten_interpreter
 from upshot.engine import decode_plan
 from upshot.engine.cuda.slots import DecodeBatch, DeviceSlots
+from upshot.engine.decode_plan import DecodeTiles
 from upshot.engine.kernels import kv8, plain, sample
 from upshot.engine.kernels.decode import DecodePlan, decode_attention, tiles_for
 from upshot.engine.kernels.decode_fused import fused_decode_attention
@@ -248,6 +249,29 @@ def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, window: i
         expected = case.reference(q[row], row, length - 1, *how)
         torch.testing.assert_close(out[row], expected, atol=2e-3, rtol=2e-3)
         torch.testing.assert_close(read[row], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_every_plan_fits_into_the_room_that_a_captured_step_has_for_it() -> None:
+    """Nothing checks this on the device: a part beyond the room would be written over something else."""
+    rng = random.Random(0)
+    for _ in range(200):
+        narrow, fill = rng.choice([1, 2, 4, 8]), rng.choice([3, 20, 99])
+        tiles = DecodeTiles(narrow, rng.choice([0, 16]), (fill, max(1, fill // 3)), 2 * narrow + 1)
+        rows, used = list[Sequence](), 1
+        for _prompt in range(rng.randrange(1, 7)):
+            shared = [*range(used, used := used + rng.choice([0, 40, 300]))]
+            for _reply in range(rng.randrange(1, rng.choice([3, 9, 40]))):
+                both = [*shared, *range(used, used := used + rng.randrange(40))]
+                for _ in range(rng.randrange(1, rng.choice([2, 4, 20]))):
+                    own = rng.choice([1, rng.randrange(1, 3000)])
+                    pages = [*both, *range(used, used := used + -(-own // 16))]
+                    rows.append(Sequence([0] * (16 * len(both) + own + 1), Rules(), pages=pages))
+        rng.shuffle(rows)
+        reads = decode_plan.plan_reads(rows, 16, tiles)
+        if reads is not None:
+            narrow_room, wide_room, parts = tiles.rooms(len(rows))
+            assert len(reads.narrow) <= narrow_room and len(reads.wide) <= wide_room
+            assert reads.parts[reads.parts[:, 1] > 1, 1].sum() <= parts
 
 
 @pytest.mark.parametrize(
