@@ -242,8 +242,8 @@ def token_logprobs_backward(
 def choose_attention_without_cudnn() -> None:
     """From now on PyTorch's own choice of an attention leaves cuDNN out.
 
-    PyTorch 2.11 prefers it on Hopper GPUs. Its gradients with a mask can be NaN there (pytorch issue 196678), and a
-    tiny model's backward pass ended in an illegal memory access. long.py calls it by name, for shapes that we checked.
+    PyTorch 2.11 prefers it on Hopper GPUs. Its gradients with a mask can be NaN there (pytorch issue 196678). long.py
+    calls it by name, for shapes that we checked.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
