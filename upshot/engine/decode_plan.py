@@ -67,7 +67,7 @@ def plan_reads(rows: list[Sequence], page_size: int, tiles: DecodeTiles) -> Read
     room = list(tiles.shared(len(rows)))
 
     def kind_of(count: int) -> tuple[int, int]:
-        """Whether a stretch of so many rows is read with wide tiles, and how many tiles that takes."""
+        """Whether a stretch with this many rows is read with wide tiles, and how many tiles that takes."""
         wide = tiles.wide > 0 and count >= tiles.many
         return int(wide), -(-count // (tiles.wide if wide else tiles.narrow))
 

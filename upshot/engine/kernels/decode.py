@@ -4,8 +4,9 @@ Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of o
 padded to 16 for the matrix units: one new token has too few rows for them otherwise, and the pages, whose reading takes
 the time, are read once for all heads of a group. What is read for whom is a plan (decode_plan.py). Two kernels (and a
 third in decode_fused.py for rows that share nothing and are read whole):
-- `_read`: each program one piece of a context and one key head, for all rows that share the piece. It runs in two sizes
-  side by side: with as many rows as the least tile holds, and with up to MEMBERS;
+- `_read`: each program one piece of a context and one key head, for all rows that share the piece. In 16 bits
+  it runs in two sizes side by side: with as many rows as the least tile holds, and with up to MEMBERS; in 8 bits in
+  the first;
 - `_merge`: combines the parts of each row (but an only part is the result, which `_read` writes itself).
 """
 

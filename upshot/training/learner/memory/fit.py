@@ -19,7 +19,7 @@ from upshot.training.learner.memory.plan import GIB, MemoryJob, MemoryPlan, Memo
 from upshot.training.learner.memory.shape import shape_of
 
 SIZES = (32768, 16384, 8192, 4096, 2048, 1024)  # tokens of a micro-batch to try
-SMALL, BUSY = 500_000_000, 8192  # with more parameters than this, so many tokens keep a GPU busy
+SMALL, BUSY = 500_000_000, 8192  # a model with more parameters than SMALL keeps a GPU busy with BUSY tokens
 ENOUGH_KV, MOST_KV = 0.2, 0.4  # shares of a GPU for keys and values: with less the engine waits, more is not taken
 WAYS = (  # what needs less memory, the mildest first
     ("train.token_budget=0",), ("model.gradient_checkpointing=auto",), ("train.optimizer=adamw-8bit",),
