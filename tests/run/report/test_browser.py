@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +28,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright he
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; `apt-get install chromium` brings one")
 
 Open = Callable[..., Any]
+Serve = Callable[..., str]
 SERIOUS = ("serious", "critical")
 
 
@@ -41,8 +42,31 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Open]:
-    """Opens an address; afterwards nothing went wrong, and nothing was asked of anybody but the page's own place."""
+def serve() -> Iterator[Serve]:
+    """Serves run folders, each time by a server in a thread of its own; its address."""
+    import uvicorn
+
+    with ExitStack() as servers:
+
+        def start(*folders: Path) -> str:
+            options = uvicorn.Config(make_app(folders), port=0, log_level="error", timeout_graceful_shutdown=1)
+            server = uvicorn.Server(options)
+            thread = threading.Thread(target=server.run)
+            thread.start()
+            servers.callback(thread.join)
+            servers.callback(setattr, server, "should_exit", True)
+            wait_until(lambda: server.started)
+            return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+
+        yield start
+
+
+@pytest.fixture
+def visit(browser: Any, serve: Serve) -> Iterator[Open]:
+    """Opens an address; afterwards nothing went wrong, and nothing was asked of anybody but the page's own place.
+
+    Pages are closed before the servers stop (hence the second fixture): a page that follows a run asks on and on.
+    """
     pages: list[tuple[Any, str, list[str], list[str]]] = []
 
     def go(address: str, **options: Any) -> Any:
@@ -64,22 +88,6 @@ def visit(browser: Any) -> Iterator[Open]:
         assert troubles == []
         own = address if address.startswith("http") else "file:"
         assert [url for url in requests if not url.startswith((own, "blob:"))] == []
-
-
-@contextmanager
-def serving(*folders: Path) -> Iterator[str]:
-    """The server over run folders, in a thread of its own; its address."""
-    import uvicorn
-
-    server = uvicorn.Server(uvicorn.Config(make_app(folders), port=0, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def texts(page: Any, selector: str) -> list[str]:
@@ -218,7 +226,7 @@ def hostile_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, visit: Open) -> None:
+def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, serve: Serve, visit: Open) -> None:
     run = hostile_run(tmp_path / "run")
 
     def look(address: str) -> None:
@@ -246,43 +254,39 @@ def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, visi
         links = page.locator("a").evaluate_all("all => all.map((e) => e.getAttribute('href'))")
         assert all(link.startswith("#") for link in links)
 
-    if live:
-        with serving(run) as address:
-            look(address)
-    else:
-        look(write_report(run).as_uri())
+    look(serve(run) if live else write_report(run).as_uri())
 
 
-def test_a_live_run_is_followed_without_a_reload(synthetic_run: Path, visit: Open) -> None:
+def test_a_live_run_is_followed_without_a_reload(synthetic_run: Path, serve: Serve, visit: Open) -> None:
     import random
 
     run = synthetic_run / "single-reply"
     (run / "status.json").write_text(json.dumps({"state": "running", "step": 60, "steps": 70, "eta_seconds": 61}))
-    with serving(run) as address:
-        page = visit(address)
-        page.wait_for_selector("text=about 1 min 1 s left")
-        assert "running" in page.inner_text("h1") and "live" in page.inner_text("h1")
-        tab(page, "conversations")
-        page.wait_for_selector(".reading .turn.trained")
-        assert "Step 60" in page.inner_text(".reading h3")
-        read = page.inner_text(".reading h3")
-        more = reply(random.Random(5), 61, 0, 0, 1.0)
-        more["row"] = "the newest goal"
-        append_jsonl(run / "rollouts.jsonl", [more])
-        append_jsonl(run / "metrics.jsonl", [metrics_row(random.Random(5), "single-reply", "rl", 61, 70)])
-        (run / "status.json").write_text(json.dumps({"state": "finished", "step": 61}))
-        page.wait_for_selector(".list >> text=the newest goal")
-        assert page.inner_text(".reading h3") == read, "what is read stays"
-        page.wait_for_selector("h1 >> text=finished")
-        assert "step 61" in page.inner_text(".facts")
-        # A resumed run drops what it wrote after its last checkpoint.
-        write_lines(run / "rollouts.jsonl", read_jsonl(run / "rollouts.jsonl")[:16])
-        until(page, "document.querySelector('.side .note').textContent.includes('16 replies')")
-        page.goto(address + "#curves")
-        page.wait_for_selector(".chart[data-title=mean] path.curve")
+    address = serve(run)
+    page = visit(address)
+    page.wait_for_selector("text=about 1 min 1 s left")
+    assert "running" in page.inner_text("h1") and "live" in page.inner_text("h1")
+    tab(page, "conversations")
+    page.wait_for_selector(".reading .turn.trained")
+    assert "Step 60" in page.inner_text(".reading h3")
+    read = page.inner_text(".reading h3")
+    more = reply(random.Random(5), 61, 0, 0, 1.0)
+    more["row"] = "the newest goal"
+    append_jsonl(run / "rollouts.jsonl", [more])
+    append_jsonl(run / "metrics.jsonl", [metrics_row(random.Random(5), "single-reply", "rl", 61, 70)])
+    (run / "status.json").write_text(json.dumps({"state": "finished", "step": 61}))
+    page.wait_for_selector(".list >> text=the newest goal")
+    assert page.inner_text(".reading h3") == read, "what is read stays"
+    page.wait_for_selector("h1 >> text=finished")
+    assert "step 61" in page.inner_text(".facts")
+    # A resumed run drops what it wrote after its last checkpoint.
+    write_lines(run / "rollouts.jsonl", read_jsonl(run / "rollouts.jsonl")[:16])
+    until(page, "document.querySelector('.side .note').textContent.includes('16 replies')")
+    page.goto(address + "#curves")
+    page.wait_for_selector(".chart[data-title=mean] path.curve")
 
 
-def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, visit: Open) -> None:
+def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, serve: Serve, visit: Open) -> None:
     rows = [
         {"step": 1 + n // 1000, "row": f"r{n}", "key": f"r{n}#0", "group": n, "reward": {"total": {"value": n / 5000}}}
         | {"messages": [{"role": "user", "content": f"prompt {n}"}, {"role": "assistant", "content": "ok"}]}
@@ -290,17 +294,17 @@ def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, vis
     ]
     (tmp_path / "run").mkdir()
     write_lines(tmp_path / "run" / "rollouts.jsonl", rows)
-    with serving(tmp_path / "run") as address:
-        page = visit(address + "#conversations")
-        page.wait_for_selector(".reading .turn")
-        page.select_option("label:has-text('Step') select", "all")
-        page.get_by_text("5,000 prompt groups, 5,000 replies").wait_for()
-        assert page.locator(".promptgroup").count() < 40
-        page.evaluate("document.querySelector('.list').scrollTop = 1e9")
-        page.wait_for_selector(".promptgroup >> text=prompt 4999")
-        page.fill(".controls .search", "prompt 1234")
-        page.get_by_text("1 prompt group, 1 reply").wait_for()
-        until(page, "document.querySelector('.reading h3').textContent.includes('r1234')")
+    address = serve(tmp_path / "run")
+    page = visit(address + "#conversations")
+    page.wait_for_selector(".reading .turn")
+    page.select_option("label:has-text('Step') select", "all")
+    page.get_by_text("5,000 prompt groups, 5,000 replies").wait_for()
+    assert page.locator(".promptgroup").count() < 40
+    page.evaluate("document.querySelector('.list').scrollTop = 1e9")
+    page.wait_for_selector(".promptgroup >> text=prompt 4999")
+    page.fill(".controls .search", "prompt 1234")
+    page.get_by_text("1 prompt group, 1 reply").wait_for()
+    until(page, "document.querySelector('.reading h3').textContent.includes('r1234')")
 
 
 def seeds(folder: Path) -> Path:
@@ -327,40 +331,40 @@ def seeds(folder: Path) -> Path:
     return folder
 
 
-def test_runs_are_compared_by_results_keys_bands_and_the_same_goal(tmp_path: Path, visit: Open) -> None:
+def test_runs_are_compared_by_results_keys_bands_and_the_same_goal(tmp_path: Path, serve: Serve, visit: Open) -> None:
     folder = seeds(tmp_path / "sweep")
-    with serving(folder / "a-1", folder / "a-2", folder / "b") as address:
-        page = visit(address)
-        page.wait_for_selector("table.runs")
-        heads = texts(page, "table.runs th")
-        assert "train.lr" in heads and "seed" in heads
-        cells = [texts(page, f"table.runs tbody tr >> nth={row} >> td") for row in range(3)]
-        assert cells[2][:5][0].startswith("b") and cells[2][3:5] == ["2.7", "2.7"] and "0.5" in cells[2]
-        assert page.inner_text("table.runs .plus-text") == "2.7"
-        tab(page, "curves")
-        assert texts(page, ".legend .key") == ["a-1 (2 seeds)", "b"]
-        plot = page.locator(".chart[data-title=mean]")
-        assert plot.locator("path.curve").count() == 2 and plot.locator("polygon.band").count() == 1
-        folded = page.locator(".folded").text_content()
-        assert "train/flat" in folded and "the same curve as reward/mean" in folded
-        assert page.locator(".chart").count() == 1
-        plot.hover()
-        with page.expect_download() as saved:
-            plot.locator("text=csv").click()
-        table = Path(saved.value.path()).read_text().splitlines()
-        assert table[0] == "curve,step,value,low,high" and table[1].startswith("a-1 (2 seeds),1,0.30")
-        assert table[1].endswith(",0.2,0.4")
-        with page.expect_download() as saved:
-            plot.locator("text=svg").click()
-        assert Path(saved.value.path()).read_text().startswith("<svg") and saved.value.suggested_filename == "mean.svg"
-        tab(page, "recipe")
-        assert texts(page, ".diff tbody th") == ["seed", "train.lr"]
-        assert texts(page, ".diff tbody tr >> nth=1 >> td") == ["0.1", "0.1", "0.5"]
-        tab(page, "conversations")
-        page.click("text=the same goal across steps and runs")
-        page.wait_for_selector("table.goal >> text=a-2 says")
-        assert texts(page, "table.goal thead th") == ["run", "step 1", "step 3"]
-        assert page.locator("table.goal tbody tr").count() == 3
+    address = serve(folder / "a-1", folder / "a-2", folder / "b")
+    page = visit(address)
+    page.wait_for_selector("table.runs")
+    heads = texts(page, "table.runs th")
+    assert "train.lr" in heads and "seed" in heads
+    cells = [texts(page, f"table.runs tbody tr >> nth={row} >> td") for row in range(3)]
+    assert cells[2][:5][0].startswith("b") and cells[2][3:5] == ["2.7", "2.7"] and "0.5" in cells[2]
+    assert page.inner_text("table.runs .plus-text") == "2.7"
+    tab(page, "curves")
+    assert texts(page, ".legend .key") == ["a-1 (2 seeds)", "b"]
+    plot = page.locator(".chart[data-title=mean]")
+    assert plot.locator("path.curve").count() == 2 and plot.locator("polygon.band").count() == 1
+    folded = page.locator(".folded").text_content()
+    assert "train/flat" in folded and "the same curve as reward/mean" in folded
+    assert page.locator(".chart").count() == 1
+    plot.hover()
+    with page.expect_download() as saved:
+        plot.locator("text=csv").click()
+    table = Path(saved.value.path()).read_text().splitlines()
+    assert table[0] == "curve,step,value,low,high" and table[1].startswith("a-1 (2 seeds),1,0.30")
+    assert table[1].endswith(",0.2,0.4")
+    with page.expect_download() as saved:
+        plot.locator("text=svg").click()
+    assert Path(saved.value.path()).read_text().startswith("<svg") and saved.value.suggested_filename == "mean.svg"
+    tab(page, "recipe")
+    assert texts(page, ".diff tbody th") == ["seed", "train.lr"]
+    assert texts(page, ".diff tbody tr >> nth=1 >> td") == ["0.1", "0.1", "0.5"]
+    tab(page, "conversations")
+    page.click("text=the same goal across steps and runs")
+    page.wait_for_selector("table.goal >> text=a-2 says")
+    assert texts(page, "table.goal thead th") == ["run", "step 1", "step 3"]
+    assert page.locator("table.goal tbody tr").count() == 3
 
 
 def token_run(folder: Path) -> Path:
@@ -414,7 +418,7 @@ def token_run(folder: Path) -> Path:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
-    live: bool, tmp_path: Path, visit: Open
+    live: bool, tmp_path: Path, serve: Serve, visit: Open
 ) -> None:
     run = token_run(tmp_path / "run")
 
@@ -446,11 +450,7 @@ def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
         penalised = page.locator(".tree .barrow", has_text="token_amount").locator(".fill").first
         assert "minus" in (penalised.get_attribute("class") or ""), "more of what is penalised is not green"
 
-    if live:
-        with serving(run) as address:
-            look(address)
-    else:
-        look(write_report(run).as_uri())
+    look(serve(run) if live else write_report(run).as_uri())
 
 
 def spoken_tree(folder: Path) -> Path:
@@ -493,7 +493,7 @@ def spoken_tree(folder: Path) -> Path:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_what_the_policy_said_in_futures_is_coloured_by_its_own_advantage(
-    live: bool, tmp_path: Path, visit: Open
+    live: bool, tmp_path: Path, serve: Serve, visit: Open
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -525,11 +525,7 @@ def test_what_the_policy_said_in_futures_is_coloured_by_its_own_advantage(
         strengths = page.locator(".tree .passage .tint").evaluate_all(dark)
         assert [float(value) for value in strengths] == [0, 0.1, 0, 0, 0, 0.1, 0, 0]
 
-    if live:
-        with serving(run) as address:
-            look(address)
-    else:
-        look(write_report(run).as_uri())
+    look(serve(run) if live else write_report(run).as_uri())
 
 
 def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) -> None:
@@ -560,7 +556,9 @@ NAMES = ("constructor", "__proto__", "toString", "hasOwnProperty")
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_names_that_every_object_has_are_names_as_any_other(live: bool, tmp_path: Path, visit: Open) -> None:
+def test_names_that_every_object_has_are_names_as_any_other(
+    live: bool, tmp_path: Path, serve: Serve, visit: Open
+) -> None:
     """A reward term named `constructor` blanked the page."""
     run = tmp_path / "run"
     run.mkdir()
@@ -586,11 +584,7 @@ def test_names_that_every_object_has_are_names_as_any_other(live: bool, tmp_path
         page.fill(".controls .search", "constructor>0.2")
         page.get_by_text("2 prompt groups, 2 replies").wait_for()
 
-    if live:
-        with serving(run) as address:
-            look(address)
-    else:
-        look(write_report(run).as_uri())
+    look(serve(run) if live else write_report(run).as_uri())
 
 
 def test_curves_are_drawn_over_steps_time_or_tokens(tmp_path: Path, visit: Open) -> None:
@@ -655,7 +649,7 @@ def test_two_conversations_stand_side_by_side_with_what_differs_marked(tmp_path:
 
 @pytest.mark.parametrize("shown", ["phone, one run", "desk, classmates", "desk, live, three runs"])
 def test_nothing_overflows_and_axe_finds_no_serious_fault(
-    shown: str, synthetic_run: Path, classmate_run: Path, visit: Open
+    shown: str, synthetic_run: Path, classmate_run: Path, serve: Serve, visit: Open
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")
     phone = "phone" in shown
@@ -672,11 +666,8 @@ def test_nothing_overflows_and_axe_finds_no_serious_fault(
             found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
             assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
 
-    if "live" in shown:
-        with serving(synthetic_run) as address:
-            look(address)
-    else:
-        look(write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri())
+    run = synthetic_run / "multiturn" if phone else classmate_run
+    look(serve(synthetic_run) if "live" in shown else write_report(run).as_uri())
 
 
 def test_a_folder_with_one_file_draws_without_errors(synthetic_run: Path, tmp_path: Path, visit: Open) -> None:
