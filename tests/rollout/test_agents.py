@@ -18,10 +18,11 @@ import pytest
 from tests.patience import until
 from tests.tiny import tiny_policy
 from upshot.config.load import load_recipe
-from upshot.config.recipe import AgentConfig, Named
+from upshot.config.recipe import AgentConfig
 from upshot.core.conversation import Conversation, Row, Sample, messages_from
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.rewards.advantages.grouped import dr_grpo
 from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import VerifierMetric
 from upshot.rollout.agents.runner import AgentRunner
@@ -36,7 +37,6 @@ from upshot.training.loops.rl import set_advantages, teach
 from upshot.training.metrics.step import measure_task
 
 Said = list[dict[str, Any]]
-CENTRED = Named(name="dr-grpo")
 
 
 async def ask(episode: AgentEpisode, messages: Said, **fields: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def watch(policy: Policy, seen: list[tuple[list[int], tuple[int, ...]]]) -> None
 def trained(reply: Rollout) -> list[tuple[list[int], list[int]]]:
     """Ids and loss mask of every sequence that an episode teaches, as if it had been better than others."""
     group: list[list[Rollout]] = [[reply, other(reply)]]
-    set_advantages(group, CENTRED)
+    set_advantages(group, dr_grpo)
     return [(datum.ids, datum.mask) for datum in teach(reply)]
 
 
@@ -203,7 +203,7 @@ def test_every_one_of_several_replies_to_a_call_is_recorded() -> None:
 @pytest.mark.parametrize("mode", ["sequence", "token", "constant"])
 def test_an_episode_of_several_contexts_counts_as_much_as_one(mode: str) -> None:
     [[reply]] = play(compacts)
-    set_advantages([[reply, other(reply)]], CENTRED)
+    set_advantages([[reply, other(reply)]], dr_grpo)
     data = teach(reply, mode)
     tokens = sum(len(datum.places) for datum in data)
     assert sum(datum.counted for datum in data) == (len(data) if mode == "token" else 1)

@@ -18,10 +18,11 @@ import pytest
 from tests.rollout.test_classmates import Recites, context
 from tests.rollout.test_classmates import play as play_classmates
 from tests.training.workshop import metrics, recipe
-from upshot.config.recipe import CreditConfig, Named
+from upshot.config.recipe import CreditConfig
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Cause, Reason, Score
 from upshot.models.base import ModelCallError
+from upshot.rewards.advantages import grouped
 from upshot.rewards.credit import Credit, MetricWeight, Reward, Span, credit_turns
 from upshot.rewards.metric import Metric
 from upshot.rollout.blame import BLAMED, blame
@@ -84,7 +85,7 @@ def learned(estimator: str, escape: Score, blames: bool, group_size: int = 4) ->
         replies = [reply(arms[arm]) for arm in group]
         if blames:
             blame([replies, [reply(RIGHT), reply(WRONG)]], TALK)
-        set_advantages([replies], Named(name=estimator))
+        set_advantages([replies], grouped.estimator(estimator))
         advantages = [one.advantages[0] for one in replies]
         update[group] = {arm: own or 0.0 for arm, own in zip(group, advantages, strict=True)}
     logits = [math.log(p) for p in (0.05, 0.9, 0.05)]
@@ -202,7 +203,7 @@ def test_a_reply_without_a_thought_earns_the_worst_that_a_thought_did_with_all_i
         group.append(one)
     blame([group], TALK)
     assert none.credit.spans == (Span(1, 2, ("main", "classmate")),)
-    set_advantages([group], Named(name="rloo"))
+    set_advantages([group], grouped.rloo)
     assert [one.advantages for one in group] == [[-0.25], [-0.25], [0.5]]
 
 
@@ -255,7 +256,7 @@ def test_through_the_player_whatever_a_word_breaks_earns_no_more_than_a_wrong_an
     groups = asyncio.run(play_step(context, [ROW], 3, 0))
     assert [one.reward.total.value for one in groups[0]] == [1.0, 0.0, None]
     blame(groups, futures)
-    set_advantages(groups, Named(name="rloo"))
+    set_advantages(groups, grouped.rloo)
     assert [one.advantages for one in groups[0]] == [[1.0], [-0.5], [-0.5]]
 
 
@@ -288,7 +289,7 @@ def test_a_thought_that_no_classmate_can_read_earns_what_a_useless_one_does(esca
     group = classmates_group("<think>good</think>1", "<think>bad</think>1", escape, reward=reward)
     found = [one.credit.parts["classmate"].value for one in group if one.credit is not None]
     assert found == [1.0, 0.0, 0.0]
-    set_advantages([group], Named(name="rloo"))
+    set_advantages([group], grouped.rloo)
     useless, escaped = ({a for a in one.advantages if a} for one in group[1:])
     assert useless == escaped == {-0.5}
 

@@ -10,12 +10,11 @@ import pytest
 
 from tests.support.coverage import check
 from tests.tiny import tiny_parts, tiny_policy
-from upshot.config.recipe import Named
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import BudgetExceeded, UserError, user_error_in
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError
-from upshot.rewards.advantages.grouped import centred as dr_grpo
+from upshot.rewards.advantages import grouped
 from upshot.rewards.credit import MetricWeight
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import play_episode
@@ -137,7 +136,7 @@ def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statisti
 
     made, rows = scene(metric)
     groups = step(made, rows[:1])
-    set_advantages(groups, Named(name="dr-grpo"))
+    set_advantages(groups, grouped.dr_grpo)
     logs = summarise(groups)
     assert [reply.advantages[0] for reply in groups[0]] == pytest.approx([2 / 3, -1 / 3, None, -1 / 3])
     assert groups[0][2].reward.total.reason == "error"
@@ -252,7 +251,7 @@ def test_sampled_log_probabilities_are_the_learners() -> None:
 
 
 def test_dr_grpo_of_a_lone_reward_is_zero() -> None:
-    assert dr_grpo([None, 3.0, None]) == [None, 0.0, None]
+    assert grouped.centred([None, 3.0, None]) == [None, 0.0, None]
 
 
 def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> None:

@@ -17,6 +17,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.files import read_jsonl
 from upshot.core.score import Reason, Score
 from upshot.models.tiny import tiny_tokenizer
+from upshot.rewards.advantages.grouped import estimator
 from upshot.rewards.credit import MAIN, Credit, Reward, Span
 from upshot.rollout.reply import Rollout
 from upshot.run import folder as runs
@@ -64,7 +65,7 @@ class Stage:
             [reply_to(self.rows[group], score, group, session) for session, score in enumerate(own)]
             for group, own in enumerate(scores)
         ]
-        set_advantages(groups, self.recipe.train.advantage)
+        set_advantages(groups, estimator(self.recipe.train.advantage.name))
         return groups
 
 

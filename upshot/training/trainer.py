@@ -37,7 +37,7 @@ from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
-from upshot.training.learner.learner import Learner
+from upshot.training.learner.learner import SEQUENCES, Learner
 from upshot.training.loops import rl
 from upshot.training.loops.phase import Lesson, learn
 from upshot.training.loops.sft import Dialogues, Sft
@@ -156,7 +156,7 @@ class Trainer:
         its value head's.
         """
         lesson = self._prepare(groups)
-        return lesson.logs | self._add_gradient(lesson) | lesson.counts
+        return lesson.logs | self._add_gradient(lesson)
 
     def learn(self, groups: Groups, seed: int = 0) -> dict[str, float]:
         """One step as in a run: `train.minibatches` optimizer steps on replies that have credit; returns what to log.
@@ -196,7 +196,7 @@ class Trainer:
                 "takes that many optimizer steps"
             )
         objective = lesson.objective()
-        logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {}
+        logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {SEQUENCES: 0.0}
         return logs if MEAN in lesson.logs else logs | objective.drift(self.learner.ranks)
 
     def step(self) -> dict[str, float]:

@@ -93,5 +93,5 @@ def test_the_drift_of_a_round_is_that_before_its_first_update() -> None:
 
 def test_nothing_to_learn_from_makes_no_update() -> None:
     own = learner(minibatches=2)
-    given = Lesson([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0}, {"train/sequences": 0.0})
+    given = Lesson([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0})
     assert update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0} and own.steps == 0

@@ -10,11 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.training.workshop import datum, learner
-from upshot.config.recipe import Named, TrainConfig
+from upshot.config.recipe import TrainConfig
 from upshot.config.registry import path_of
 from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.rewards.advantages.grouped import estimator
 from upshot.rewards.build import build_metric
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Rollout
@@ -125,9 +126,9 @@ def test_a_loss_of_the_users_own_has_one_number_a_token() -> None:
 def test_an_estimator_of_the_users_own_has_one_number_a_span() -> None:
     replies = [Rollout(Conversation(Row("a", ())), credit=Credit({"main": Score(1.0)}, (Span(0, 1),))) for _ in "ab"]
     for wrong in ([[0.5, -0.5]], [[[0.5]]], [0.5], None):
-        named = Named(name=path_of(lambda step, wrong=wrong: wrong))
+        wrong_shape = estimator(path_of(lambda step, wrong=wrong: wrong))
         with pytest.raises(UserError, match=r"should return one number \(or None\) per span"):
-            set_advantages([replies], named)
+            set_advantages([replies], wrong_shape)
 
 
 def test_a_metric_that_is_no_metric_is_refused_by_name() -> None:

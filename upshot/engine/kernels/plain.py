@@ -88,17 +88,16 @@ def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return wide * scale, scale
 
 
-def _norm_derivative(d: Tensor, x: Tensor, weight: Tensor, eps: float, form: int) -> tuple[Tensor, Tensor]:
-    """The gradient of the rows (float32), and the rows without their weight."""
+def _norm_derivative(
+    d: Tensor, x: Tensor, weight: Tensor, eps: float, form: int, wants_weight: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradient of the rows (float32), the rows without their weight, and if wanted the weight's gradient."""
     normed, scale = _without_weight(x, eps)
     inner = d.float() * (weight.float() + 1.0 if form == OFFSET else weight.float())
     mean = (inner * normed).mean(-1, keepdim=True)
     rounded = normed.to(x.dtype) if form == EARLY else normed
-    return inner.addcmul_(normed, mean, value=-1).mul_(scale), rounded
-
-
-def _weight_gradient(d: Tensor, normed: Tensor, weight: Tensor) -> Tensor:
-    return (d.float() * normed.float()).flatten(0, -2).sum(0).to(weight.dtype)
+    dweight = (d.float() * rounded.float()).flatten(0, -2).sum(0).to(weight.dtype) if wants_weight else None
+    return inner.addcmul_(normed, mean, value=-1).mul_(scale), rounded, dweight
 
 
 def norm_backward(
@@ -112,8 +111,7 @@ def norm_backward(
     form: int = EARLY,
 ) -> tuple[Tensor, Tensor | None]:
     """See `norm.norm_backward`."""
-    d, normed = _norm_derivative(dx, summed, weight, eps, form)
-    dweight = _weight_gradient(dx, normed, weight) if wants_weight else None
+    d, normed, dweight = _norm_derivative(dx, summed, weight, eps, form, wants_weight)
     if again:
         dx.copy_(normed * (weight.float() + 1.0 if form == OFFSET else weight))
     return (d if residual is None else d.add_(residual)).to(summed.dtype), dweight
@@ -164,17 +162,14 @@ def rotate_heads_backward(
     """See `rotary.rotate_heads_backward`."""
     cos, sin = _whole(rotation)
     dq, dk = rotate(dq, cos, -sin), rotate(dk, cos, -sin)
-    sums: list[Tensor | None] = [None, None]
+    to_q_weight = to_k_weight = None
     if norms is not None:
         assert raw is not None
         q, k, _ = raw.view(len(raw), -1, dq.shape[-1]).split([dq.shape[1], dk.shape[1], dv.shape[1]], 1)
-        to_q, q = _norm_derivative(dq, q, norms.q, norms.eps, norms.form)
-        to_k, k = _norm_derivative(dk, k, norms.k, norms.eps, norms.form)
-        if wants_weight:
-            sums = [_weight_gradient(dq, q, norms.q), _weight_gradient(dk, k, norms.k)]
-        dq, dk = to_q, to_k
+        dq, _, to_q_weight = _norm_derivative(dq, q, norms.q, norms.eps, norms.form, wants_weight)
+        dk, _, to_k_weight = _norm_derivative(dk, k, norms.k, norms.eps, norms.form, wants_weight)
     out = torch.cat([dq.to(dv.dtype), dk.to(dv.dtype), dv], 1).flatten(1)
-    return out, sums[0], sums[1]
+    return out, to_q_weight, to_k_weight
 
 
 def _whole(rotation: Rotation) -> Rotation:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from upshot.config.registry import Registry, check_options
 from upshot.core.errors import UserError
+from upshot.core.time_limit import OURS
 from upshot.rewards.credit import Credit, is_turn
 
 Step = Sequence[Sequence[Credit | None]]
@@ -51,11 +52,13 @@ def estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
         raise UserError(f"estimator '{name}' in {where} should take a step's credits as its first argument")
     checked = check_options(function, options or {}, {first: None}, f"estimator '{name}'", where)
     del checked[first]
-    return partial(function, **checked)
+    estimate = partial(function, **checked)
+    return estimate if function.__module__.startswith(OURS) else partial(_checked, estimate, name)
 
 
-def check_shape(advantages: Advantages, step: Step, name: str) -> None:
-    """Refuse what an estimator of the user's own returned where it is not a number or None for every span."""
+def _checked(estimate: Estimator, name: str, step: Step) -> Advantages:
+    """The advantages by an estimator of the user's own; refused if they are not a number or None for every span."""
+    advantages = estimate(step)
     wanted = [[len(credit.spans) if credit is not None else 0 for credit in group] for group in step]
     try:
         shape = [[len(spans) for spans in group] for group in advantages]
@@ -66,6 +69,7 @@ def check_shape(advantages: Advantages, step: Step, name: str) -> None:
             f"train.advantage '{name}' should return one number (or None) per span, in lists by group and reply; a "
             f"step with {wanted} spans by group and reply got {shape or repr(advantages)[:80]}"
         )
+    return advantages
 
 
 def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:

@@ -28,6 +28,8 @@ from upshot.training.learner.snapshot import snapshot
 from upshot.training.objectives.objectives import Logs, Objective
 
 Unit = TypeVar("Unit", bound=Sequence[Datum])
+SEQUENCES, TOKENS = "train/sequences", "train/tokens"
+"""How it is logged what was learned from: sequences, and trained tokens in them."""
 
 
 class Learner:
@@ -126,7 +128,8 @@ class Learner:
             for _ in range(most - len(chunks)):  # others still have gradients to sum
                 self.optimizer.gather()
         logs_of_rank = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
-        return sum_by_name(self.ranks.all_gather_object("logs", logs_of_rank))
+        counts = {SEQUENCES: float(len(data)), TOKENS: float(objective.tokens)}
+        return sum_by_name(self.ranks.all_gather_object("logs", logs_of_rank)) | counts
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""

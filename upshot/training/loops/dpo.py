@@ -39,8 +39,7 @@ def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:
     data = list(chain.from_iterable(pairs))
     for datum, reference in zip(data, learner.logprobs(data, reference=True) if data else (), strict=True):
         datum.reference = reference
-    counts = {"train/pairs": float(len(pairs)), "train/tokens": float(sum(sum(datum.mask) for datum in data))}
-    return Lesson(pairs, partial(Dpo, learner.config), counts=counts)
+    return Lesson(pairs, partial(Dpo, learner.config), {"train/pairs": float(len(pairs))})
 
 
 def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_context: int) -> list[tuple[Datum, Datum]]:

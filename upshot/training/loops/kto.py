@@ -97,8 +97,7 @@ def prepare(learner: Learner, data: Sequence[Datum], limit: int = 0) -> Lesson:
     for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
         datum.reference = reference
     config, divergence = learner.config.kto, measure_divergence(learner, data, limit)
-    counts = {"train/tokens": float(sum(sum(datum.mask) for datum in data))}
-    return Lesson([[datum] for datum in data], partial(Kto, config, divergence), {"kto/kl": divergence}, counts)
+    return Lesson([[datum] for datum in data], partial(Kto, config, divergence), {"kto/kl": divergence})
 
 
 def measure_divergence(learner: Learner, data: Sequence[Datum], limit: int) -> float:

@@ -53,7 +53,8 @@ def prepare(learner: Learner, groups: Groups) -> Lesson:
     forks = [fork for group in groups for reply in group for fork in reply.siblings]
     pairs, left_out = best_and_worst([*groups, *forks], learner.config.dpo.min_gap)
     lesson = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
-    return replace(lesson, logs={f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())})
+    counts = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
+    return replace(lesson, logs=lesson.logs | counts)
 
 
 def _datum(reply: Candidate) -> Datum:

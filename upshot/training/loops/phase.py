@@ -4,8 +4,8 @@ Evaluation comes before learning: a step's line holds the evaluation of the weig
 awaited between an optimizer step and its line in the run folder, and Ctrl-C always finds a consistent run.
 
 A step learns a `Lesson` in minibatches with an optimizer step each, logged as one: means over all minibatches, weighed
-by the number of data in each, the number of skipped updates, and the drift of the first minibatch (later ones have
-other weights than the sampler had). How fast it was on this machine is logged under `time/`.
+by the number of data in each, sums of counts (sequences, tokens, skipped updates), and the drift of the first minibatch
+(later ones have other weights than the sampler had). How fast it was on this machine is logged under `time/`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.training.learner.batch import Datum
-from upshot.training.learner.learner import Learner
+from upshot.training.learner.learner import SEQUENCES, TOKENS, Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated, is_evaluation
 from upshot.training.objectives.objectives import MEAN, Objective
@@ -42,6 +42,9 @@ Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
 PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
 """TFLOP/s of dense bfloat16, by a part of the device's name."""
+
+SUMMED = (SEQUENCES, TOKENS, "train/skipped")
+"""What is logged as a sum over minibatches."""
 
 
 class ThroughputMeter:
@@ -87,8 +90,6 @@ class Lesson:
     """The loss, made anew for each minibatch."""
     logs: Logs = field(default_factory=dict)
     """What to log, measured before the update."""
-    counts: Logs = field(default_factory=dict)
-    """What to log: how many sequences, pairs and tokens it has."""
 
 
 class TrainingPhase:
@@ -182,7 +183,7 @@ class TrainingPhase:
 
 def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
     """Learn what a step's replies or examples teach: loss, gradient and an optimizer step for each minibatch; what to
-    log: means over all data, the last learning rate, all skipped updates. `seed`: for the order of minibatches."""
+    log: means over all data, the last learning rate, sums of counts. `seed`: for the order of minibatches."""
     lesson = prepare(learner, items)
     learned: dict[str, list[tuple[float, Objective]]] = {}
     drift: Logs = {}
@@ -193,10 +194,10 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
             drift = drift or objective.drift(learner.ranks)
         for name, value in (logs | learner.step()).items():
             learned.setdefault(name, []).append((value, objective))
-    joined: Logs = {}
+    joined: Logs = {} if lesson.units else {SEQUENCES: 0.0}
     for name, by_minibatch in learned.items():
         values = [value for value, _ in by_minibatch]
-        if name == "train/skipped":
+        if name in SUMMED:
             joined[name] = math.fsum(values)
         elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
             joined[name] = values[-1]
@@ -204,7 +205,7 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
             weights = [1.0 if name == "train/grad_norm" else by.weight(name) for _, by in by_minibatch]
             # No fsum: a gradient that is not finite has to show.
             joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
-    return lesson.logs | joined | drift | lesson.counts
+    return lesson.logs | joined | drift
 
 
 def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:

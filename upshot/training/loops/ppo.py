@@ -25,14 +25,14 @@ from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs
 from upshot.training.loops.phase import Lesson
-from upshot.training.loops.rl import Groups, RunRules, Units, as_units, make_lesson
+from upshot.training.loops.rl import Groups, RunRules, Units, as_units
 from upshot.training.objectives.objectives import LogprobSource, PolicyGradient, normalise, weigh
 
 
 def prepare(learner: Learner, groups: Groups, rules: RunRules | None = None) -> Lesson:
     """Advantages, training data and loss of a step's replies; rules: the recipe's, if they are looked up already."""
     units, logs = lesson_of(learner, groups)
-    return make_lesson(units, partial(Ppo, learner.config, function=rules.surrogate if rules else None), logs)
+    return Lesson(units, partial(Ppo, learner.config, function=rules.surrogate if rules else None), logs)
 
 
 def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:

@@ -15,11 +15,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from upshot.config.method import TrainingMethod
-from upshot.config.recipe import Named, Recipe, TrainConfig
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, describe_missing
-from upshot.rewards.advantages.grouped import Estimator, Step, check_shape, estimator
+from upshot.rewards.advantages.grouped import Estimator, Step, estimator
 from upshot.rewards.credit import MAIN
 from upshot.rollout.blame import blame
 from upshot.rollout.credit.rules import compared, measure_tree
@@ -35,7 +35,7 @@ from upshot.training.loops.phase import Lesson, TrainingPhase, learn, pick
 from upshot.training.metrics.pull import describe_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
-from upshot.training.objectives.objectives import LogprobSource, Objective, PolicyGradient, Surrogate, surrogate, weigh
+from upshot.training.objectives.objectives import LogprobSource, PolicyGradient, Surrogate, surrogate, weigh
 from upshot.training.snapshots import RolloutSchedule, in_thread, staleness
 
 Groups = Sequence[Sequence[Rollout]]
@@ -196,7 +196,7 @@ def prepare(learner: Learner, groups: Groups, estimate: bool = True, rules: RunR
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return make_lesson(units, partial(PolicyGradient, config, weighed_later, rules.surrogate), logs)
+    return Lesson(units, partial(PolicyGradient, config, weighed_later, rules.surrogate), logs)
 
 
 def lesson_of(
@@ -211,27 +211,20 @@ def lesson_of(
     replies = list(chain.from_iterable(groups))
     if estimate:
         rules = rules or RunRules.of(config)
-        set_advantages(groups, config.advantage, credits, rules.estimator)
+        set_advantages(groups, rules.estimator, credits)
         for forks in compared(replies, rules.every_fork):
             credits = charge_replies(learner, forks)[0] if charged else None
-            set_advantages(forks, config.advantage, credits, rules.estimator)
+            set_advantages(forks, rules.estimator, credits)
     units = [unit for reply in replies for unit in as_units(teach(reply, config.length_norm))]
     if units and weighed:
         logs |= weigh(learner, list(chain.from_iterable(units)))
     return units, logs
 
 
-def set_advantages(
-    groups: Compared, named: Named, credits: Step | None = None, estimate: Estimator | None = None
-) -> None:
-    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`.
-
-    estimate: the estimator `named`; None: looked up here.
-    """
+def set_advantages(groups: Compared, estimate: Estimator, credits: Step | None = None) -> None:
+    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
     step = credits or [[reply.credit for reply in group] for group in groups]
-    advantages = (estimate or estimator(named.name, named.options))(step)
-    check_shape(advantages, step, named.name)
-    for group, rows in zip(groups, advantages, strict=True):
+    for group, rows in zip(groups, estimate(step), strict=True):
         for reply, spans in zip(group, rows, strict=True):
             reply.advantages = spans
             # The other contexts of a program's episode are parts of it and have its advantage.
@@ -267,12 +260,3 @@ def as_units(data: Sequence[Datum]) -> Units:
         else:
             units[-1].append(datum)
     return units
-
-
-def make_lesson(units: Units, objective: Callable[[], Objective], logs: Logs) -> Lesson:
-    """A lesson with its sequences and tokens counted."""
-    data = list(chain.from_iterable(units))
-    counts = {"train/sequences": float(len(data))}
-    if data:
-        counts["train/tokens"] = float(sum([sum(datum.mask) for datum in data]))
-    return Lesson(units, objective, logs, counts)

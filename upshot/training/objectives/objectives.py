@@ -34,6 +34,7 @@ from torch import Tensor
 from upshot.config.recipe import ImportanceConfig, TrainConfig
 from upshot.config.registry import Registry, check_options
 from upshot.core.errors import UserError
+from upshot.core.time_limit import OURS
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 
@@ -143,19 +144,6 @@ class PolicyLoss:
     """1 where the clip binds: where the token is not pushed any further."""
 
 
-def check_shape(loss: PolicyLoss, logprobs_M: Tensor, name: str) -> None:
-    """Refuse a surrogate of the user's own whose result is not one number a trained token: a mean over them would be
-    divided by their number once more."""
-    for field in ("loss_M", "ratio_M", "clipped_M"):
-        shape = getattr(getattr(loss, field, None), "shape", None)
-        if shape != logprobs_M.shape:
-            returned = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
-            raise UserError(
-                f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
-                f"{returned} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
-            )
-
-
 Surrogate = Callable[[TrainBatch, Tensor, TrainConfig], PolicyLoss]
 
 surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.objectives.surrogates")
@@ -167,7 +155,23 @@ def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = 
     function = surrogates.get(name, where)
     arguments = {"batch": None, "logprobs_M": None, "config": None}
     checked = check_options(function, options or {}, arguments, f"surrogate '{name}'", where)
-    return partial(function, **{key: value for key, value in checked.items() if key not in arguments})
+    loss = partial(function, **{key: value for key, value in checked.items() if key not in arguments})
+    return loss if function.__module__.startswith(OURS) else partial(_checked, loss, name)
+
+
+def _checked(surrogate: Surrogate, name: str, batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+    """The losses by a surrogate of the user's own; refused if they are not one number per trained token: a mean over
+    them would be divided by their number once more."""
+    loss = surrogate(batch, logprobs_M, config)
+    for field in ("loss_M", "ratio_M", "clipped_M"):
+        shape = getattr(getattr(loss, field, None), "shape", None)
+        if shape != logprobs_M.shape:
+            returned = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
+            raise UserError(
+                f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
+                f"{returned} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
+            )
+    return loss
 
 
 class PolicyGradient(Objective):
@@ -190,7 +194,6 @@ class PolicyGradient(Objective):
         batch = self.watch(batch, output.logprobs.detach())
         config, columns, logprobs = self.config, batch.columns, output.logprobs
         pg = self.surrogate(batch, logprobs, config)
-        check_shape(pg, logprobs, config.loss.name)
         # Where tokens are weighed, the surrogate's ratio is to the learner before the step, not to the sampler.
         ratio = (logprobs - columns["sampled"]).exp() if "sampled" in columns else pg.ratio_M
         entropy = -logprobs if output.entropy is None else output.entropy
