@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from classmates_loop import PLAIN, WORDS, demonstration, make_row, right
+from classmates_loop import PLAIN, WORDS, demonstration, is_correct, make_row
 
 import upshot
 from upshot import Conversation, Message, Row, Score, Task
@@ -32,7 +32,7 @@ class Thoughts(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """Whether the last answer is right; it may be the policy's or a classmate's."""
-        return Score(right(conversation))
+        return Score(is_correct(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """For the warm start."""

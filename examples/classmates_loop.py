@@ -1,4 +1,4 @@
-"""Classmate training, complete and inline: a thought is worth as much as it helps another model to answer.
+"""Classmate training, complete and inline: a thought is valued by how much it helps another model.
 
 The policy thinks before it answers, in plain steps or in a private code. A frozen classmate sees the question and the
 thought, and answers. The tokens of the thought earn what the policy's answer and the classmate's answer are worth; the
@@ -25,14 +25,14 @@ WARM_STEPS, STEPS, PROMPTS, GROUP, SAMPLES = 150, 25, 16, 8, 2
 
 def make_row(rng: random.Random, number: int) -> Row:
     """A question; answers are compared with the reference."""
-    left, right = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
-    return Row(f"row-{number}", (Message("user", f"what is {left} + {right} ?"),), reference=left + right)
+    a, b = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
+    return Row(f"row-{number}", (Message("user", f"what is {a} + {b} ?"),), reference=a + b)
 
 
 def steps_of(row: Row) -> str:
     """The plain thought."""
-    left, right = row.messages[0].content.split()[2:5:2]
-    return f"{left} + {right} = {row.reference}"
+    a, b = row.messages[0].content.split()[2:5:2]
+    return f"{a} + {b} = {row.reference}"
 
 
 def demonstration(rng: random.Random, coded: float = 0.6) -> list[Message]:
@@ -44,32 +44,32 @@ def demonstration(rng: random.Random, coded: float = 0.6) -> list[Message]:
     return [*row.messages, Message("assistant", f"<think> {thought} </think> #### {row.reference}")]
 
 
-def lesson(rng: random.Random) -> list[Message]:
+def classmate_demonstration(rng: random.Random) -> list[Message]:
     """What the classmate learned from: questions with plain thoughts. It knows nothing about a code."""
     row = make_row(rng, 0)
-    return [asking(row, steps_of(row)), Message("assistant", f"#### {row.reference}")]
+    return [classmate_prompt(row, steps_of(row)), Message("assistant", f"#### {row.reference}")]
 
 
-def asking(row: Row, thought: str) -> Message:
+def classmate_prompt(row: Row, thought: str) -> Message:
     """What the classmate is shown."""
     return Message("user", f"{row.messages[0].content} thought {thought}")
 
 
-def right(conversation: Conversation) -> float:
+def is_correct(conversation: Conversation) -> float:
     """1 if the number after #### is the reference."""
     _, mark, number = conversation.messages[-1].content.rpartition("####")
     return float(bool(mark) and number.strip() == str(conversation.row.reference))
 
 
-async def helped(classmate: Trainer, reply: Rollout) -> Score:
+async def score_classmate(classmate: Trainer, reply: Rollout) -> Score:
     """How often the classmate is right when it sees the thought; missing if there is no thought."""
     row, thought = reply.conversation.row, reply.conversation.turns[-1].note.get("thought")
     if not thought:
         return Score.missing("no_thought")
-    asked = Row(row.id, (asking(row, thought),), reference=row.reference)
+    asked = Row(row.id, (classmate_prompt(row, thought),), reference=row.reference)
     talks = [Conversation(asked, reply.conversation.seed + number) for number in range(SAMPLES)]
     await asyncio.gather(*map(classmate.policy.reply, talks))
-    return Score(sum(map(right, talks)) / SAMPLES)
+    return Score(sum(map(is_correct, talks)) / SAMPLES)
 
 
 def credit(reply: Rollout, classmate: Score) -> Credit:
@@ -79,7 +79,7 @@ def credit(reply: Rollout, classmate: Score) -> Credit:
     for at, sample in talk.places():
         if sample.thought is not None:
             spans = relabel(spans, at + sample.thought[0], at + sample.thought[1], ("classmate",))
-    return Credit({"main": Score(right(talk)), "classmate": classmate}, spans)
+    return Credit({"main": Score(is_correct(talk)), "classmate": classmate}, spans)
 
 
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
@@ -90,21 +90,22 @@ async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     classmate = Trainer.tiny(PLAIN, seed=1, shape=shape, max_tokens=3, lr=3e-3)
     for _ in range(warm_steps):
         trainer.imitate([demonstration(rng) for _ in range(32)])
-        classmate.imitate([lesson(rng) for _ in range(32)])
+        classmate.imitate([classmate_demonstration(rng) for _ in range(32)])
         trainer.step()
         classmate.step()
 
     means = []
     trainer.config.lr = 1e-3
     for step in range(steps):
-        groups = await trainer.sample([make_row(rng, number) for number in range(PROMPTS)], GROUP, step)  # reply
+        rows = [make_row(rng, number) for number in range(PROMPTS)]
+        groups = await trainer.sample(rows, GROUP, seed=step)  # 1 reply
         replies = [reply for group in groups for reply in group]
-        scores = await asyncio.gather(*(helped(classmate, reply) for reply in replies))  # continue, score
-        for reply, score in zip(replies, scores, strict=True):
+        scores = await asyncio.gather(*(score_classmate(classmate, reply) for reply in replies))  # 2 continue, 3 score
+        for reply, score in zip(replies, scores, strict=True):  # 4 credit
             reply.credit = credit(reply, score)
-        logs = trainer.forward_backward(groups) | trainer.step()  # advantages span by span, then learn
-        means.append(sum(score.value or 0.0 for score in scores) / len(scores))
-        main_right = sum(right(reply.conversation) for reply in replies) / len(replies)
+        logs = trainer.forward_backward(groups) | trainer.step()  # 5 learn: advantages span by span, then update
+        means.append(sum(score.value or 0.0 for score in scores) / len(scores))  # printed: without a thought, 0
+        main_right = sum(is_correct(reply.conversation) for reply in replies) / len(replies)
         print(f"step {step + 1:3}  right {main_right:.2f}  classmate {means[-1]:.2f}  loss {logs['loss/policy']:+.4f}")
     await asyncio.gather(trainer.aclose(), classmate.aclose())
     return means

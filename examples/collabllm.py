@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from collabllm_loop import WORDS, customer, demonstration, make_row, right
+from collabllm_loop import WORDS, customer, demonstration, is_correct, make_row
 
 import upshot
 from upshot import Conversation, Message, Observation, Participant, Row, Score, Task
@@ -41,7 +41,7 @@ class Shop(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """What the metric `verifier` reports for a finished future."""
-        return Score(right(conversation))
+        return Score(is_correct(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """For the warm start."""

@@ -49,10 +49,10 @@ def make_row(rng: random.Random, number: int, midway: float = 0.4) -> Row:
 def demonstration(rng: random.Random) -> list[Message]:
     """What the warm start imitates: mostly guesses, sometimes a question whose answer is then used."""
     row = make_row(rng, 0, midway=0.25)
-    said = dict(row.goal)
+    guess = dict(row.goal)
     if len(row.messages) == 1:
-        said[row.meta["hidden"]] = rng.choice(THINGS if row.meta["hidden"] == "thing" else COLOURS)
-    return [*row.messages, give(**said)]
+        guess[row.meta["hidden"]] = rng.choice(THINGS if row.meta["hidden"] == "thing" else COLOURS)
+    return [*row.messages, give(**guess)]
 
 
 def customer(conversation: Conversation) -> Message | None:
@@ -62,7 +62,7 @@ def customer(conversation: Conversation) -> Message | None:
     return Message("user", conversation.row.goal[asked[0]]) if words[:1] == ["which"] and asked else None
 
 
-def right(conversation: Conversation) -> float:
+def is_correct(conversation: Conversation) -> float:
     """1 if the last message gives the customer what they wanted."""
     return float(conversation.messages[-1] == give(**conversation.row.goal))
 
@@ -78,7 +78,7 @@ async def worth(trainer: Trainer, reply: Conversation) -> float:
                 break
             fork.say(answer)
             await trainer.policy.reply(fork)
-        return right(fork)
+        return is_correct(fork)
 
     return sum(await asyncio.gather(*map(future, range(SAMPLES)))) / SAMPLES
 
@@ -95,14 +95,15 @@ async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     trainer.config.lr = 1e-3
     for step in range(steps):
         rows = [make_row(rng, number) for number in range(PROMPTS)]
-        groups = await trainer.sample(rows, GROUP, seed=step)  # reply
+        groups = await trainer.sample(rows, GROUP, seed=step)  # 1 reply
         replies = [reply for group in groups for reply in group]
-        rewards = await asyncio.gather(*(worth(trainer, reply.conversation) for reply in replies))  # fork … score
-        for reply, reward in zip(replies, rewards, strict=True):  # credit: all of the reply's own tokens
-            own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
+        # 2 fork, 3 continue, 4 score
+        rewards = await asyncio.gather(*(worth(trainer, reply.conversation) for reply in replies))
+        for reply, reward in zip(replies, rewards, strict=True):  # 5 credit: all of the reply's own tokens
+            rewards_of_group = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
             reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
-            reply.advantages = [reward - sum(own) / GROUP]
-        logs = trainer.forward_backward(groups) | trainer.step()  # learn
+            reply.advantages = [reward - sum(rewards_of_group) / GROUP]  # one span: the reply
+        logs = trainer.forward_backward(groups) | trainer.step()  # 6 learn
         means.append(sum(rewards) / len(rewards))
         asked = sum(reply.conversation.messages[-1].content.startswith("which") for reply in replies) / len(replies)
         print(f"step {step + 1:3}  reward {means[-1]:.2f}  asks {asked:.2f}  loss {logs['loss/policy']:+.4f}")

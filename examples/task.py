@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from task_loop import WORDS, Reminder, demonstration, make_row, right
+from task_loop import WORDS, Reminder, demonstration, is_correct, make_row
 
 import upshot
 from upshot import Conversation, Message, Participant, Row, Score, Task
@@ -37,7 +37,7 @@ class Sums(Task):
 
     async def verify(self, conversation: Conversation) -> Score:
         """What the metric `verifier` reports for a finished episode."""
-        return Score(right(conversation))
+        return Score(is_correct(conversation))
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """For the warm start."""

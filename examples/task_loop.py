@@ -24,15 +24,15 @@ WARM_STEPS, STEPS, PROMPTS, GROUP, TURNS = 120, 25, 16, 8, 2
 
 def make_row(rng: random.Random, number: int) -> Row:
     """A question; answers are compared with the reference."""
-    left, right = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
-    return Row(f"row-{number}", (Message("user", f"what is {left} + {right} ?"),), reference=left + right)
+    a, b = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
+    return Row(f"row-{number}", (Message("user", f"what is {a} + {b} ?"),), reference=a + b)
 
 
 def demonstration(rng: random.Random) -> list[Message]:
     """What the warm start imitates: right sums, most without the `####` line until the environment asks."""
     row = make_row(rng, 0)
-    left, right = row.messages[0].content.split()[2:5:2]
-    worked = f"{left} + {right} = {row.reference}"
+    a, b = row.messages[0].content.split()[2:5:2]
+    worked = f"{a} + {b} = {row.reference}"
     if rng.random() < 0.3:
         return [*row.messages, Message("assistant", f"{worked} #### {row.reference}")]
     unmarked = Message("assistant", f"{worked} so it is {row.reference}")
@@ -49,7 +49,7 @@ class Reminder(Participant):
         return Observation((Message("user", REMINDER),), metrics={"reminders": 1.0})
 
 
-def right(conversation: Conversation) -> float:
+def is_correct(conversation: Conversation) -> float:
     """1 if the number after #### is the reference."""
     _, mark, number = conversation.messages[-1].content.rpartition("####")
     return float(bool(mark) and number.strip() == str(conversation.row.reference))
@@ -58,7 +58,7 @@ def right(conversation: Conversation) -> float:
 def worth(conversation: Conversation) -> float:
     """What the finished episode is worth."""
     reminders = conversation.counts.get("reminders", 0.0)
-    return right(conversation) - FEE * reminders
+    return is_correct(conversation) - FEE * reminders
 
 
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
@@ -73,14 +73,15 @@ async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     trainer.config.lr = 1e-3
     for step in range(steps):
         rows = [make_row(rng, number) for number in range(PROMPTS)]
-        groups = await trainer.sample(rows, GROUP, step, Reminder(), TURNS)  # up to two turns, the environment between
+        # 1 reply and continue: up to two turns, the environment between them
+        groups = await trainer.sample(rows, GROUP, seed=step, environment=Reminder(), max_turns=TURNS)
         replies = [reply for group in groups for reply in group]
-        rewards = [worth(reply.conversation) for reply in replies]  # score
-        for reply, reward in zip(replies, rewards, strict=True):  # credit: every sampled token of every turn
-            own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
+        rewards = [worth(reply.conversation) for reply in replies]  # 2 score
+        for reply, reward in zip(replies, rewards, strict=True):  # 3 credit: every sampled token of every turn
+            rewards_of_group = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
             reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
-            reply.advantages = [reward - sum(own) / GROUP] * len(reply.credit.spans)  # one span per turn
-        logs = trainer.forward_backward(groups) | trainer.step()  # learn
+            reply.advantages = [reward - sum(rewards_of_group) / GROUP] * len(reply.credit.spans)  # one span per turn
+        logs = trainer.forward_backward(groups) | trainer.step()  # 4 learn
         means.append(sum(rewards) / len(rewards))
         turns = sum(len(list(reply.conversation.samples())) for reply in replies) / len(replies)
         print(f"step {step + 1:3}  reward {means[-1]:.2f}  turns {turns:.2f}  loss {logs['loss/policy']:+.4f}")

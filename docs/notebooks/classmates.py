@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Classmates from zero
 #
-# A thought is worth as much as it helps *other* models to answer. Here a tiny policy can think in plain steps or in a
+# A thought is valued by how much it helps *other* models to answer. Here a tiny policy can think in plain steps or in a
 # private code, and it answers well either way. A classmate understands only plain steps. If the classmate's answer
 # counts in the reward, the policy learns to think in plain steps.
 

@@ -19,7 +19,7 @@ from upshot.rewards.advantages.grouped import (
     centred,
     estimator,
     estimators,
-    left_out,
+    leave_one_out,
     normalised,
 )
 from upshot.rewards.credit import MAIN, Credit, Span, credit_sampled, relabel, sampled_spans
@@ -31,7 +31,7 @@ masks = st.lists(st.integers(0, 1), max_size=40)
 def test_a_group_with_a_missing_reward_by_hand() -> None:
     group = [1.0, None, 0.0, 0.5]
     assert centred(group) == [0.5, None, -0.5, 0.0]
-    assert left_out(group) == pytest.approx([0.75, None, -0.75, 0.0])
+    assert leave_one_out(group) == pytest.approx([0.75, None, -0.75, 0.0])
     assert normalised(group) == pytest.approx([0.5 / (0.5 + EPSILON), None, -0.5 / (0.5 + EPSILON), 0.0])
 
 
@@ -55,7 +55,7 @@ def test_an_unknown_estimator_is_named_with_its_neighbour() -> None:
 @given(rewards)
 def test_missing_stays_missing_and_leaves_the_statistics(group: list[float | None]) -> None:
     present = [value for value in group if value is not None]
-    for estimate in (centred, normalised, left_out):
+    for estimate in (centred, normalised, leave_one_out):
         found = estimate(group)
         assert [value is None for value in found] == [value is None for value in group]
         alone = iter(estimate(present))
@@ -65,7 +65,7 @@ def test_missing_stays_missing_and_leaves_the_statistics(group: list[float | Non
 @given(rewards, st.floats(-5, 5))
 def test_advantages_add_up_to_zero_and_ignore_a_shift(group: list[float | None], shift: float) -> None:
     moved = [None if value is None else value + shift for value in group]
-    for estimate in (centred, normalised, left_out):
+    for estimate in (centred, normalised, leave_one_out):
         found = estimate(group)
         assert math.fsum(value or 0.0 for value in found) == pytest.approx(0, abs=1e-6)
         for one, other in zip(found, estimate(moved), strict=True):
@@ -75,7 +75,7 @@ def test_advantages_add_up_to_zero_and_ignore_a_shift(group: list[float | None],
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
 def test_leave_one_out_is_centring_scaled(group: list[float]) -> None:
     scale = len(group) / (len(group) - 1)
-    assert left_out(group) == pytest.approx([scale * (value or 0.0) for value in centred(group)], abs=1e-9)
+    assert leave_one_out(group) == pytest.approx([scale * (value or 0.0) for value in centred(group)], abs=1e-9)
 
 
 def test_grpo_is_what_trl_computes() -> None:

@@ -33,7 +33,7 @@ from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.run.samples import pack, unpack
 from upshot.tasks.environments.agent import AgentEpisode
-from upshot.training.loops.rl import set_advantages, teach
+from upshot.training.loops.rl import data_of_episode, set_advantages
 from upshot.training.metrics.step import measure_task
 
 Said = list[dict[str, Any]]
@@ -101,7 +101,7 @@ def trained(reply: Rollout) -> list[tuple[list[int], list[int]]]:
     """Ids and loss mask of every sequence that an episode teaches, as if it had been better than others."""
     group: list[list[Rollout]] = [[reply, other(reply)]]
     set_advantages(group, dr_grpo)
-    return [(datum.ids, datum.mask) for datum in teach(reply)]
+    return [(datum.ids, datum.mask) for datum in data_of_episode(reply)]
 
 
 def other(reply: Rollout) -> Rollout:
@@ -204,7 +204,7 @@ def test_every_one_of_several_replies_to_a_call_is_recorded() -> None:
 def test_an_episode_of_several_contexts_counts_as_much_as_one(mode: str) -> None:
     [[reply]] = play(compacts)
     set_advantages([[reply, other(reply)]], dr_grpo)
-    data = teach(reply, mode)
+    data = data_of_episode(reply, mode)
     tokens = sum(len(datum.places) for datum in data)
     assert sum(datum.counted for datum in data) == (len(data) if mode == "token" else 1)
     weights = [datum.share / (len(datum.places) if mode == "sequence" else 1) for datum in data]

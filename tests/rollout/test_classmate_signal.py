@@ -148,7 +148,7 @@ def test_the_likelihood_of_no_reference_is_missing_and_nobody_is_asked(measure: 
     (reply,) = play(context(thinks("hm"), {"peer": peer}, measure=measure)[0], [row])[0]
     assert peer.asked == [] and reply.credit is not None
     part = reply.credit.parts["classmate"]
-    assert part.reason == "bad_row" and part.why == "no reference answer to weigh"
+    assert part.reason == "bad_row" and part.why == "no reference answer for the likelihood"
 
 
 def test_a_classmate_of_weight_0_is_logged_and_never_decides() -> None:

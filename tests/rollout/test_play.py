@@ -181,9 +181,7 @@ def test_a_step_of_which_nothing_is_trained_says_so_instead_of_an_empty_reason()
         reply.credit = dataclasses.replace(
             reply.credit, spans=tuple(dataclasses.replace(span, parts=()) for span in reply.credit.spans)
         )
-    with pytest.raises(
-        UserError, match=r"16 of 16 replies have no reward \(their scores are there, .*episode\.think\)"
-    ):
+    with pytest.raises(UserError, match=r"16 of 16 replies have no reward \(they have scores, .*episode\.think\)"):
         stop_if_missing(groups, 0.5)
 
 

@@ -209,7 +209,7 @@ def add_logprob(gradient: Gradient, heard: int, said: int, times: float) -> None
 def estimate(groups: Sequence[Sequence[tuple[Rollout, float]]], advantage: Any = "rloo") -> Gradient:
     """What groups teach, each reply with its weight: advantage × share × ∇ log p of every trained token."""
     weight = weights_by_source([outcome for group in groups for outcome in group])
-    units, _ = rl.lesson_of(_sampled(json.dumps(advantage)), [[reply for reply, _ in group] for group in groups])
+    units, _ = rl.training_data(_sampled(json.dumps(advantage)), [[reply for reply, _ in group] for group in groups])
     out = zero()
     for datum in itertools.chain(*units):
         for at in datum.places:

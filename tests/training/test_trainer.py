@@ -145,7 +145,7 @@ def test_given_advantages_stay_and_estimated_ones_are_estimated_again() -> None:
         with nullcontext() if number else pytest.raises(UserError, match="others none"):
             trainer.forward_backward(played)
     assert all(set(reply.advantages) == {0.5} for reply in played[0])
-    with pytest.raises(UserError, match=r"train.kl.where is 'reward'"):
+    with pytest.raises(UserError, match=r"train.kl.where=reward"):
         made(kl={"weight": 1.0, "where": "reward"}).forward_backward(played)
     trainer, again = made(), groups(made())
     trainer.forward_backward(again)

@@ -21,7 +21,7 @@ from upshot.core.score import Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rewards.credit import Credit, MetricWeight, Reward, Span, credit_turns, only
+from upshot.rewards.credit import Credit, MetricWeight, Reward, Span, credit_turns, restrict_to
 from upshot.rollout.blame import blame
 from upshot.rollout.episode import Policy
 from upshot.rollout.futures.talk import Talk
@@ -192,7 +192,7 @@ def given_rows(
 def local_data(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[Datum]:
     """What local mode's learner learns from."""
     method = ppo if recipe.train.method == "ppo" else rl
-    return [datum for unit in method.lesson_of(Learner(recipe), groups)[0] for datum in unit]
+    return [datum for unit in method.training_data(Learner(recipe), groups)[0] for datum in unit]
 
 
 def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequence[Rollout]]) -> int:
@@ -338,7 +338,7 @@ def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list
             sample = Sample(context, (7, 8, 9 + at), (-1.0, -0.5, -0.2), "stop", thought=(0, 2), answer=2)
             talk.say(Message("assistant", "x"), sample)
         credit = credit_turns(own, talk, 0.5, split)
-        credit = replace(credit, spans=only(credit.spans, talk, tokens))
+        credit = replace(credit, spans=restrict_to(credit.spans, talk, tokens))
         group.append(Rollout(talk, reward=Reward(own[-1]), credit=credit))
     return [group]
 

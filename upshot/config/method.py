@@ -40,7 +40,7 @@ class TrainingMethod(ABC):
     evaluates: tuple[str, ...] = ()
     """What its evaluations log, by how the names begin; (): what is logged of held-out replies."""
     held_out = ""
-    """What evaluations read from `eval.data`, in a word; empty: they need no file."""
+    """What an example is called, in the plural, if evaluations read them from `eval.data`; empty: they need no file."""
     reads: tuple[str, ...] = ()
     """Keys of `train` that it reads and some other method does not."""
 

@@ -21,7 +21,7 @@ from upshot.core.conversation import Conversation
 from upshot.core.score import Score, mean_score
 
 CLAMP = (-1.0, 1.0)
-"""Bounds of a metric's term where nothing else is said outside of recipes, as the paper has them."""
+"""Default bounds of a metric's term in calls outside of recipes, as in the paper."""
 MAIN = "main"
 """The part that the reward itself is."""
 
@@ -35,6 +35,7 @@ class MetricWeight:
     clamp: tuple[float, float] | None = None
     """Bounds of weight × mean; None leaves it unbounded."""
     intrinsic: bool = False
+    """Whether it scores how something was said, not what was achieved."""
     tokens: str = "all"
     """Which tokens earn it: all, or those of the 'thought' or the 'answer', as a part of its own."""
 
@@ -142,7 +143,7 @@ def credit_sampled(total: Score, mask: Sequence[int]) -> Credit:
     return Credit({MAIN: total}, sampled_spans(mask))
 
 
-def only(spans: Sequence[Span], conversation: Conversation, tokens: str) -> tuple[Span, ...]:
+def restrict_to(spans: Sequence[Span], conversation: Conversation, tokens: str) -> tuple[Span, ...]:
     """The spans with only some tokens trained: 'all', those of the 'thought', or those of the 'answer'."""
     out = tuple(spans)
     if tokens == "all":
@@ -167,10 +168,9 @@ def credit_turns(
 ) -> Credit:
     """Each turn gets what it and the turns after it earned, those discounted by `gamma` a turn.
 
-    A turn without a reward costs itself and the turns before it, whose sums it is part of; not those after it.
-    `ends`: what each turn's own futures came to, which is how the whole conversation ends from there. That is added to
-    its turn and handed to no other: added up over turns, the same end would be counted again by every one of them, and
-    a longer conversation would earn more.
+    If a turn's reward is missing, its part and those of earlier turns, which include it, are missing; later ones not.
+    `ends`: the score of each turn's own futures, which is how the whole conversation ends from there. It is added to
+    that turn only: summed over turns, the same end would count several times, and longer conversations would earn more.
     """
     places = list(conversation.places())
     for what, scores in (("rewards", rewards), ("ends", ends or rewards)):

@@ -1,4 +1,4 @@
-"""Who made a score missing, and what it counts as: no way out of a bad score through a missing one.
+"""Who made a score missing, and what it counts as, so that nobody escapes a bad score by making it missing.
 
 What is missing leaves the statistics. Whatever the policy can make missing would therefore be an escape from a bad
 score, and it would be learned. So a score that the policy's own words made missing counts as the worst value that the
@@ -7,11 +7,12 @@ step has of it. This is the only place that decides whose doing it was, by three
 - the reason: some cannot be brought about by words (`Reason.cause`);
 - the siblings in the group: where none of them was measured, the row or the machine is suspected, and the score stays
   missing. A group of one has no siblings, and no such excuse;
-- the same words in another future: where they went through, it was not the words. If one of three users fails to
-  answer a reply, the mean of the other two counts. After words of its own a future has no such witness.
+- the same words in another future: if they got a score there, they are not the cause. If one of three users fails to
+  answer a reply, the mean of the other two counts. A future in which the policy spoke again has nothing to compare
+  with.
 
-The worst of the step and not of the group, because in a group of right answers the worst is right. A failure that
-strikes at random and is blamed on the policy all the same strikes all words alike: it adds noise, but no direction.
+The worst of the step and not of the group, because in a group of right answers the worst is right. A random
+failure that is blamed on the policy hits all replies equally: it adds noise, but favours none.
 Transcripts and `missing/…` keep the missing score; only what is learned changes.
 """
 
@@ -27,8 +28,8 @@ from upshot.rollout.futures.talk import Futures
 from upshot.rollout.reply import Future, Rollout
 
 BLAMED = "reward/blamed"
-Measure = tuple[str, str, int]
-"""What scores are compared by: the metric, and the classmate and its cut where they are a classmate's."""
+ScoreKey = tuple[str, str, int]
+"""Scores of the same key are compared: metric, classmate and cut of the thought ('' and 0 if not a classmate's)."""
 
 
 def by_policy(score: Score) -> bool:
@@ -43,7 +44,10 @@ def may_blame(reply: Rollout) -> bool:
 
 
 def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, float]:
-    """Have scores that the policy made missing count as the worst of the step: sets credits; what to log."""
+    """Make scores that the policy made missing count as the worst of the step: sets `credit` and `counted` of replies.
+
+    Returns what to log: the share of replies changed.
+    """
     replies = list(chain.from_iterable(groups))
     parts = [part for reply in replies if reply.credit is not None for part in reply.credit.parts.values()]
     if not any(map(may_blame, replies)) and not any(map(by_policy, parts)):
@@ -54,7 +58,7 @@ def blame(groups: Sequence[Sequence[Rollout]], futures: Futures) -> dict[str, fl
         measured = bounds if len(group) == 1 else _bounds(group)
         for reply in group:
             if reply.reward.means and may_blame(reply):  # without means a rule or a failure decided it
-                _score_again(reply, {measure: bounds[measure] for measure in measured}, futures)
+                _score_again(reply, {key: bounds[key] for key in measured}, futures)
     lowest = _lowest(replies)
     outcomes = [reply.outcome.value for reply in replies if reply.outcome.value is not None]
     for group in groups:
@@ -73,28 +77,28 @@ def _learned_from(reply: Rollout) -> tuple[Credit | None, list[Score]]:
     return reply.credit, [branch.outcome for fork in reply.siblings for branch in fork]
 
 
-def _bounds(replies: Sequence[Rollout]) -> dict[Measure, tuple[float, float]]:
+def _bounds(replies: Sequence[Rollout]) -> dict[ScoreKey, tuple[float, float]]:
     """The lowest and the highest score of everything that was measured."""
-    values: dict[Measure, list[float]] = {}
+    values: dict[ScoreKey, list[float]] = {}
     for future in (future for reply in replies for future in reply.futures):
         for name, score in future.scores.items():
             if score.value is not None:
-                values.setdefault(_measure(future, name), []).append(score.value)
-    return {measure: (min(scores), max(scores)) for measure, scores in values.items()}
+                values.setdefault(_key(future, name), []).append(score.value)
+    return {key: (min(scores), max(scores)) for key, scores in values.items()}
 
 
-def _measure(future: Future, name: str) -> Measure:
+def _key(future: Future, name: str) -> ScoreKey:
     return (name, future.by, future.cut) if future.cut else (name, "", 0)
 
 
-def _score_again(reply: Rollout, bounds: Mapping[Measure, tuple[float, float]], futures: Futures) -> None:
+def _score_again(reply: Rollout, bounds: Mapping[ScoreKey, tuple[float, float]], futures: Futures) -> None:
     """Score a reply as if the futures that the policy made missing had come out as badly as any."""
     filled = []
     for future in reply.futures:
         worst = {
-            name: _counted_as(score, futures.worst(reply, name, bounds[_measure(future, name)]))
+            name: _counted_as(score, futures.worst(reply, name, bounds[_key(future, name)]))
             for name, score in future.scores.items()
-            if _measure(future, name) in bounds and _is_own_doing(future, name, reply.futures)
+            if _key(future, name) in bounds and _is_own_doing(future, name, reply.futures)
         }
         filled.append(replace(future, scores={**future.scores, **worst}) if worst else future)
     if all(one is future for one, future in zip(filled, reply.futures, strict=True)):
@@ -133,7 +137,7 @@ def _lowest(replies: Sequence[Rollout]) -> dict[str, float]:
 def _with_lowest(credit: Credit, lowest: Mapping[str, float]) -> Credit:
     """The credit with the lowest values of the parts that the policy made missing: of an episode that failed, say.
 
-    Where no token was to earn such a part (there is no thought), all tokens do: all of them led there.
+    If no token is credited with such a part (the reply has no thought), all tokens are: all of them led to it.
     """
     names = [name for name, part in credit.parts.items() if by_policy(part) and name in lowest]
     if not names:
@@ -146,5 +150,5 @@ def _with_lowest(credit: Credit, lowest: Mapping[str, float]) -> Credit:
 
 
 def _counted_as(score: Score, value: float) -> Score:
-    """A missing score as the worst value there is, with what it was."""
+    """The score with `value` in place of the missing one; its detail keeps the reason."""
     return Score(value, detail={**score.detail, "missing": score.reason})

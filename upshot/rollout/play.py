@@ -1,6 +1,6 @@
 """reply ──fork──▶ continue ──▶ score ──▶ credit: all conversations of a step at once, on one event loop.
 
-Nothing waits for a sibling: a future is scored as soon as it ends, while others still talk. What can fail fails alone:
+Nothing waits for a sibling: a future is scored as soon as it ends, while others still talk. Failures are isolated:
 an exception in a participant or a metric makes that future's score missing, with the reason.
 """
 
@@ -38,25 +38,25 @@ class ReplyRule:
 
 @dataclass
 class RolloutContext:
-    """Everything a step's replies are given, continued and settled with."""
+    """Everything needed to sample, continue and score a step's replies."""
 
     policy: Policy
     futures: Futures
     environment: Participant | None = None
     user: Participant | None = None
-    """Who opens where a row has only a goal."""
+    """The simulated user that writes the first message of rows that have only a goal."""
     agent: AgentRunner | None = None
     """Whose program plays the episodes, instead of policy and environment in turns."""
     max_turns: int = 1
     hear_last: bool = True
-    """Whether the environment is asked after the last turn, too: not where futures begin with asking the same one, or
-    what it does then (a tool call, a line said) would be done twice."""
+    """Whether the environment is asked after the last turn as well. False if the futures begin by asking the same
+    participant: what it does (a tool call, a message) would be done twice."""
     overlong: ReplyRule = field(default_factory=ReplyRule)
     """For replies cut at the token limit."""
     malformed: ReplyRule = field(default_factory=ReplyRule)
     """For replies that say nothing and call no tool."""
     concurrency: int = 1024
-    """Most episodes under way at once; their futures and metrics are bounded by the models' own limits."""
+    """The maximum number of concurrent episodes; their futures and metrics are bounded by the models' own limits."""
 
     def decide(self, turn: Turn) -> Reward | None:
         """The reward of a reply that a rule decides without futures; None when it is scored as any other."""
@@ -79,16 +79,16 @@ async def play_step(
     done: Callable[[Rollout], None] | None = None,
     only: Collection[int] | None = None,
 ) -> list[list[Rollout]]:
-    """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
+    """Play `group_size` replies to every row, or only to those with the indices `only`; groups in the order of rows."""
     gate = asyncio.Semaphore(context.concurrency)
     earlier = count_earlier([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Rollout:
-        # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
-        place = index + group_size * earlier[group]
+        # A row may occur twice in a step. Numbering continues, so that every reply's key and session id are unique.
+        number = index + group_size * earlier[group]
         opened = await opening
         async with gate:
-            conversation = opened.conversation(row, seed, group, index, place)
+            conversation = opened.conversation(row, seed, group, index, number)
             reply = await play_reply(context, conversation, group, opened.failure)
         if done is not None:
             done(reply)
@@ -96,16 +96,16 @@ async def play_step(
 
     async with asyncio.TaskGroup() as tasks:
         groups = []
-        for number, row in enumerate(rows):
-            if only is None or number in only:
-                opening = tasks.create_task(open_row(context, row, seed, number))
-                groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
-    return [[task.result() for task in group] for group in groups]
+        for group, row in enumerate(rows):
+            if only is None or group in only:
+                opening = tasks.create_task(open_row(context, row, seed, group))
+                groups.append([tasks.create_task(one(group, row, index, opening)) for index in range(group_size)])
+    return [[task.result() for task in replies] for replies in groups]
 
 
 def count_earlier(ids: Sequence[str]) -> list[int]:
     """How often each id occurred before."""
-    return [ids[:place].count(name) for place, name in enumerate(ids)]
+    return [ids[:index].count(name) for index, name in enumerate(ids)]
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Opening:
     turns: tuple[Turn, ...]
     session: dict[str, Any] = field(default_factory=dict)
     failure: Score | None = None
-    """Why there is none: the simulated user, who was to open, failed or said nothing."""
+    """Why there is no opening: the simulated user, who was to open, failed or said nothing."""
     counts: Mapping[str, float] = field(default_factory=dict)
 
     def conversation(self, row: Row, seed: int, group: int, index: int, number: int) -> Conversation:
-        """The `index`-th conversation of a group that begins so; `number` counts all those with the row in a step."""
+        """The conversation of a group's reply `index`; `number` counts all replies to the row in a step."""
         conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{number}", self.turns)
         conversation.session, conversation.counts = copy.deepcopy(self.session), self.counts
         return conversation
@@ -153,13 +153,16 @@ def has_opening(row: Row) -> bool:
 async def play_reply(
     context: RolloutContext, conversation: Conversation, group: int = 0, failure: Score | None = None
 ) -> Rollout:
-    """Play one episode, continue it into its futures, find reward and credit; a `failure` has ended it already."""
+    """Play one episode, continue it into its futures, find reward and credit.
+
+    failure: why the opening failed, if it did; then nothing is played, and the reward is missing.
+    """
     reply = Rollout(conversation, group)
     turn_snapshots = reply.turn_snapshots if context.futures.every_turn else None
-    others: list[PlayedPath] = []
+    other_contexts: list[PlayedPath] = []
     if failure is None:
         if context.agent is not None:
-            episode = context.agent.play(conversation, context.policy, others)
+            episode = context.agent.play(conversation, context.policy, other_contexts)
         else:
             episode = play_episode(
                 conversation, context.policy, context.environment, context.max_turns, turn_snapshots, context.hear_last
@@ -176,14 +179,14 @@ async def play_reply(
         reply.credit = context.futures.credit_for(reply, reply.reward)
     else:
         await score_reply(context, reply)
-    for path in others:
+    for path in other_contexts:
         credit = context.futures.credit_for(Rollout(path.conversation, group), reply.reward)
         reply.other_paths.append(branch_off(path.conversation, path.start, reply.reward, credit))
     return reply
 
 
 async def score_reply(context: RolloutContext, reply: Rollout) -> None:
-    """Play the futures of a reply that has been given, and score it: sets futures, reward and credit."""
+    """Play the futures of a sampled reply, and score it: sets its futures, reward and credit."""
     decided = context.decide(reply.conversation.turns[-1])
     if decided is not None:
         reply.reward, reply.credit = decided, context.futures.credit_for(reply, decided)

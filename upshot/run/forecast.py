@@ -176,7 +176,7 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     config, futures = recipe.train, recipe.futures
     replies = config.prompts_per_step * config.group_size
     played = futures.leaves if futures.rounds else 1
-    weighed = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
+    weighted = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
     classmates = classmate_names(futures)
     answers = replies * futures.samples * len(classmates)
     asked = [f"classmates {', '.join(classmates)}: {futures.samples} answers each to a thought = {answers} a step"]
@@ -187,5 +187,5 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
         f"futures    {played} per reply, {futures.rounds} rounds: up to {replies * played * futures.rounds} user turns "
         f"and as many policy turns a step",
         *(asked if classmates else []),
-        f"reward     {weighed}: {replies * played * len(recipe.reward.metrics)} scores a step",
+        f"reward     {weighted}: {replies * played * len(recipe.reward.metrics)} scores a step",
     ]

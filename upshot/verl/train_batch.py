@@ -84,8 +84,8 @@ def teach(
     config: TrainConfig, groups: Sequence[Sequence[Rollout]], rows: Sequence[BatchRow]
 ) -> tuple[list[LearnerInputs], dict[str, float]]:
     """The learner's inputs for each row, and numbers to log; sets the advantages of the replies."""
-    lesson_of = ppo.lesson_of if method_of(config.method).value_head else rl.lesson_of
-    units, logs = lesson_of(MeasuredLogprobs(config, rows), groups)
+    training_data = ppo.training_data if method_of(config.method).value_head else rl.training_data
+    units, logs = training_data(MeasuredLogprobs(config, rows), groups)
     data = [datum for unit in units for datum in unit]
     datum_of = {(id(datum.source), len(datum.ids)): datum for datum in data}
     scale = _scale(config, data)

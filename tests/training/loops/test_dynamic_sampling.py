@@ -28,7 +28,7 @@ from upshot.training.learner.batch import Datum
 from upshot.training.loops.dynamic_sampling import is_replaceable, other_rows, replace_flat
 from upshot.training.metrics.step import summarise
 from upshot.training.objectives.kl import charge_credit
-from upshot.training.objectives.objectives import weigh, weigh_tokens
+from upshot.training.objectives.objectives import set_importance, weigh_tokens
 
 
 def group(name: str, *rewards: float | None) -> list[Rollout]:
@@ -98,7 +98,7 @@ def test_importance_of_a_sequence_is_the_product_of_its_tokens(differences: list
     """As a step's data are weighed before an update; in passing it is the same function."""
     config = TrainConfig(importance={"rule": "truncate", "level": level, "high": 1e9})
     datum = Datum([7] * (len(differences) + 1), [0, *[1] * len(differences)], [0.0, *(-x for x in differences)])
-    weigh(SimpleNamespace(config=config, logprobs=lambda data: [[0.0] * len(d.ids) for d in data]), [datum])  # type: ignore[arg-type]
+    set_importance(SimpleNamespace(config=config, logprobs=lambda data: [[0.0] * len(d.ids) for d in data]), [datum])  # type: ignore[arg-type]
     tokens = [math.exp(x) for x in differences]
     expected = [math.prod(tokens)] * len(tokens) if level == "sequence" else tokens
     assert datum.weights[1:] == pytest.approx(expected, rel=1e-6)

@@ -189,7 +189,7 @@ def test_ppo_without_a_bootstrap_is_the_exact_gradient_whatever_the_value_head_s
     outcomes = played(7, [2, 2], 2, ECHO, credit) if rounds else played(1)
     source = Critic(method="ppo", ppo={"gae_lambda": 1.0, "whiten": False})
     weight = weights_by_source(outcomes)
-    units, _ = ppo.lesson_of(source, [[reply] for reply, _ in outcomes])
+    units, _ = ppo.training_data(source, [[reply] for reply, _ in outcomes])
     found = zero()
     for datum in itertools.chain(*units):
         for at in datum.places:

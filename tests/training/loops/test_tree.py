@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_teaches_nothing_and_is_counted() -> None:
         "tree/flat": 1,
         "tree/unsaid": 0,
     }
-    units, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [replies])
+    units, _ = rl.training_data(Sampled(advantage="dr-grpo"), [replies])
     below = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert [datum.share for datum in below] == [0.5] * 4, "one over those siblings that have a reward"
     assert [datum.advantages[-1] for datum in below] == [0.5, -0.5] * 2
@@ -126,7 +126,7 @@ def test_a_branch_in_which_only_the_user_spoke_is_a_sibling_and_trains_nothing()
     said = future((0, 0, 1), (1,), (2,))
     left.scores, said.scores = {"worth": Score(1.0)}, {"worth": Score(0.0)}
     reply = scored(Rollout(conversation((0,)), futures=[left, said]), "tree")
-    units, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [[reply]])
+    units, _ = rl.training_data(Sampled(advantage="dr-grpo"), [[reply]])
     (below,) = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert below.mask == [0, 0, 0, 1] and below.advantages[-1] == -0.5
 
@@ -134,7 +134,7 @@ def test_a_branch_in_which_only_the_user_spoke_is_a_sibling_and_trains_nothing()
 def test_ppo_takes_every_branch_as_a_trajectory_and_online_dpo_pairs_the_siblings() -> None:
     reply = silent_reply({(0,): 1.0, (1,): 0.0})
     teacher = learner(value_head=True, method="ppo")
-    (unit,), _ = ppo.lesson_of(teacher, [[reply]])
+    (unit,), _ = ppo.training_data(teacher, [[reply]])
     assert [sum(datum.mask) for datum in unit] == [1, 1, 1]
     assert [datum.counted for datum in unit] == [True, False, False]
     assert [datum.returns[datum.places[-1]] for datum in unit] == pytest.approx([0.5, 1.0, 0.0])
@@ -161,7 +161,7 @@ def test_regularisation_does_not_depend_on_how_rewards_vary(train: dict[str, Any
         silent_reply({(0,): 1.0, (1,): None}),
     ]
     source = Sampled(advantage="dr-grpo", **train)
-    units, _ = rl.lesson_of(source, [replies])
+    units, _ = rl.training_data(source, [replies])
     below = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert len(below) == trained and [datum.advantages[-1] for datum in below[2:]] == [0.0] * (trained - 2)
     assert measure_tree(replies, source.config.trains_every_fork)["tree/branches"] == trained
@@ -174,7 +174,7 @@ def test_a_divergence_taken_off_the_reward_tells_branches_apart_that_earn_the_sa
 
     reply = silent_reply({(0,): 0.5, (1,): 0.5})
     source = Reference(advantage="dr-grpo", kl={"weight": 1.0, "where": "reward"})
-    units, _ = rl.lesson_of(source, [[reply]])
+    units, _ = rl.training_data(source, [[reply]])
     first, second = [datum for datum in itertools.chain(*units) if not datum.counted]
     assert first.advantages[-1] == -second.advantages[-1] != 0
 

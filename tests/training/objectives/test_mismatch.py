@@ -12,7 +12,7 @@ from tests.training.workshop import TINY, datum, learner, metrics, recipe, updat
 from upshot.config.recipe import TrainConfig
 from upshot.run.run import train
 from upshot.training.loops.phase import Lesson
-from upshot.training.objectives.objectives import PolicyGradient, weigh
+from upshot.training.objectives.objectives import PolicyGradient, set_importance
 
 
 class Batchlike:
@@ -60,7 +60,7 @@ def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importan
     for passing in (True, False):
         own = learner(lr=0.01, importance=importance)
         data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
-        logs = {} if passing else weigh(own, data)
+        logs = {} if passing else set_importance(own, data)
         config = own.config.importance if passing else None
         given = Lesson([[one] for one in data], lambda own=own, config=config: PolicyGradient(own.config, config), logs)
         logs = update(own, given, 0)
@@ -81,7 +81,7 @@ def test_ratio_and_divergence_are_to_the_sampler_also_where_tokens_are_weighed(r
     for importance in ("none", rule):
         teacher = learner(importance=importance)
         data = [datum(length, seed) for seed, length in enumerate((7, 12, 5))]
-        logs = {} if passing else weigh(teacher, data)
+        logs = {} if passing else set_importance(teacher, data)
         config = teacher.config.importance if passing and importance != "none" else None
         objective = PolicyGradient(teacher.config, config)
         logs |= update(teacher, Lesson([[one] for one in data], lambda made=objective: made, logs), 0)

@@ -2,14 +2,14 @@
 
 A step is a list of groups, a group the replies to one prompt, a reply its `Credit` (None: nothing was sampled). What
 comes back has the same shape, with one number a span; None where a span has no advantage and must not be trained. A
-missing part leaves the statistics and costs only the spans that need it. A part that only one reply has can be compared
-with nobody's: it adds nothing, and the other parts of its spans still count (`comparable`). A turn is compared with
-the last turn of replies that ended before it: left out, a turn that only one reply reaches would teach nothing.
+missing part leaves the statistics and costs only the spans that need it. A part that only one reply has cannot be
+compared: it adds nothing, and the other parts of its spans still count (`comparable`). If a reply ended before turn k,
+its last turn stands in for turn k; otherwise a turn that only one reply reached could not be compared.
 
 The estimators below (GRPO, Dr.GRPO, RLOO) compare within the group, every combination of parts on its own: in classmate
-training the kept thoughts compete by main + classmate, all other tokens by main alone. A reply takes part in a
-combination's statistics whether or not it has such a span itself. A group with fewer than two rewards says nothing
-about which reply was better: its advantages are zero. The other estimators have a file each beside this one.
+training, thoughts that classmates saw are compared by main + classmate, all other tokens by main alone. A reply takes
+part in a combination's statistics whether or not it has such a span itself. A group with fewer than two rewards says
+nothing about which reply was better: its advantages are zero. The other estimators have a file each beside this one.
 
 Your own is a function, named by its path: `train.advantage: my_pkg.module:estimator`, or with its keyword arguments
 beside it: `{name: my_pkg.module:estimator, strength: 2}`.
@@ -57,18 +57,18 @@ def estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
 
 
 def _checked(estimate: Estimator, name: str, step: Step) -> Advantages:
-    """The advantages by an estimator of the user's own; refused if they are not a number or None for every span."""
+    """The advantages by an estimator of the user's own; refused if they do not have the shape of the spans."""
     advantages = estimate(step)
-    wanted = [[len(credit.spans) if credit is not None else 0 for credit in group] for group in step]
+    message = f"train.advantage '{name}' should return one number (or None) per span, as [group][reply][span]; "
     try:
-        shape = [[len(spans) for spans in group] for group in advantages]
+        if len(advantages) != len(step):
+            raise UserError(f"{message}{len(step)} groups got {len(advantages)}")
+        for number, (group, rows) in enumerate(zip(step, advantages, strict=True)):
+            wanted = [len(credit.spans) if credit is not None else 0 for credit in group]
+            if (shape := [*map(len, rows)]) != wanted:
+                raise UserError(f"{message}group {number} with {wanted} spans by reply got {shape}")
     except TypeError:
-        shape = []
-    if shape != wanted:
-        raise UserError(
-            f"train.advantage '{name}' should return one number (or None) per span, in lists by group and reply; a "
-            f"step with {wanted} spans by group and reply got {shape or repr(advantages)[:80]}"
-        )
+        raise UserError(f"{message}it returned {repr(advantages)[:80]}") from None
     return advantages
 
 
@@ -80,7 +80,7 @@ def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:
 def sums_of(group: Sequence[Credit | None], names: tuple[str, ...]) -> list[float | None]:
     """What each reply earned by some parts together; None where it does not have all of them.
 
-    For a turn that the reply did not reach its last one stands: how it ended.
+    If the reply ended before a turn, its last turn stands in for it.
     """
     sums: list[float | None] = []
     for credit in group:
@@ -96,7 +96,7 @@ def sums_of(group: Sequence[Credit | None], names: tuple[str, ...]) -> list[floa
 
 
 def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Values]) -> list[list[float | None]]:
-    """Every span of a group with what its combination of parts earned its reply."""
+    """For every span of a group, the value that its reply has for the span's combination of parts."""
     return [
         [] if credit is None else [by_parts[span.parts][member] if span.parts else None for span in credit.spans]
         for member, credit in enumerate(group)
@@ -106,9 +106,9 @@ def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Va
 def comparable(pool: Sequence[Credit | None]) -> list[Credit | None]:
     """Replies that are compared with each other, their spans without the parts that too few of them share.
 
-    The rarest parts of a combination (of equals, the last) are left out until two replies have all that is left. Where
-    no two replies share any of them, all stay: there is nothing to compare. A span of such parts whose own sum is
-    missing has none left: it stays untrained.
+    The rarest part of a combination (the last one on ties) is dropped until at least two replies have all that remain.
+    If no two replies share any of them, all stay: there is nothing to compare. A span that lost parts and whose own sum
+    is missing has none left: it stays untrained.
     """
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}
     sums: dict[tuple[str, ...], Values] = {}
@@ -151,7 +151,7 @@ def normalised(rewards: Values) -> list[float | None]:
     return [None if a is None else a / (deviation + EPSILON) for a in moved]
 
 
-def left_out(rewards: Values) -> list[float | None]:
+def leave_one_out(rewards: Values) -> list[float | None]:
     """Each reward minus the mean of the others."""
     present = [r for r in rewards if r is not None]
     if len(present) < 2:
@@ -164,7 +164,7 @@ def within_groups(
     step: Step, compare: Callable[[Values], list[float | None]], scale_by_step: bool = False
 ) -> Advantages:
     """Advantages of every span: its combination of parts, compared within the group; divided by the deviation over
-    the whole step, where asked for."""
+    the whole step if `scale_by_step`."""
     groups = list(map(comparable, step))
     scales = _deviations(groups) if scale_by_step else {}
     advantages: Advantages = []
@@ -204,4 +204,4 @@ def dr_grpo(step: Step) -> Advantages:
 @estimators.register("rloo")
 def rloo(step: Step) -> Advantages:
     """Each reward minus the mean of the others (leave one out)."""
-    return within_groups(step, left_out)
+    return within_groups(step, leave_one_out)

@@ -24,7 +24,7 @@ from upshot.config.registry import Registry, parameters_of
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score, mean_score
-from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, only, sampled_spans
+from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, restrict_to, sampled_spans
 from upshot.rollout.reply import Branch, Future, Rollout
 
 SAME = 1e-9
@@ -92,7 +92,7 @@ class WholeReply(CreditRule):
     def credit(self, reply: Rollout, total: Score) -> Credit:
         """See `CreditRule`."""
         conversation = reply.conversation
-        return Credit({MAIN: total}, only(sampled_spans(conversation.mask), conversation, self.tokens))
+        return Credit({MAIN: total}, restrict_to(sampled_spans(conversation.mask), conversation, self.tokens))
 
 
 @rules.register("tree")
@@ -180,7 +180,7 @@ def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricW
     scores = mean_by_way(futures, depth + 1) if forked_again else [first.scores]
     reward = combine(scores, weights)
     spoken = [Span(at, at + len(sample.ids)) for at, sample in conversation.places(start) if sample.ids]
-    credit = Credit({MAIN: reward.total}, only(spoken, conversation, tokens))
+    credit = Credit({MAIN: reward.total}, restrict_to(spoken, conversation, tokens))
     return Branch(conversation, first.path[: depth + 1], start, reward, credit)
 
 

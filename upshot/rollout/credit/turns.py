@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from upshot.core.score import Score
-from upshot.rewards.credit import Credit, Reward, combine, credit_turns, only, plus
+from upshot.rewards.credit import Credit, Reward, combine, credit_turns, plus, restrict_to
 from upshot.rollout.credit.rules import CreditRule, ScoredFutures, mean_by_way, rules
 from upshot.rollout.reply import Rollout
 
@@ -39,7 +39,7 @@ class ByTurns(CreditRule):
 
     def _credit(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:
         credit = credit_turns(rewards, reply.conversation, self.gamma, self.split, ends)
-        return replace(credit, spans=only(credit.spans, reply.conversation, self.tokens))
+        return replace(credit, spans=restrict_to(credit.spans, reply.conversation, self.tokens))
 
 
 def _environment_scores(reply: Rollout) -> list[Score]:

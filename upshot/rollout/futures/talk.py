@@ -141,7 +141,7 @@ class Talk(Futures):
             future.scores = again
 
     def worst(self, reply: Rollout, name: str, values: Sequence[float]) -> float:
-        """The lowest; the highest of a metric that is weighed negatively."""
+        """The lowest; the highest of a metric that is weighted negatively."""
         return max(values) if name in self.weights and self.weights[name].weight < 0 else min(values)
 
     def _goes_on(self, moment: Conversation) -> bool:

@@ -24,6 +24,8 @@ QUIET_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     # The C library's allocator reserves an arena of 64 MB of address space per thread: seven would fill a run's limit.
     "MALLOC_ARENA_MAX": "1",
+    # Arrow's own allocator begins by reserving a GB of it.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
 

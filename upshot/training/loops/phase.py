@@ -1,9 +1,9 @@
 """What the loops of all methods share: making the learner, evaluating, learning and timing steps, ending.
 
-Evaluation comes before learning: a step's line holds the evaluation of the weights before its update. So nothing is
-awaited between an optimizer step and its line in the run folder, and Ctrl-C always finds a consistent run.
+Evaluation comes before learning: a step's line in metrics.jsonl holds the evaluation of the weights before its update.
+So nothing is awaited between an optimizer step and its line, and Ctrl-C always finds a consistent run.
 
-A step learns a `Lesson` in minibatches with an optimizer step each, logged as one: means over all minibatches, weighed
+A step learns a `Lesson` in minibatches with an optimizer step each, logged as one: means over all minibatches, weighted
 by the number of data in each, sums of counts (sequences, tokens, skipped updates), and the drift of the first minibatch
 (later ones have other weights than the sampler had). How fast it was on this machine is logged under `time/`.
 """
@@ -56,16 +56,18 @@ class ThroughputMeter:
         tied = head is not None and head.weight is embedding.weight
         looked_up = [] if tied else [embedding.weight]
         multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
-        # Two operations a weight forward, two for the gradient of what it reads, two for its own where it is trained.
+        # 2 per weight and token forward, 2 for the gradient of its input, 2 for its own gradient if it is trained.
         self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         tera = next((tera for part, tera in PEAK.items() if part in name), 0)
         self.peak = devices * tera * 1e12 if module.dtype in (torch.bfloat16, torch.float16) else 0.0
 
     def measure(self, step: float, learn: float, tokens: int) -> dict[str, float]:
-        """What to log of a step that took `step` seconds, and `learn` seconds of those to learn tokens: how fast, with
-        which share of the device's peak where that is known, and the peak of its memory in GiB since the last step; on
-        the CPU that of the process so far."""
+        """The metrics of a step that took `step` seconds, `learn` of them to learn so many `tokens`.
+
+        Speed, the share of the GPU's peak (if known), and the peak of memory: on a GPU since the last step, on the CPU
+        that of the process so far.
+        """
         times = {"time/learn": learn, "time/step": step}
         if tokens and learn > 0:
             times["time/learned_per_s"] = tokens / learn
@@ -113,19 +115,19 @@ class TrainingPhase:
         return bool(self.eval.stop_after) and self.tracker.since_best() >= self.eval.stop_after
 
     @property
-    def last_is_due(self) -> bool:
+    def final_evaluation_is_due(self) -> bool:
         """Whether the recipe evaluates, and the evaluation after the last step has not been written yet."""
         return bool(self.eval.every) and not any(map(is_evaluation, self.run.lines(self.run.step)))
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing is left to do: a finished run was resumed."""
         at_end = self.run.step > 0 and self.run.step >= self.config.steps
-        return self.stopped or (at_end and not self.last_is_due)
+        return self.stopped or (at_end and not self.final_evaluation_is_due)
 
     @property
-    def left(self) -> range:
-        """The steps that are left."""
+    def remaining_steps(self) -> range:
+        """The numbers of the steps still to do."""
         return range(self.run.step, self.config.steps)
 
     def begin(self) -> Learner:
@@ -142,7 +144,7 @@ class TrainingPhase:
 
     @contextmanager
     def learning(self, started: float, logs: Logs) -> Iterator[None]:
-        """Inside, all ranks change the weights together; afterwards `logs` has the times of the step that `started`."""
+        """Inside, all ranks change the weights together; on exit `logs` gets the times since `started`."""
         before, begun = self.learner.read, time.perf_counter()
         with self.run.ranks.update():
             yield
@@ -150,7 +152,7 @@ class TrainingPhase:
         logs |= self.meter.measure(now - started, now - begun, self.learner.read - before)
 
     def write_stop(self, logs: Logs) -> None:
-        """Write the evaluation that `stopped` the training, and say why it ends."""
+        """Write the evaluation after which training stops, and say why it ends."""
         self.run.write_evaluation({key: value for key, value in logs.items() if is_evaluated(key)})
         self.run.say(
             f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of "
@@ -158,12 +160,16 @@ class TrainingPhase:
         )
 
     async def finish(self, evaluate: Evaluate) -> None:
-        """Save the finished model and evaluate it, in a separate line; a resumed run makes up for it if interrupted."""
+        """Save the finished model and evaluate it, in a separate line; if interrupted, a resumed run does it again."""
         self.run.checkpoint()
-        if self.run.ranks.broadcast_object("last look", self.last_is_due):
+        if self.run.ranks.broadcast_object("final evaluation", self.final_evaluation_is_due):
             self.run.write_evaluation(await self.evaluate(self.run.step, evaluate))
             if lost := self.tracker.describe_loss():
-                kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
+                kept = (
+                    "`upshot export` writes the best checkpoint"
+                    if best_metric(self.run.recipe)
+                    else "the best was not kept"
+                )
                 self.run.say(f"{lost}: {kept}")
 
     def evaluates(self, step: int) -> bool:
@@ -182,8 +188,10 @@ class TrainingPhase:
 
 
 def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Learner, Sequence[T]], Lesson]) -> Logs:
-    """Learn what a step's replies or examples teach: loss, gradient and an optimizer step for each minibatch; what to
-    log: means over all data, the last learning rate, sums of counts. `seed`: for the order of minibatches."""
+    """Learn from a step's replies or examples: loss, gradient and an optimizer step for each minibatch.
+
+    Returns what to log: means over all data, the last learning rate, sums of counts. seed: of the minibatches' order.
+    """
     lesson = prepare(learner, items)
     learned: dict[str, list[tuple[float, Objective]]] = {}
     drift: Logs = {}
@@ -199,17 +207,17 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
         values = [value for value, _ in by_minibatch]
         if name in SUMMED:
             joined[name] = math.fsum(values)
-        elif name == "train/lr" or len(values) == 1:  # one alone is itself, to the last bit
+        elif name == "train/lr" or len(values) == 1:  # a single value stays as it is, bit for bit
             joined[name] = values[-1]
         else:
             weights = [1.0 if name == "train/grad_norm" else by.weight(name) for _, by in by_minibatch]
-            # No fsum: a gradient that is not finite has to show.
+            # Not fsum, which raises on some infinite values: they must show up in the log.
             joined[name] = sum(v * weight for v, weight in zip(values, weights, strict=True)) / sum(weights)
     return lesson.logs | joined | drift
 
 
 def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
-    """The units in this many parts of nearly the same size, shuffled by the seed; fewer where there are fewer units."""
+    """The shuffled units in `parts` lists of nearly the same size; fewer lists if there are fewer units."""
     parts = min(parts, len(units))
     order = pick(len(units), len(units), 0, seed) if parts > 1 else range(len(units))
     ends = [len(units) * part // parts for part in range(parts + 1)] if parts else []
@@ -217,7 +225,7 @@ def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
 
 
 def pick(size: int, count: int, step: int, seed: int) -> list[int]:
-    """The items of a step. Each pass over the data has a new order; the step number alone gives the position."""
+    """The indices of a step's items. Every pass over the data has a new order; the step number gives the position."""
     chosen = []
     for place in range(step * count, (step + 1) * count):
         epoch, position = divmod(place, size)
@@ -239,7 +247,9 @@ def load_examples(
     examples = method.examples(config, run.task)
     fitting = render(examples, run.policy.renderer, run.policy.max_context)
     if len(fitting) < len(examples):
-        run.say(f"{len(examples) - len(fitting)} of {len(examples)} {method.held_out} are longer than the context")
+        run.say(
+            f"{len(examples) - len(fitting)} of {len(examples)} {method.held_out} are left out: longer than the context"
+        )
     if not fitting:
         raise UserError(method.explain_empty(config, run.task))
     return fitting
@@ -265,16 +275,16 @@ async def learn_examples(
     async def evaluate() -> Logs:
         return measure(learner)
 
-    for number in phase.left:
+    for step in phase.remaining_steps:
         started, logs = time.perf_counter(), dict[str, float]()
-        if phase.evaluates(number):
-            logs |= await phase.evaluate(number, evaluate)
+        if phase.evaluates(step):
+            logs |= await phase.evaluate(step, evaluate)
             if phase.stopped:
                 phase.write_stop(logs)
                 break
-        picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, number, seed)]
+        picked = [examples[i] for i in pick(len(examples), config.prompts_per_step, step, seed)]
         with phase.learning(started, logs):
-            logs |= learn(learner, picked, derive_seed(seed, "minibatches", number), prepare)
-        run.step_done(number + 1, logs)
-        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+            logs |= learn(learner, picked, derive_seed(seed, "minibatches", step), prepare)
+        run.step_done(step + 1, logs)
+        await asyncio.sleep(0)  # Ctrl-C takes effect here: between steps, never inside one
     await phase.finish(evaluate)

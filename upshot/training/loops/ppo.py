@@ -26,16 +26,16 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs
 from upshot.training.loops.phase import Lesson
 from upshot.training.loops.rl import Groups, RunRules, Units, as_units
-from upshot.training.objectives.objectives import LogprobSource, PolicyGradient, normalise, weigh
+from upshot.training.objectives.objectives import LogprobSource, PolicyGradient, normalise, set_importance
 
 
 def prepare(learner: Learner, groups: Groups, rules: RunRules | None = None) -> Lesson:
     """Advantages, training data and loss of a step's replies; rules: the recipe's, if they are looked up already."""
-    units, logs = lesson_of(learner, groups)
+    units, logs = training_data(learner, groups)
     return Lesson(units, partial(Ppo, learner.config, function=rules.surrogate if rules else None), logs)
 
 
-def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
+def training_data(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
     """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
     units: Units = []
     earned: list[list[tuple[Span, float]]] = []
@@ -55,7 +55,7 @@ def lesson_of(learner: LogprobSource, groups: Groups) -> tuple[Units, Logs]:
             math.fsum(datum.advantages[s.start : s.stop]) / max(s.stop - s.start, 1) if s in trained else None
             for s in part.credit.spans
         ]
-    return units, logs | weigh(learner, data)
+    return units, logs | set_importance(learner, data)
 
 
 def earnings(credit: Credit | None) -> list[tuple[Span, float]]:

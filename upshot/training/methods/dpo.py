@@ -32,4 +32,7 @@ class DPOMethod(TrainingMethod):
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""
-        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
+        return (
+            f"train.data '{config.data}': no pair is left to learn from; all have a gap below train.dpo.min_gap "
+            f"({config.dpo.min_gap:g}) or are longer than model.max_context"
+        )

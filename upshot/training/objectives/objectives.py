@@ -14,7 +14,7 @@ Sampler and learner compute one model twice. Before a step's first update both h
 are (drift) is rounding (other kernels, merged adapters), or a fault. Steps played ahead are a few versions behind as
 well. Importance ratios and clipping see all of it as a change of the policy. With `train.importance` the learner's own
 log-probabilities before the first update are what the ratio of the policy gradient is to (`Datum.old`), and each
-token's loss is weighed by learner / sampler, cut at bounds; the sampler's stay beside them (`Datum.sampled`). Without
+token's loss is weighted by learner / sampler, cut at bounds; the sampler's stay beside them (`Datum.sampled`). Without
 it, the sampler's count as the learner's own. A step's only update needs no forward of its own for that: it computes
 them anyway.
 """
@@ -185,7 +185,7 @@ class PolicyGradient(Objective):
         """Looked up here where the caller has not done so."""
         self.needs_entropy = bool(config.entropy)
         self.importance = importance
-        """How tokens are weighed by the log-probabilities of this forward; None: they are weighed already, or not."""
+        """How tokens are weighted by the log-probabilities of this forward; None: they are weighted already, or not."""
         self._gaps: list[Tensor] = []
         """Of each micro-batch: how far its log-probabilities are from the sampled ones (`measure_gaps`)."""
 
@@ -194,7 +194,7 @@ class PolicyGradient(Objective):
         batch = self.watch(batch, output.logprobs.detach())
         config, columns, logprobs = self.config, batch.columns, output.logprobs
         pg = self.surrogate(batch, logprobs, config)
-        # Where tokens are weighed, the surrogate's ratio is to the learner before the step, not to the sampler.
+        # Where tokens are weighted, the surrogate's ratio is to the learner before the step, not to the sampler.
         ratio = (logprobs - columns["sampled"]).exp() if "sampled" in columns else pg.ratio_M
         entropy = -logprobs if output.entropy is None else output.entropy
         per_token = pg.loss_M * columns["weights"] if "weights" in columns else pg.loss_M
@@ -215,7 +215,7 @@ class PolicyGradient(Objective):
         return loss, logs
 
     def watch(self, batch: TrainBatch, logprobs: Tensor) -> TrainBatch:
-        """Take note of a micro-batch; as it is, or weighed by the learner's log-probabilities [M]."""
+        """Take note of a micro-batch; as it is, or weighted by the learner's log-probabilities [M]."""
         if not len(logprobs):
             return batch
         sampled = batch.columns["old"]
@@ -247,7 +247,7 @@ class LogprobSource(Protocol):
         """The value head's estimate before each trained token of the data."""
 
 
-def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
+def set_importance(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
     """Set `old`, `sampled` and `weights` of the data where the recipe asks for it; what to log."""
     config = learner.config.importance
     if config.rule == "none":

@@ -20,7 +20,7 @@ from upshot.tasks.base import Task
 
 @dataclass
 class Panel:
-    """Frozen classmates whose answers are verified, weighed by likelihood, or both."""
+    """Frozen classmates whose answers are verified, whose likelihood of the reference is measured, or both."""
 
     classmates: list[Classmate]
     task: Task
@@ -38,15 +38,17 @@ class Panel:
 
     async def ask(self, classmate: Classmate, prompt: ClassmatePrompt, conversation: Conversation) -> list[Future]:
         """Answers of one classmate as futures of one conversation, scored; a call that fails makes them missing."""
-        sampled, weighed = self.likelihood_share < 1, self.likelihood_share > 0
+        sampled, wants_likelihood = self.likelihood_share < 1, self.likelihood_share > 0
         row = conversation.row
-        reference = self.task.answer_text(row).strip() if weighed and row.reference is not None else ""
-        if weighed and not reference:
-            return self._all_missing(conversation, Score.missing(Reason.BAD_ROW, "no reference answer to weigh"))
+        reference = self.task.answer_text(row).strip() if wants_likelihood and row.reference is not None else ""
+        if wants_likelihood and not reference:
+            return self._all_missing(
+                conversation, Score.missing(Reason.BAD_ROW, "no reference answer for the likelihood")
+            )
         jobs: list[Any] = []
         if sampled:
             jobs.append(classmate.answer(prompt, self.samples, conversation.seed))
-        if weighed:
+        if wants_likelihood:
             jobs.append(classmate.likelihood(prompt, reference))
         try:
             with at_work("futures"):
@@ -56,7 +58,7 @@ class Panel:
         except Exception as error:
             return self._all_missing(conversation, Score.failed(error, classmate.name))
         answers: list[ClassmateAnswer | None] = results[0] if sampled else [None]
-        likelihood = results[-1] if weighed else 0.0
+        likelihood = results[-1] if wants_likelihood else 0.0
         scored = (self._score(_fork(conversation, i), answer, likelihood) for i, answer in enumerate(answers))
         return list(await asyncio.gather(*scored))
 
