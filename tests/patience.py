@@ -20,15 +20,15 @@ LOOP_S = 0.02
 
 
 @lru_cache(maxsize=1)
-def _slower() -> float:
-    """How many times longer than there a loop takes here, other programs left out."""
+def slower() -> float:
+    """How many times longer than there a loop takes here, other programs left out; at least 1."""
 
     def loop() -> float:
         began = time.process_time()
         sum(i * i % 7 for i in range(100_000))
         return time.process_time() - began
 
-    return min(loop() for _ in range(3)) / LOOP_S
+    return max(1.0, min(loop() for _ in range(3)) / LOOP_S)
 
 
 def crowded() -> float:
@@ -42,7 +42,7 @@ def crowded() -> float:
 
 def patience(seconds: float) -> float:
     """So many seconds of a quiet machine, as long as they are here and now."""
-    return seconds * max(1.0, _slower()) * max(1.0, crowded())
+    return seconds * slower() * max(1.0, crowded())
 
 
 def wait_until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.02) -> Seen:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests.patience import patience
 from upshot.core import http_listener as module
 
 
 def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEAD_S", 0.3)
+    monkeypatch.setattr(module, "HEAD_S", patience(0.3))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from tests.patience import patience
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -161,7 +162,9 @@ def test_a_failure_that_stays_has_its_reason(fault, reason):
         assert stats["user/calls"] == 1
         return len(server.records)
 
-    attempts = with_server(body, {fault: 1.0}, retries=2, timeout_s=0.2 if fault == "stall" else 30, patience_s=0.3)
+    attempts = with_server(
+        body, {fault: 1.0}, retries=2, timeout_s=patience(0.3) if fault == "stall" else 30, patience_s=0.3
+    )
     once_more = 2  # a timeout that no answer has ever met is repeated once
     assert attempts >= 3 if fault == "limit_rate" else attempts == (once_more if fault == "stall" else 3)
 

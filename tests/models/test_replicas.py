@@ -163,7 +163,7 @@ def test_a_conversation_stays_where_its_prefix_is():
 def test_one_busy_prefix_is_spread_when_its_home_is_clearly_more_loaded():
     async def run():
         async with AsyncExitStack() as stack:
-            there = await servers(stack, {"latency": 0.05}, {"latency": 0.05})
+            there = await servers(stack, {"latency": patience(0.1)}, {"latency": patience(0.1)})
             model = await stack.enter_async_context(connect(spec_of(*(s.url for s in there), concurrency=16)))
             await asyncio.gather(*(model.generate(ask(1)) for _ in range(24)))
             return sorted(server.most_in_flight for server in there)

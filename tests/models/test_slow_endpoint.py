@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from tests.patience import patience
 from upshot.core.conversation import Message
 from upshot.models.base import ModelCallError, Request
 from upshot.models.client.guarded import GuardedModel
@@ -57,9 +58,9 @@ def test_where_an_answer_has_come_in_time_a_timeout_is_worth_all_retries() -> No
 
     async def go() -> str:
         async with MisbehavingServer(reply) as server:
-            model = await judge_of(server, timeout_s=1.0)
+            model = await judge_of(server, timeout_s=60.0)
             await model.generate(ask("quick"))
-            model.spec = model.spec.model_copy(update={"timeout_s": 0.2})
+            model.spec = model.spec.model_copy(update={"timeout_s": patience(0.2)})
             (answer,) = await model.generate(ask("slow"))
             await model.aclose()
             return answer.text

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import until
 from tests.tasks.participants.speakers import speaker
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message
@@ -42,7 +43,7 @@ def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(cap
         watching = asyncio.create_task(watch(lambda: [model.meter], every_s=0.05))
         async with model:
             calls = [asyncio.create_task(model.generate(ASK)) for _ in range(5)]
-            await asyncio.sleep(0.3)
+            await until(lambda: caplog.text.count("waiting for") >= 2)
             assert (model.meter.under_way, model.meter.queued) == (2, 3)
             model.free.set()
             await asyncio.gather(*calls)

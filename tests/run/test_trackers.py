@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import wait_until
 from upshot.core.errors import UserError
 from upshot.run.trackers import make_trackers, run_id
 
@@ -48,10 +48,8 @@ def test_wandb_offline_writes_into_the_run_folder(tmp_path: Path, monkeypatch: p
     written = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1
     assert run_id(tmp_path) in written[0].name
-    until = time.monotonic() + 30  # wandb's own process may write a moment after `finish` has returned
-    while b"reward/mean" not in written[0].read_bytes() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert b"reward/mean" in written[0].read_bytes()
+    # wandb's own process may write a moment after `finish` has returned.
+    wait_until(lambda: b"reward/mean" in written[0].read_bytes())
 
 
 class Recorder:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.patience import patience, wait_until
+from tests.patience import patience, slower, wait_until
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Sandbox
 
 T = TypeVar("T")
-QUICK = Limits(cpu_seconds=1.5, wall_seconds=patience(6), memory_mb=256, output_kb=256)
+QUICK = Limits(cpu_seconds=1.5 * slower(), wall_seconds=patience(6), memory_mb=256, output_kb=256)
 """Ten times what an honest program of these tests takes: beside others a second of CPU does a third of the work."""
 
 

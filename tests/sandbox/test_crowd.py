@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.patience import until
 from upshot.sandbox import Busy, Limits, Sandbox, StdioTest
 from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
@@ -20,8 +21,8 @@ from upshot.sandbox.local.sessions import LocalSession
 def test_a_cancelled_wait_leaves_the_queue() -> None:
     async def scenario() -> None:
         async with Sandbox(slots=1, queue=1) as sandbox:
-            running = asyncio.create_task(sandbox.run("import time; time.sleep(0.4)"))
-            await asyncio.sleep(0.1)
+            running = asyncio.create_task(sandbox.run("import time; time.sleep(2)"))
+            await until(lambda: sandbox.running == 1)
             for _ in range(3):
                 waiting = asyncio.create_task(sandbox.run("print(1)"))
                 await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import patience, slower
 from tests.sandbox.conftest import QUICK
 from upshot.core.conversation import Row
 from upshot.run.checks.data import describe_languages
@@ -18,7 +18,7 @@ from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.code import language_of
 from upshot.tasks.verifiers.programs import program_in
 
-ROOMY = replace(QUICK, cpu_seconds=2.0, wall_seconds=patience(10))
+ROOMY = replace(QUICK, cpu_seconds=2.0 * slower(), wall_seconds=patience(10))
 PROGRAMS = {
     "c": '#include <stdio.h>\nint main() { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); }',
     "cpp": "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }",

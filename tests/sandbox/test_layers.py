@@ -27,7 +27,7 @@ import asyncio, json, sys
 from upshot.sandbox import Limits, Sandbox, StdioTest
 
 async def main():
-    async with Sandbox(slots=1, disable=json.loads(sys.argv[1]), limits=Limits(cpu_seconds=1, wall_seconds=4)) as box:
+    async with Sandbox(slots=1, disable=json.loads(sys.argv[1]), limits=Limits(cpu_seconds=2, wall_seconds=8)) as box:
         async def one(program, test="assert answer() == 'blocked'"):
             return (await box.test_program(program, [test]))[0].outcome
         say = {"layers": box.describe_layers()}
@@ -84,9 +84,9 @@ layers.probe = lambda disable=(): replace(found(disable), landlock=min(found(dis
 
 async def main():
     disable, programs = json.loads(sys.argv[1])
-    victim = subprocess.Popen(["sleep", "60"])
+    victim = subprocess.Popen(["sleep", "3600"])
     say = {}
-    async with Sandbox(slots=3, disable=disable, limits=Limits(cpu_seconds=2)) as box:
+    async with Sandbox(slots=3, disable=disable, limits=Limits(cpu_seconds=5)) as box:
         say["layers"] = box.describe_layers()
         for name, program in programs.items():
             slow = "import time\\ndef f(): time.sleep(.5); return 2"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.sandbox.conftest import soon
 from upshot.sandbox import Busy, Limits, Outcome, Sandbox, StdioTest
 from upshot.sandbox.local.layers import probe
@@ -118,7 +119,7 @@ def test_a_killed_zygote_is_replaced_and_its_run_tried_again(box: Any) -> None:
     async def scenario() -> list[Any]:
         await box.sandbox.test_program(HONEST, ["assert add(1, 1) == 2"])
         run = asyncio.create_task(
-            box.sandbox.test_program("import time\ntime.sleep(0.5)\n" + HONEST, ["assert add(1, 1) == 2"])
+            box.sandbox.test_program("import time\ntime.sleep(2)\n" + HONEST, ["assert add(1, 1) == 2"])
         )
         await asyncio.sleep(0.2)
         for slot in box.sandbox._slots.all:
@@ -155,7 +156,7 @@ def test_a_run_whose_zygotes_keep_dying_is_a_fault_not_a_zero(box: Any) -> None:
     async def scenario() -> list[Any]:
         await box.sandbox.test_program(HONEST, ["assert add(1, 1) == 2"])
         run = asyncio.create_task(box.sandbox.test_program("import time\ntime.sleep(9)", ["assert add(1, 1) == 2"]))
-        for _ in range(200):
+        while not run.done():
             await asyncio.sleep(0.02)
             for slot in box.sandbox._slots.all:
                 if slot not in box.sandbox._slots.free and "plain" in slot.zygotes and not slot.zygotes["plain"].closed:
@@ -163,8 +164,6 @@ def test_a_run_whose_zygotes_keep_dying_is_a_fault_not_a_zero(box: Any) -> None:
                         os.kill(slot.zygotes["plain"].pid, signal.SIGKILL)
                     except ProcessLookupError:
                         continue
-            if run.done():
-                break
         return await run
 
     results = box(scenario())
@@ -200,8 +199,8 @@ def test_a_cancelled_run_is_ended_and_the_slot_is_back(box: Any) -> None:
 def test_a_full_queue_says_when_to_come_back() -> None:
     async def scenario() -> None:
         async with Sandbox(slots=1, queue=2) as sandbox:
-            runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.5)")) for _ in range(3)]
-            await asyncio.sleep(0.2)
+            runs = [asyncio.create_task(sandbox.run("import time; time.sleep(2)")) for _ in range(3)]
+            await until(lambda: (sandbox.running, sandbox.waiting) == (1, 2))
             with pytest.raises(Busy) as busy:
                 await sandbox.run("print(1)")
             assert busy.value.retry_after >= 1

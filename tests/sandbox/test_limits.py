@@ -150,7 +150,7 @@ def test_without_namespaces_a_program_cannot_join_the_zygotes_group() -> None:
 
 
 def test_what_a_busy_machine_kept_from_a_run_extends_its_wall_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "3600"])
     proc = cpu_time.open_proc()
     walls = SimpleNamespace(namespaces=None)
     zygote: Any = SimpleNamespace(proc=proc, walls=walls, cores=1)
@@ -239,7 +239,7 @@ def test_a_silent_zygote_is_a_timeout_where_the_program_was_running_and_a_fault_
 ) -> None:
     async def say_nothing(self: Zygote, patience: float) -> Any:
         if walls:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(patience(1.0))
         self.close()
         raise ZygoteGone("silent") from TimeoutError()
 

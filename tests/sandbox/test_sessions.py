@@ -63,7 +63,7 @@ def test_a_process_that_dies_between_turns_ends_the_session_in_plain_words(box: 
     async def scenario() -> None:
         session = await box.sandbox.session()
         await session.turn("import threading, os; threading.Timer(0.05, os._exit, [0]).start()")
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(patience(0.4))
         results = [await session.turn("1 + 1") for _ in range(2)]
         assert [result.outcome for result in results] == [Outcome.ERROR] * 2
         assert "ended between turns" in results[0].detail and "has ended" in results[1].detail

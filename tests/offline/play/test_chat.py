@@ -34,7 +34,7 @@ class Tmux:
         return subprocess.run(["tmux", "-S", self.socket, *words], capture_output=True, text=True).stdout
 
     def screen(self) -> str:
-        return self("capture-pane", "-p", "-S", "-200")
+        return self("capture-pane", "-p", "-J", "-S", "-200")  # -J: lines as they were written, not as they wrap
 
     def type(self, line: str) -> None:
         self("send-keys", "-l", line)

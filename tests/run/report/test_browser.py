@@ -6,14 +6,14 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from tests.patience import wait_until
+from tests.patience import patience, wait_until
 from tests.run.report.conftest import metrics_row, reply, write_lines
 from tests.run.report.test_report import two_runs
 from upshot.core.files import append_jsonl, read_jsonl
@@ -36,7 +36,7 @@ SERIOUS = ("serious", "critical")
 def browser() -> Iterator[Any]:
     """One browser for all tests of this file."""
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=patience(60) * 1000)
         yield browser
         browser.close()
 
@@ -71,7 +71,7 @@ def visit(browser: Any, serve: Serve) -> Iterator[Open]:
 
     def go(address: str, **options: Any) -> Any:
         page = browser.new_page(**options)
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(patience(30) * 1000)
         troubles: list[str] = []
         requests: list[str] = []
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -237,12 +237,14 @@ def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, serv
         for number, (name, text) in enumerate(HOSTILE.items()):
             shown = f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})"
 
-            def opened(number: int = number, shown: str = shown) -> bool:
-                # The list scrolls to what was opened before: a click may meet the neighbour, and a reader clicks again.
-                page.locator(".promptgroup p").nth(number).click()
+            def opened(shown: str = shown) -> bool:
                 return bool(page.evaluate(shown))
 
-            wait_until(opened, pause=0.2)
+            # The list scrolls to what was opened before: a click may meet the neighbour, and a reader clicks again.
+            while not opened():
+                page.locator(".promptgroup p").nth(number).click()
+                with suppress(AssertionError):
+                    wait_until(opened, 5.0)
             for mode in ("none", "advantage"):
                 page.click(f"[data-colour={mode}]")
                 shown = page.text_content(".reading")

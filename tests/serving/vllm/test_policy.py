@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import until
 from tests.serving.vllm.fake_vllm import KEY, RECORDED, FakeVllm
 from tests.tiny import tiny_parts
 from upshot.config.model_spec import ModelSpec
@@ -177,7 +178,7 @@ def test_a_server_that_is_killed_gets_the_newest_weights_before_its_first_reques
     async def work(policy: VllmPolicy) -> Any:
         here.learn()
         asked = [asyncio.create_task(policy.generate(ASK)) for _ in range(3)]
-        await asyncio.sleep(0.15)
+        await until(lambda: len(here.server.seen) == 3)
         here.server.kill()
         threading.Timer(0.3, here.server.start).start()
         return [(await task)[0] for task in asked]
