@@ -22,6 +22,7 @@ from upshot.core.files import (
     filter_jsonl,
     read_jsonl,
     read_user_jsonl,
+    write_folder,
     write_jsonl,
 )
 from upshot.core.score import Score
@@ -134,3 +135,35 @@ def test_a_home_that_no_shell_has_expanded_is_found(monkeypatch: pytest.MonkeyPa
         assert expand_home(f"--out={text}") == "--out=/home/me/x"
     for text in ("a~/x", "$HOMER/x", "~you/x", "x $HOME/y", "see: ~/x"):
         assert expand_home(text) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "cannot write adapter '.*whole': No space left on device; delete",
+        ),
+        (
+            RuntimeError("PytorchStreamWriter failed writing file data/0"),
+            "cannot write adapter .*No space left on device",
+        ),
+        (Exception("No space left on device (os error 28)"), "cannot write adapter .*No space left on device; delete"),
+        (UserError("no such model 'm' (os error 28)"), "^no such model 'm'"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, error: Exception, message: str) -> None:
+    def write(to: Path) -> None:
+        raise error
+
+    with pytest.raises(UserError, match=message):
+        write_folder(tmp_path / "whole", write, "adapter ", "delete some")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fails_while_reading_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    def write(to: Path) -> None:
+        raise ValueError("Error while deserializing header: InvalidHeader (os error 2)")
+
+    with pytest.raises(ValueError, match="deserializing"):
+        write_folder(tmp_path / "whole", write)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from triton.errors import TritonError
 from tests.engine.test_families import build
 from tests.support.interpreter import hasten_interpreter
 from upshot.engine.cuda import runner as cuda_runner
-from upshot.engine.cuda.steps import LongRuns
+from upshot.engine.cuda.steps import COMPILING, LongRuns
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.kernels.decode import DecodePlan
@@ -491,3 +492,16 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
         graphs = [*engine.runner.graphs.values(), *engine.runner.prompt_graphs.values()]
         assert all(graph in graphs for graph in captured.setdefault(name, graphs)), "none is captured again"
         assert bool(graphs) == engine.on_gpu
+
+
+def test_no_step_is_captured_while_kernels_are_compiled_in_threads(make_llama: Make) -> None:
+    """A thread's launch could come on a stream that takes part in the capture, and would become part of the graph."""
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    runner = Engine(small(make_llama), eos_ids=set(), settings=settings).runner
+    compiling: Future[None] = Future()
+    COMPILING.add(compiling)
+    try:
+        assert runner._is_new((1,)) and runner._is_new((1,))
+    finally:
+        COMPILING.discard(compiling)
+    assert not runner._is_new((1,)) and runner._is_new((2,))

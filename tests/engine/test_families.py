@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import transformers
 
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.llama import block
+from upshot.engine.llama import attention, block
 from upshot.engine.llama.driver import BlockDriver, ModuleDriver
 from upshot.engine.llama.select import disagreement
 from upshot.engine.llama.shape import shape_of
@@ -158,3 +159,25 @@ def test_a_rotary_embedding_that_depends_on_the_batch_is_refused(make_llama: Cal
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UserError, match="dynamic"):
         Engine(make_llama(rope_parameters=rope))
+
+
+def test_a_learner_in_a_thread_and_an_engine_attend_each_in_its_own_way() -> None:
+    """With steps played ahead their forwards overlap, and either may end first."""
+    configs = [SimpleNamespace(_attn_implementation="eager") for _ in range(2)]
+    learner, engine = (SimpleNamespace(config=config, layer_idx=0) for config in configs)
+    x, called = torch.zeros(1, 1, 1, 4), []
+
+    def attend_as(name: str) -> attention.Attend:
+        return lambda layer, q, k, v, options: called.append(name) or q  # type: ignore[func-returns-value]
+
+    def look(module: Any) -> None:
+        attention._attention(module, x, x, x, None)
+
+    step = attention.attend_by(attend_as("engine"), [configs[1]])
+    with attention.attend_by(attend_as("learner"), [configs[0]]):
+        step.__enter__()
+        look(learner)
+    look(engine)
+    step.__exit__(None, None, None)
+    assert called == ["learner", "engine"] and not attention._active
+    assert all(config._attn_implementation == "eager" for config in configs)

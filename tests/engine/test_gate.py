@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("triton")
 
-from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, tile_for
+from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gated_tile, tile_for
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,14 @@ def test_tiles_are_those_that_measured_best_on_132_multiprocessors(
     rows: int, width: int, n: int, expected: Tile | None
 ) -> None:
     assert tile_for(rows, width, n, 132) == expected
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(232_448, SMALL), (166_912, None), (101_376, None)])
+def test_without_the_shared_memory_of_a_large_gpu_the_library_does_it(
+    shared: int, expected: Tile | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An RTX 5090 is newer than an H200, and has less than half of it."""
+    monkeypatch.setattr("upshot.engine.kernels.gate.shared_memory", lambda device: shared)
+    monkeypatch.setattr("upshot.engine.kernels.gate.processors", lambda device: 132)
+    x = SimpleNamespace(is_cuda=True, element_size=lambda: 2, shape=(64, 2048), device="cuda")
+    assert gated_tile(x, SimpleNamespace(shape=(16384, 2048))) == expected  # type: ignore[arg-type]

@@ -655,3 +655,22 @@ def test_the_librarys_attention_is_as_near_float32_as_flash(heads: tuple[int, in
     exact, flash, long = run("padded"), run("flash"), run("long")
     for true, theirs, ours in zip(exact, flash, long, strict=True):
         assert float((ours - true).norm()) <= 1.3 * float((theirs - true).norm())
+
+
+@pytest.mark.parametrize(
+    ("shared", "dim", "group", "dtype", "rows"),
+    [
+        (232_448, 128, 4, torch.bfloat16, 16),
+        (232_448, 256, 4, torch.bfloat16, 16),
+        (101_376, 128, 4, torch.bfloat16, 16),
+        (101_376, 256, 4, torch.bfloat16, 8),  # compiled for an RTX 4090, 16 rows need 106,496 bytes
+        (101_376, 256, 8, torch.bfloat16, 4),  # 8 rows: 147,456
+        (101_376, 128, 4, torch.float32, 8),  # 16 rows: 114,944
+        (65_536, 128, 6, torch.float16, 8),  # for a T4, 16 rows: 98,304
+    ],
+)
+def test_large_tiles_are_those_that_fit_into_the_shared_memory_of_a_gpu(
+    shared: int, dim: int, group: int, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.engine.kernels.decode.shared_memory", lambda device: shared)
+    assert tiles_for(group, 1, dim, dtype, False, DEVICE).wide == rows

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from upshot.engine import pages as pool_module
 from upshot.engine.pages import ROOT, PagePool, packed_ids
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Rules, Sequence
@@ -200,9 +202,16 @@ class Fake:
         self.commit(1 if self.late else 0)
 
 
+@pytest.mark.parametrize("stride", [1, 2, pool_module.STRIDE])
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(data: st.DataObject) -> None:
+def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(stride: int, data: st.DataObject) -> None:
+    """Siblings often sample the same ids, and conversations go on: their pages are found by a trail."""
+    with patch.object(pool_module, "STRIDE", stride):
+        mix(data)
+
+
+def mix(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 2, 4]))
     fake = Fake(
         data.draw(st.integers(24 // size + 2, 60)),
@@ -213,19 +222,25 @@ def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(da
     )
     everything: list[Sequence] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        action = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort", "fork", "restart"]))
+        action = data.draw(st.sampled_from(["add", "again", *["step"] * 4, "run", "abort", "fork", "restart"]))
         live = [s for s in everything if s.state != DONE]
-        if action == "add":
+        done = [s for s in everything if s.state == DONE]
+        if action == "add" or (action == "again" and done):
             ids = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=14))
-            n = data.draw(st.integers(1, 3))
-            group = [Sequence(list(ids), Rules(max_tokens=data.draw(st.integers(1, 6)), seed=i)) for i in range(n)]
+            if action == "again":
+                ids = [*data.draw(st.sampled_from(done)).ids, *ids][:18]
+            n, differ = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+            limit = data.draw(st.integers(1, 6))
+            group = [Sequence(list(ids), Rules(max_tokens=limit, seed=i * differ)) for i in range(n)]
             siblings = dict.fromkeys(group[1:])
             for seq in group:
                 seq.siblings = siblings
             everything += group
             fake.scheduler.add(group[0])
-        elif action == "step" and fake.scheduler.busy:
-            fake.step()
+        elif action in ("step", "run") and fake.scheduler.busy:
+            for _ in range(12 if action == "run" else 1):
+                if fake.scheduler.busy:
+                    fake.step()
         elif action == "abort" and live:
             fake.scheduler.finish(data.draw(st.sampled_from(live)), "abort")
         elif action == "fork" and live:

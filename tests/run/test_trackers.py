@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.patience import wait_until
 from upshot.core.errors import UserError
@@ -178,5 +179,6 @@ def test_numbers_of_numpy_arrive_and_what_is_no_finite_number_does_not() -> None
     tracker: Any = SimpleNamespace(log=lambda _, metrics: seen.append(metrics), finish=lambda: None)
     writer = Writer(recipe, folder, reporter, None, lambda ids: [], [tracker])  # type: ignore[arg-type]
     writer.begin("rl", 1, 0)
-    writer.announce(1, {"x": np.float32(0.5), "n": np.int64(3), "nan": float("nan"), "word": "a"})
-    assert seen == [{"rl/x": 0.5, "rl/n": 3}]
+    torchs = {"t": torch.tensor(0.25), "true": np.bool_(True), "huge": 10**400}
+    writer.announce(1, {"x": np.float32(0.5), "n": np.int64(3), "nan": float("nan"), "word": "a", **torchs})
+    assert seen == [{"rl/x": 0.5, "rl/n": 3, "rl/t": 0.25, "rl/true": True}]

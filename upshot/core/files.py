@@ -229,14 +229,15 @@ def fsync_all(*paths: Path) -> None:
             os.close(handle)
 
 
-WRITERS = ("PytorchStreamWriter", "inline_container", "iostream", "(os error ", "SafetensorError")
-"""Parts of the errors by which torch, tokenizers and safetensors say that a file could not be written."""
+FULL = ("PytorchStreamWriter", "inline_container", "iostream", "(os error 28)", "(os error 122)")
+"""Parts of the errors by which torch, tokenizers and safetensors say that a file was not written to its end."""
 
 
-def write_folder(final: Path, write: Callable[[Path], None]) -> None:
+def write_folder(final: Path, write: Callable[[Path], None], what: str = "", way_out: str = "free some space") -> None:
     """Have a folder filled by `write` and give it its name when it is on the disk; what lay there was not whole.
 
-    Where it cannot be written, say because the disk is full, that is an OSError, whatever the library's error is.
+    If it cannot be written, say because the disk is full, that is a `UserError`, whatever the library's error is. It
+    says `what` the folder is, and the way out.
     """
     partial = final.with_name(f".partial-{final.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -248,7 +249,9 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
         os.replace(partial, final)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if not isinstance(error, OSError) and any(name in repr(error) for name in WRITERS):
-            raise OSError(f"a file is incomplete: {next(iter(str(error).splitlines()), '')}") from error
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {what}'{final}': {error.strerror or error}; {way_out}") from error
+        if not isinstance(error, UserError) and any(part in repr(error) for part in FULL):
+            raise UserError(f"cannot write {what}'{final}': No space left on device; {way_out}") from error
         raise
     fsync_all(final.parent)

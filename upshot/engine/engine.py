@@ -404,9 +404,11 @@ class Engine:
     def _fail_all(self, error: BaseException) -> None:
         for seq in self.scheduler.all():
             self.scheduler.fail(seq, error)
+        self.scheduler.restart()  # nor is a page copied that was planned to be
         self.pool.forget()
         if not self.parked:
-            self.runner.forget()
+            with self._own_device():
+                self.runner.forget()
 
     async def aclose(self) -> None:
         """Abort everything and stop the step loop."""

@@ -199,7 +199,8 @@ class PagePool:
         start, size = len(pages), self.page_size
         stop = min(len(ids) // size, len(trail))
         same = (ids[start * size : stop * size] == known[start * size : stop * size]).reshape(-1, size).all(1)
-        same &= self._chains[trail[start:stop]] == chains[start:stop]  # else a page holds other ids by now
+        # Else a page holds other ids by now, or was never findable: an equal one had been published before it.
+        same &= (chains[start:stop] != ROOT) & (self._chains[trail[start:stop]] == chains[start:stop])
         stop = stop if same.all() else start + int(same.argmin())
         pages += trail[start:stop].tolist()
         return int(chains[stop - 1])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from upshot.config.phases import phase_order
-from upshot.core.errors import UserError
 from upshot.core.files import write_folder, write_json
 from upshot.training.metrics.best import BestMark
 
@@ -78,10 +77,5 @@ class Checkpoints:
             write(folder)
             write_json(folder / STATE, {"phase": phase, "step": step})
 
-        try:
-            write_folder(final, write_all)
-        except OSError as error:
-            raise UserError(
-                f"cannot write checkpoint '{final}': {error.strerror or error}; earlier checkpoints are intact, "
-                f"free some space and continue with --resume {self.run}"
-            ) from error
+        way_out = f"earlier checkpoints are intact; free some space and continue with --resume {self.run}"
+        write_folder(final, write_all, "checkpoint ", way_out)

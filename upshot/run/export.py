@@ -57,10 +57,7 @@ def write_new_folder(out: Path, write: Callable[[Path], None]) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' already exists; remove it, or choose another place with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_folder(out, write)
-    except OSError as error:
-        raise UserError(f"cannot write '{out}': {error.strerror or error}") from error
+    write_folder(out, write)
 
 
 def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:

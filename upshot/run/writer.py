@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.files import to_json_value
 from upshot.rollout.credit.rules import credit_rule
 from upshot.rollout.reply import Rollout
 from upshot.run.checkpoints import Checkpoints
@@ -100,9 +100,8 @@ class Writer:
         for text in self.alarms.watch(logs, step):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
-        numbers = {
-            name: float(value) for name, value in logs.items() if isinstance(value, Real) and math.isfinite(value)
-        }
+        values = logs if {*map(type, logs.values())} == {float} else to_json_value(logs)
+        numbers = {name: v for name, v in values.items() if isinstance(v, int | float) and abs(v) <= sys.float_info.max}
         if "time/step" in numbers:
             self._seconds.append(numbers["time/step"] + numbers.get("time/save", 0.0))
         left = (self._now["steps"] - step) * statistics.fmean(self._seconds or [0.0])

@@ -96,7 +96,7 @@ class Task(ABC):
 
     def similar_key(self, row: Row) -> str:
         """Rows with the same key ask similar questions (futures `similar-question`, `similar_by: key`)."""
-        return " ".join(f"{name}={group}" for name, group in self.groups(row).items())
+        return " ".join(f"{name}={group}" for name, group in groups_of(self, row).items())
 
     def vocabulary(self) -> Sequence[str]:
         """Words of the task's own small language, for a new tiny model; empty if it uses a natural language."""

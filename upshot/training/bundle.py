@@ -56,6 +56,8 @@ class PolicyBundle:
         if recipe.model.lora and not self.start.model:  # nobody else could make this one again
             module.name_or_path = str(keep_whole(module, self.tokenizer, self.run / "base", self.ranks.first))
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
+        if self.module.device.type == "cuda":
+            torch.cuda.set_device(self.module.device)  # a micro-batch is measured there before there is a learner
         self.renderer = policy_renderer(self.tokenizer, recipe)
         template = self.renderer.check()
         if not template.appends:

@@ -298,7 +298,13 @@ async def in_thread(work: Callable[[], T]) -> T:
     """
     task = asyncio.current_task()
     assert task is not None
-    future = asyncio.get_running_loop().run_in_executor(None, work)
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+
+    def on_device() -> T:
+        torch.cuda.set_device(device)  # each thread has its own; of -1 nothing comes
+        return work()
+
+    future = asyncio.get_running_loop().run_in_executor(None, on_device)
     cancelled = 0
     while not future.done():
         try:

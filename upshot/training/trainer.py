@@ -37,7 +37,7 @@ from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
-from upshot.training.learner.learner import SEQUENCES, Learner
+from upshot.training.learner.learner import SEQUENCES, TOKENS, Learner
 from upshot.training.loops import rl
 from upshot.training.loops.phase import Lesson, learn
 from upshot.training.loops.sft import Dialogues, Sft
@@ -196,7 +196,7 @@ class Trainer:
                 "takes that many optimizer steps"
             )
         objective = lesson.objective()
-        logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {SEQUENCES: 0.0}
+        logs = self.learner.forward_backward(lesson.units, objective) if lesson.units else {SEQUENCES: 0.0, TOKENS: 0.0}
         return logs if MEAN in lesson.logs else logs | objective.drift(self.learner.ranks)
 
     def step(self) -> dict[str, float]:

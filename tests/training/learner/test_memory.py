@@ -307,6 +307,16 @@ def test_no_more_layers_are_computed_again_than_the_memory_asks_for(gib: int) ->
     assert asked.setting.layers is None, "what the recipe asks for is done in all layers"
 
 
+def test_room_for_long_contexts_costs_no_smaller_micro_batch_and_no_layers_computed_again() -> None:
+    """What nothing bounds fills the memory that is left; a plan aims at a step as long as the recipe makes it."""
+    small = {"episode": {"max_tokens": 256}, "train": {"prompts_per_step": 16, "group_size": 4}}
+    recipe = Recipe.model_validate({"task": "slots", **small})
+    bounded = Recipe.model_validate({"task": "slots", "model": {"max_context": 1280}, **small})
+    shape = shape_of(TINYLLAMA_1B | {"max_position_embeddings": 20480})
+    free, tight = (plan_of(MemoryJob(given, shape, 2), 24 * GIB) for given in (recipe, bounded))
+    assert free.setting == tight.setting and free.kv_bytes >= 20480 * MemoryJob(recipe, shape, 2).kv
+
+
 def test_ways_out_of_a_warm_start_that_does_not_fit_are_its_own() -> None:
     """Those of the reinforcement learning after it were named; a token that learns with dropout keeps more."""
     model = {"lora": {"r": 32}, "gradient_checkpointing": "none", "max_context": 32768}

@@ -219,7 +219,7 @@ def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
     assert logs[-1]["loss/value"] < 0.2 * logs[0]["loss/value"]
     assert logs[-1]["value/mean"] == pytest.approx(1, abs=0.3), "a reward of 1 is what the head learns to expect"
     assert group[1].advantages == () and len(group[0].advantages) == 1
-    assert rl.learn(own, [replies([None])], 0, ppo.prepare) == {"train/sequences": 0.0}
+    assert rl.learn(own, [replies([None])], 0, ppo.prepare) == {"train/sequences": 0.0, "train/tokens": 0.0}
 
 
 @pytest.mark.slow

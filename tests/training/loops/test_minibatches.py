@@ -52,12 +52,14 @@ def test_what_is_logged_of_minibatches_is_what_all_their_data_come_to(kind: str,
         own = learner(value_head=kind == "ppo", **config)
         made: dict[str, Any] = {"sft": Sft, "rl": PolicyGradient, "ppo": Ppo, "dpo": Dpo}
         units = [[d] for d in data()] if kind != "dpo" else [data()[i : i + 2] for i in range(0, 8, 2)]
+        sequences, tokens = sum(map(len, units)), sum(sum(d.mask) for unit in units for d in unit)
 
         def objective(own: Learner = own, make: Any = made[kind]) -> Objective:
             return make() if kind == "sft" else make(own.config)  # type: ignore[no-any-return]
 
         logs = update(own, Lesson(units, objective), seed=1)
         assert logs["train/skipped"] == 0 and own.steps == parts
+        assert (logs["train/sequences"], logs["train/tokens"]) == (sequences, tokens), "counts are summed"
         found.append({k: v for k, v in logs.items() if not k.startswith(("train/", "policy/drift"))})
     for other in found[1:]:
         assert other == pytest.approx(found[0], rel=1e-4, abs=1e-6)
@@ -94,4 +96,6 @@ def test_the_drift_of_a_round_is_that_before_its_first_update() -> None:
 def test_nothing_to_learn_from_makes_no_update() -> None:
     own = learner(minibatches=2)
     given = Lesson([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0})
-    assert update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0} and own.steps == 0
+    assert (
+        update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0, "train/tokens": 0.0} and own.steps == 0
+    )

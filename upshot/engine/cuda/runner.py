@@ -20,6 +20,7 @@ from triton.errors import TritonError
 from upshot.core.errors import UserError
 from upshot.engine.cuda.slots import BUCKETS, DecodeBatch, DeviceSlots, upload
 from upshot.engine.cuda.steps import (
+    COMPILING,
     PREFILL_BLOCK,
     PREFILL_BUCKETS,
     PREFILL_ROWS,
@@ -347,14 +348,15 @@ class CudaRunner:
         return graph.logits[: len(last)]
 
     def _is_new(self, key: tuple[int, ...]) -> bool:
-        """Whether no step of this shape was run yet; the first is run directly, the second is captured.
+        """Whether no step of this shape was run yet, or kernels are still being compiled; such a step is run directly,
+        the next is captured.
 
         Many shapes of prompts come once, and a capture takes as long as nine steps of decoding; and the first run has
         compiled whatever the capture needs.
         """
         new = key not in self.seen
         self.seen.add(key)
-        return new
+        return new or bool(COMPILING)
 
     def _long_runs(self, chunks: list[Chunk], blocks: np.ndarray) -> LongRuns | None:
         """The chunks that the library's attention reads. It needs lengths on the host, so no graph holds them."""

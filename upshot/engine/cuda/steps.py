@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 61
 PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
 Results = tuple[list[Sequence], list[int], list[float], Any, list[Scored]]
 """Who sampled, ids, log-probabilities, likeliest ids; what was scored."""
+COMPILING: set[Future[None]] = set()
+"""Launches of all engines that are still to come from threads. No step is captured while there are any: PyTorch gives
+the same few streams to everybody, and a launch on a stream that takes part in a capture becomes part of the graph."""
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from upshot.engine.cuda.slots import BUCKETS
-from upshot.engine.cuda.steps import PREFILL_BLOCK, PREFILL_BUCKETS
+from upshot.engine.cuda.steps import COMPILING, PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.kernels import fp8
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import DecodePlan, decode_attention, tune
@@ -54,13 +54,21 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
             task()
             stream.synchronize()  # what it reads and writes may be given to others as soon as nobody refers to it
 
-    waiting = [pool.submit(launch, task) for task in first]
+    def start(tasks: list[Task]) -> list[Future[None]]:
+        futures = [pool.submit(launch, task) for task in tasks]
+        COMPILING.update(futures)
+        for future in futures:
+            future.add_done_callback(COMPILING.discard)
+        runner.compiling += futures
+        return futures
+
+    waiting = start(first)
 
     def wait() -> None:
         for each in waiting:
             each.exception()  # what cannot be compiled is reported where it is used
         if (os.cpu_count() or 1) >= MANY_CORES:
-            runner.compiling += [pool.submit(launch, task) for task in later]
+            start(later)
         pool.shutdown(wait=False)
 
     return wait

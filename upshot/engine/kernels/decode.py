@@ -24,7 +24,7 @@ from torch import Tensor
 
 from upshot.engine.decode_plan import OPEN, DecodeTiles
 from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
-from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.launch import processors, shared_memory
 from upshot.engine.kernels.plain import AttentionOptions
 
 MEMBERS = 16
@@ -300,7 +300,9 @@ def tiles_for(
     """
     group, width = heads // kv_heads, triton.next_power_of_2(dim) * queries.itemsize
     narrow, wide = max(1, 16 // group), MEMBERS
-    while triton.next_power_of_2(wide * group) * width > MOST_TILE_BYTES:
+    # A tile is held once and a quarter of it again, beside two blocks of keys.
+    most = min(MOST_TILE_BYTES, (shared_memory(device) - 2 * WIDE.block * width) * 4 // 5)
+    while wide and triton.next_power_of_2(wide * group) * width > most:
         wide //= 2
     each = processors(device) / kv_heads
     fill = max(1, int(6 * each)), max(1, int(2 * each))

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from upshot.engine.kernels.fp8 import empty_rows8, row_warps, store_row
-from upshot.engine.kernels.launch import Launcher, processors
+from upshot.engine.kernels.launch import Launcher, processors, shared_memory
 from upshot.engine.kernels.plain import SILU
 
 
@@ -115,6 +115,8 @@ class Tile:
     warps: int
 
 
+LARGEST_BYTES = 230_000
+"""Shared memory of the largest tile; GPUs with less are older than these kernels, or for consumers."""
 SMALL, MIDDLE, LARGE = Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 4, 4), Tile(128, 128, 64, 4, 8)
 
 
@@ -172,7 +174,7 @@ def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
 
 def gated_tile(x: Tensor, weight: Tensor) -> Tile | None:
     """The tile for silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], None where the library does better."""
-    if not x.is_cuda or x.element_size() != 2 or torch.cuda.get_device_capability(x.device) < (9, 0):
+    if not x.is_cuda or x.element_size() != 2 or shared_memory(x.device) < LARGEST_BYTES:
         return None
     return tile_for(x.shape[0], x.shape[1], weight.shape[0] // 2, processors(x.device))
 

@@ -198,7 +198,8 @@ def _sample(
     sums = tl.cumsum(weights, 0)
     total = tl.max(sums, 0)
     point = _uniform(tl.load(seeds_ptr + slot), position) * total
-    drawn = tl.sum((sums <= point).to(tl.int32), 0)
+    # The sums need not grow everywhere: a scan adds in another order from thread to thread.
+    drawn = tl.min(tl.where((sums > point) & (weights > 0.0), which, BLOCKS), 0)
     # Rounding may leave the point at the very end: then the last block with any mass is meant.
     drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, which, 0), 0))
     block = tl.where(greedy, tl.argmax(tops, 0), drawn)
@@ -209,11 +210,11 @@ def _sample(
     e = tl.exp(x - m)
     if CUTS:
         e = tl.where(_stays(raw, kept, floor, WIDE), e, 0.0)
-    inside = tl.sum((tl.cumsum(e, 0) <= point - before).to(tl.int32), 0)
+    inside = tl.min(tl.where((tl.cumsum(e, 0) > point - before) & (e > 0.0), lanes, BLOCK), 0)
     inside = tl.minimum(inside, tl.max(tl.where(e > 0.0, lanes, 0), 0))
     lane = tl.where(greedy, tl.argmax(x, 0), inside)
     value = tl.sum(tl.where(lanes == lane, x, 0.0), 0)
-    token = block * BLOCK + lane
+    token = tl.minimum(block * BLOCK + lane, V - 1)  # of numbers that are none, any
     tl.store(ids_ptr + row, token)
     tl.store(logprobs_ptr + row, value - lse)
     if slot != dummy:

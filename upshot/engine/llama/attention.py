@@ -31,9 +31,9 @@ class AttentionStep(Protocol):
         ...
 
 
-_active: list[tuple[Attend, bool]] = []
-"""What attends, and whether it takes sinks; one entry for each active `attend_by`: a reference model may run inside
-another's forward."""
+_active: dict[int, list[tuple[Attend, bool]]] = {}
+"""What attends, and whether it takes sinks, by the id of a model's configuration: a learner may work in a thread while
+engines step, and recomputed layers run in a thread of autograd's. One entry for each active `attend_by`."""
 
 
 def _attention(
@@ -43,7 +43,7 @@ def _attention(
 
     Masks are not read: who attends knows the layout.
     """
-    attend, takes_sinks = _active[-1]
+    attend, takes_sinks = _active[id(module.config)][-1]
     sinks, scaling = named.get("s_aux"), named.get("scaling")
     if sinks is not None and not takes_sinks:
         raise NotImplementedError("attention sinks (s_aux) have no form here")
@@ -66,15 +66,19 @@ def attend_by(attend: Attend, configs: list[Any], sinks: bool = False) -> Iterat
     """Inside, models with these configurations attend through `attend`; `sinks`: which takes a layer's sinks, too."""
     _register()
     before = [config._attn_implementation for config in configs]
-    _active.append((attend, sinks))
+    for config in configs:
+        _active.setdefault(id(config), []).append((attend, sinks))
     try:
         for config in configs:
             config._attn_implementation = NAME
         yield
     finally:
-        _active.pop()
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
+            if len(stack := _active[id(config)]) > 1:
+                stack.pop()
+            else:
+                del _active[id(config)]
 
 
 def over_tokens(attend: Attend) -> Attend:

@@ -57,6 +57,8 @@ class Learner:
         """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
         self.changed = changed
         """Called after every optimizer step: the weights are new."""
+        if module.device.type == "cuda":
+            torch.cuda.set_device(module.device)  # kernels are launched on the current one
         choose_attention_without_cudnn()
         self.forward: Forward = forward_of(module, exact)
         """With `exact` it computes log-probabilities bit for bit as an exact engine does."""

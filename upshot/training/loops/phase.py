@@ -202,7 +202,7 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
             drift = drift or objective.drift(learner.ranks)
         for name, value in (logs | learner.step()).items():
             learned.setdefault(name, []).append((value, objective))
-    joined: Logs = {} if lesson.units else {SEQUENCES: 0.0}
+    joined: Logs = {} if lesson.units else {SEQUENCES: 0.0, TOKENS: 0.0}
     for name, by_minibatch in learned.items():
         values = [value for value, _ in by_minibatch]
         if name in SUMMED:

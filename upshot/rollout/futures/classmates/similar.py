@@ -49,12 +49,17 @@ class OtherQuestions:
             raise UserError(f"task '{self.task.name}' has one row; helping another question needs two")
         if self.similar_by == "key":
             key = self.task.similar_key(first)
-            others = [index for index in others if self.task.similar_key(rows[index]) == key] or others
+            others = [index for index in others if self.keys[index] == key] or others
         elif self.similar_by:
             if first.id not in self._near:
                 self._near[first.id] = self._nearest(first)
             others = self._near[first.id] or others
         return rows[others[derive_seed(self.seed, "other", first.id) % len(others)]]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The task's key of each row."""
+        return [self.task.similar_key(row) for row in self.rows]
 
     @cached_property
     def rows(self) -> list[Row]:

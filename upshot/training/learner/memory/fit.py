@@ -29,10 +29,13 @@ WAYS = (  # what needs less memory, the mildest first
 
 def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPlan | None:
     """The plan of a run that is not loaded; None: its config.json is not here. `words`: those of a new tiny model."""
-    model, total = recipe.model, int(recipe.model.memory_gb * GIB) or free_bytes(recipe.model.device)
+    model = recipe.model
     config = find_config(model.path, offline=True) if model.path else tiny_config(model.tiny, words)
+    if config is None:
+        return None
+    total = int(model.memory_gb * GIB) or free_bytes(model.device)
     size = {"float32": 4, "bfloat16": 2, "auto": 2 if total else 4}[model.dtype]
-    return config and plan_of(MemoryJob(recipe, shape_of(config), size, processes=processes), total)
+    return plan_of(MemoryJob(recipe, shape_of(config), size, processes=processes), total)
 
 
 def plan_loaded(recipe: Recipe, module: Any, config: TrainConfig, processes: int = 1) -> MemoryPlan:
@@ -102,7 +105,8 @@ def choose(job: MemoryJob, limit: int) -> MemoryPlan | None:
     def fits(setting: MemorySetting, tokens: int) -> bool:
         return make_plan(job, setting, tokens, limit).peak <= limit
 
-    enough, most = (max(min(job.wanted, int(share * limit) // job.all_kv), job.least) for share in (ENOUGH_KV, MOST_KV))
+    aims = (job.wanted, ENOUGH_KV), (job.useful, MOST_KV)
+    enough, most = (max(min(tokens, int(share * limit) // job.all_kv), job.least) for tokens, share in aims)
     settings = sorted(list_settings(job), key=lambda setting: cost(job, setting))
     # With keys and values enough to keep the engine busy, else with those that it cannot do without.
     fitting = ((setting, tokens) for tokens in (enough, job.least) for setting in settings if fits(setting, tokens))

@@ -106,11 +106,13 @@ class MemoryJob:
         rounds = futures.rounds * credit_rule(recipe.credit).trains_futures, futures.rounds
         whole = [PROMPT + (recipe.episode.max_turns + 2 * n) * recipe.episode.max_tokens for n in rounds]
         trained = model.max_context or min(whole[0], shape.context or whole[0])
-        sampled = model.max_context or shape.context or whole[1]  # how much others say is not known
+        sampled = model.max_context or min(whole[1], shape.context or whole[1])
+        limit = model.max_context or shape.context or whole[1]  # how much others say is not known
         self.longest = trained if config.samples else model.max_context or 0
         self.least = max(self.longest, 2048)  # tokens whose keys and values an engine needs
         replies = min(recipe.train.prompts_per_step * recipe.train.group_size * futures.leaves, ROWS)
-        self.wanted = max(replies * sampled, self.least)  # all of a step at their longest
+        self.wanted = max(replies * sampled, limit, self.least)  # all of a step as long as the recipe makes them
+        self.useful = max(replies * limit, self.wanted)  # all of a step at their longest
         self.drops = lora is not None and lora.dropout > 0 and method_of(config.method).dropout
         called = lora is not None and (model.quantize != "none" or lora.kind == "dora" or self.drops)  # by peft
         self.thin = shape.lean and not called and not model.exact  # recomputes layers, or MLPs alone, one by one
@@ -204,7 +206,8 @@ def _learner_parts(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPar
     spared = {"none": 0, "mlp": 2 * shape.mlp * size, "block": whole}[setting.checkpointing]
     forward = tokens * (job.kept - layers * spared + 4 * shape.hidden * size)  # embedding, last norm, their gradients
     # The backward is at its highest in the head (logits, its gradient) or the last layer (computed again if all are).
-    head = min(CHUNK_BYTES, tokens * shape.vocab * size) + shape.vocab * shape.hidden * (size + 4) * (lora is None)
+    logits, of_weights = tokens * shape.vocab * size, shape.vocab * shape.hidden * (lora is None)
+    head = min(CHUNK_BYTES, logits) + of_weights * (size + 4 * (logits > CHUNK_BYTES))  # of several chunks in float32
     inside = ((1 if job.thin else 3) * shape.mlp + 3 * shape.hidden) * size + spared * (layers == shape.layers)
     backward = max(head, tokens * inside)
     (count, size), offload = job.trained, config.optimizer.offload
