@@ -90,10 +90,10 @@ def refused(recipe: str, *overrides: str) -> str:
             "train={group_size: 1, prompts_per_step: 1, advantage: reinforce++} credit=reply",
             "train.group_size and train.prompts_per_step are 1, but 'reinforce\\+\\+' compares the replies of a step",
         ),
-        ("credit.tokens=thought episode.think=null", "credit.tokens is thought, .*set them, or credit.tokens"),
+        ("credit.tokens=thought episode.think=null", "credit.tokens=thought needs .*set them, or credit.tokens"),
         (
             "reward.metrics=[{name: verifier, tokens: thought}] episode.think=null",
-            "reward.metrics.0.tokens is thought, but episode.think sets no markers",
+            "reward.metrics.0.tokens=thought needs markers in episode.think",
         ),
         ("task.vague=1", "vague = 1: input should be less than or equal to 0.99"),
         ("model.lora={targets: []}", "model.lora.targets = \\[\\]: list should have at least 1 item"),

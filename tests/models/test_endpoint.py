@@ -210,7 +210,7 @@ def test_endpoints_that_want_the_other_length_field_get_it():
 def test_the_only_served_model_is_found_and_an_unknown_one_named():
     async def several():
         async with MisbehavingServer(models=("a", "b")) as server:
-            with pytest.raises(UserError, match=r"\['a', 'b'\]: name one"):
+            with pytest.raises(UserError, match=r"serves a, b; name one in 'model'"):
                 await connect(server.url).start()
             async with connect(f"{server.url}#b") as model:
                 await model.generate(ask())
@@ -238,7 +238,7 @@ def test_keys_come_from_the_environment_and_a_missing_or_wrong_one_is_said(monke
             with pytest.raises(UserError, match="api_key_env"):
                 await body(server)
             monkeypatch.setenv("MY_KEY", "wrong")
-            with pytest.raises(UserError, match=r"refuses us \(HTTP 401\); is the key in \$MY_KEY right"):
+            with pytest.raises(UserError, match=r"rejects the request \(HTTP 401\); is the key in \$MY_KEY right"):
                 await body(server, api_key_env="MY_KEY")
             monkeypatch.setenv("MY_KEY", "s3cret")
             await body(server, api_key_env="MY_KEY")

@@ -43,7 +43,7 @@ def test_interactivity_is_intrinsic_and_accuracy_is_not() -> None:
 
 
 def test_a_judged_metric_without_a_judge_is_a_clear_error() -> None:
-    with pytest.raises(UserError, match="needs a judge model"):
+    with pytest.raises(UserError, match=r"needs a judge; set models\.judge"):
         build_metric("accuracy", judge=None)
 
 

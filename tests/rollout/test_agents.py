@@ -443,7 +443,7 @@ def test_what_is_no_program_is_refused_before_any_work() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("episode.max_turns=3", "takes as many turns as it likes"),
+        ("episode.max_turns=3", "decides the number of turns"),
         ("credit.by=turns", "set credit.by=reply"),
         ("train.method=ppo", "train.method 'ppo' takes one per reply"),
         ("train.method=online-dpo", "train.method 'online-dpo' takes one per reply"),

@@ -110,7 +110,7 @@ def test_offline_a_missing_key_is_still_told(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"reward": {"metrics": [{"name": "accuracy"}]}}, "needs a judge model"),
+        ({"reward": {"metrics": [{"name": "accuracy"}]}}, "needs a judge; set models.judge"),
         ({"reward": {"metrics": [{"name": "verifier"}], "manager": {"name": "remote", "url": "http://127.0.0.1:1"}}},
          "reward.manager.url: cannot reach http://127.0.0.1:1"),
         ({"sandbox": "http://127.0.0.1:1"}, "sandbox: cannot reach http://127.0.0.1:1"),

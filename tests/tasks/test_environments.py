@@ -375,7 +375,7 @@ def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(no
 
 def test_futures_that_would_call_the_tools_of_a_session_are_refused_before_any_work(notes: Task) -> None:
     base = {"task": {"name": "mcp", "server": "x"}, "futures": {"rounds": 1, "user": {"name": "scripted"}}}
-    with pytest.raises(UserError, match=r"a session that nobody can copy; set futures.rounds=0, or task.shared=true"):
+    with pytest.raises(UserError, match=r"copied with their session; set futures.rounds=0, or task.shared=true"):
         build_services(load_recipe({**base, "reward": {"metrics": ["verifier"]}}, []).recipe, notes, in_turn("x"))
 
 

@@ -35,7 +35,7 @@ class PagePool:
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         if n_pages < 2:
-            raise ValueError(f"a pool needs at least 2 pages (page 0 is nobody's), got {n_pages}")
+            raise ValueError(f"a pool needs at least 2 pages (page 0 is reserved), got {n_pages}")
         self.page_size, self.n_pages = page_size, n_pages
         self._free = list(range(n_pages - 1, 0, -1))
         self._refs = [0] * n_pages

@@ -103,7 +103,8 @@ class EndpointModel(GuardedModel):
         owners = {str(entry.get("id")): str(entry.get("owned_by", "")) for entry in entries}
         if not self.served:
             if len(owners) != 1:
-                raise UserError(f"{self.spec.url} serves {sorted(owners) or 'no list of models'}: name one in 'model'")
+                names = f"serves {', '.join(sorted(owners))}" if owners else "does not list its models"
+                raise UserError(f"{self.spec.url} {names}; name one in 'model'")
             self.served = next(iter(owners))
         if owners and self.served not in owners:
             warn_unlisted(str(self.spec.url), self.served, tuple(sorted(owners)))
@@ -201,7 +202,7 @@ class EndpointModel(GuardedModel):
     def _key_error(self, status: int) -> UserError:
         variable = key_variable(self.spec)
         way_out = f"is the key in ${variable} right?" if variable else "name the variable with the key: api_key_env"
-        return UserError(f"{self.spec.url} refuses us (HTTP {status}); {way_out}")
+        return UserError(f"{self.spec.url} rejects the request (HTTP {status}); {way_out}")
 
 
 @lru_cache  # said once, however often a model is started

@@ -114,7 +114,7 @@ class EngineModel(Model):
         """Refuse `more` sequences if the queue has no room for all of them."""
         waiting, most = len(self.engine.scheduler.waiting), self.engine.settings.max_waiting
         if waiting + more > most:
-            raise ModelCallError("rate_limited", f"{more} sequences more, and {waiting} of at most {most} wait already")
+            raise ModelCallError("rate_limited", f"{waiting} of at most {most} sequences wait; {more} more do not fit")
 
     def rules(self, request: Request) -> Rules:
         """The request's sampling in the engine's terms."""

@@ -133,9 +133,9 @@ def failure_of(error: Exception, name: str) -> Exception:
         headers = getattr(getattr(error, "response", None), "headers", None) or {}
         return AttemptError("rate_limited", detail, retry_after(headers.get("retry-after")))
     if isinstance(error, (openai.AuthenticationError, openai.PermissionDeniedError)):
-        return UserError(f"'{name}' refuses our key: {detail}")
+        return UserError(f"'{name}' rejects the API key: {detail}")
     if isinstance(error, openai.NotFoundError):
-        return UserError(f"'{name}' is not known there: {detail}")
+        return UserError(f"'{name}' is unknown to the provider: {detail}")
     status = getattr(error, "status_code", None)
     if isinstance(error, openai.APIStatusError) and isinstance(status, int) and 400 <= status < 500:
         return ModelCallError("too_long" if "context" in detail else f"http_{status}", detail)

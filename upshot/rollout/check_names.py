@@ -96,7 +96,7 @@ def _check_reward(recipe: Recipe) -> None:
 def _check_thoughts(recipe: Recipe) -> None:
     """Refuse classmates and credit that wait for thoughts which nothing marks."""
     if recipe.episode.think is None and (key := thought_key(recipe)):
-        raise UserError(f"{key} is thought, but episode.think sets no markers; set them, or {key}=all")
+        raise UserError(f"{key}=thought needs markers in episode.think; set them, or {key}=all")
     waits = recipe.futures.name == "classmates" and recipe.futures.options.get("thought", "marked") == "marked"
     if waits and recipe.episode.think is None:
         raise UserError(

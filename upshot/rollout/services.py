@@ -222,8 +222,8 @@ def build_services(
     environment = task.environment()
     if rounds and environment is not None and environment.answers_calls() and not environment.forks:
         raise UserError(
-            f"futures.rounds is {rounds}, but the tools of task '{task.name}' belong to a session that nobody can copy"
-            "; set futures.rounds=0, or task.shared=true where the server remembers nothing"
+            f"futures.rounds is {rounds}, but the tools of task '{task.name}' cannot be copied with"
+            " their session; set futures.rounds=0, or task.shared=true where the server remembers nothing"
         )
     if user is None and recipe.episode.with_user:
         raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")

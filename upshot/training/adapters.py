@@ -43,7 +43,7 @@ def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> S
         say(f"{what}: it is merged, and all weights are trained")
         return StartingPoint(config.path)
     if same_shape(config.lora, adapter) and adapter_config(base) is None:
-        say(f"{what}: training continues on it; the reference is the model with it")
+        say(f"{what}: training continues on it; the reference is the model with this adapter")
         return StartingPoint(base, local_path(config.path))
     merged = run.resolve() / "start"
     say(f"{what}, in another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that")

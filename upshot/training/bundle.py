@@ -61,10 +61,12 @@ class PolicyBundle:
         self.renderer = policy_renderer(self.tokenizer, recipe)
         template = self.renderer.check()
         if not template.appends:
-            say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+            say(f"chat template: {template.reason}; turns are rendered one by one instead, and the history is kept")
         if template.words:
             words = ", ".join(map(repr, template.words))
-            say(f"chat template: it marks turns with ordinary text ({words}); messages with it get a space inside")
+            say(
+                f"chat template: it marks turns with ordinary text ({words}); a space is put into such text in messages"
+            )
 
     @cached_property
     def engine(self) -> Engine:

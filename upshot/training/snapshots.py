@@ -215,7 +215,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"'{folder / WEIGHTS}' is gone: the model that the run's reference is cannot be found again")
+        raise UserError(f"'{folder / WEIGHTS}' is missing, so the run's reference model cannot be restored")
     return load_file(folder / WEIGHTS)
 
 

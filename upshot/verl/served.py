@@ -95,7 +95,7 @@ class ServedModel(Model):
         """`request.n` completions over the link of the calling conversation."""
         link = _link.get(None)
         if link is None:
-            raise UserError(f"model '{self.name}' is on verl's servers and cannot be called outside a conversation")
+            raise UserError(f"model '{self.name}' runs on verl's servers and cannot be called outside a conversation")
         prompt = self._prompt_ids(request)
         asked = (self._one(link, prompt, request, number) for number in range(request.n))
         return list(await asyncio.gather(*asked))
@@ -146,7 +146,9 @@ class ServedModel(Model):
 
     def _prompt_ids(self, request: Request) -> list[int]:
         if request.given:
-            raise UserError(f"model '{self.name}' is on verl's servers, which report no log-probabilities of given ids")
+            raise UserError(
+                f"model '{self.name}' runs on verl's servers; they report no log-probabilities of given ids"
+            )
         if request.by_ids:
             return [int(i) for i in request.prompt]  # type: ignore[arg-type]
         messages = [m if not isinstance(m, dict) else messages_from([m])[0] for m in request.prompt]

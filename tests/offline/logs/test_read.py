@@ -80,7 +80,7 @@ BAD = {
     ),
     "no messages (expected a list under messages, conversation, conversations …)": '{"text": "hello"}',
     "a message is str, not an object": '{"messages": ["hello"]}',
-    "a message says no role (role, from or speaker)": '{"messages": [{"content": "hello"}]}',
+    "a message has no role (role, from or speaker)": '{"messages": [{"content": "hello"}]}',
 }
 
 

@@ -71,7 +71,7 @@ def planned(gpus: list[str], **given: dict[str, object]) -> dict[str, float]:
 
 
 def test_shares_over_one_are_refused_with_the_arithmetic() -> None:
-    with pytest.raises(UserError, match=r"GPU 1: a 0.5 \+ b 0.4 \+ c 0.2 = 1.1 of its memory, over 1"):
+    with pytest.raises(UserError, match=r"GPU 1: a 0.5 \+ b 0.4 \+ c 0.2 = 1.1 of its memory, more than 1"):
         planned(
             ["0", "1"],
             a={"devices": [0, 1], "memory": 0.5},
@@ -88,7 +88,7 @@ def test_shares_of_exactly_one_are_taken() -> None:
 def test_servers_without_a_share_divide_what_the_others_leave() -> None:
     found = planned(["0", "1"], a={"memory": 0.5}, b={}, c={"devices": [0, 1]}, d={"devices": "cpu"})
     assert found == pytest.approx({"a": 0.5, "b": 0.2, "c": 0.2})
-    with pytest.raises(UserError, match=r"GPU 0: a 0.95 = 0.95 of its memory leaves nothing of 0.9 for b"):
+    with pytest.raises(UserError, match=r"GPU 0: a 0.95 = 0.95 of its memory; nothing of 0.9 is left for b"):
         planned(["0"], a={"memory": 0.95}, b={})
 
 

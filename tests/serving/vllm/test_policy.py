@@ -227,7 +227,7 @@ def test_dropped_and_given_up_requests_are_asked_again(scene: Callable[..., Scen
 
 def test_weights_that_are_lost_on_the_way_stop_the_run(scene: Callable[..., Scene]) -> None:
     here = scene(loses=("model.embed_tokens.weight",))
-    with pytest.raises(UserError, match="did not arrive at vLLM whole"):
+    with pytest.raises(UserError, match="changed on their way to vLLM"):
         here.play(lambda policy: policy.generate(ASK))
     assert here.server.seen == []
 

@@ -327,7 +327,7 @@ def test_ways_out_of_a_warm_start_that_does_not_fit_are_its_own() -> None:
 
     limit = usable(139 * GIB)
     assert choose(MemoryJob(job().recipe, SHAPE, 2), limit), "what comes after the warm start fits"
-    with pytest.raises(UserError, match=r"it would with model\.gradient_checkpointing=auto, or") as raised:
+    with pytest.raises(UserError, match=r"it fits with model\.gradient_checkpointing=auto, or") as raised:
         plan_of(job(), 139 * GIB)
     assert choose(job(gradient_checkpointing="auto"), limit)
     longest = int(str(raised.value).split("model.max_context=")[1].split()[0])

@@ -115,9 +115,11 @@ class ReplicatedModel(GuardedModel):
             count.replicas[f"{name}/failed"] += 1
             if self.routing.record_failure(replica, error):
                 count.replicas[f"{name}/opened"] += 1
-                log.warning("%s: %s is out (%s: %s)", self.name, replica.url, error.reason, error.detail)
+                log.warning(
+                    "%s: %s gets no requests for now (%s: %s)", self.name, replica.url, error.reason, error.detail
+                )
             raise
-        except (ModelCallError, UserError):  # it is there, though it refused the call
+        except (ModelCallError, UserError):  # it is alive, though it refused the call
             if not self._closed:
                 replica.record_answer()
             raise
@@ -233,7 +235,7 @@ def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"cannot read '{url}' ({error}); 'url' is an address that begins with http:// or https://, a list of "
-            "such, or a file with one a line"
+            "such, or a file with one per line"
         ) from error
     named = [line.strip().rstrip("/") for line in lines]
     addresses = tuple(dict.fromkeys(line for line in named if line and not line.startswith("#")))
@@ -241,7 +243,7 @@ def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
         if not line.startswith(("http://", "https://")):
             raise UserError(f"'{url}' names the replica '{line}', which is not a URL such as 'http://host:8000/v1'")
     if not addresses:
-        raise UserError(f"'{url}' lists no replica; write one address a line: 'http://host:8000/v1'")
+        raise UserError(f"'{url}' lists no replica; write one address per line: 'http://host:8000/v1'")
     return addresses
 
 

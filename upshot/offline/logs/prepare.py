@@ -60,7 +60,7 @@ REALISM = 30
 def run(args: argparse.Namespace) -> int:
     """Run the stages that are not done yet, and print all results."""
     if args.base == TINY and not args.fit_user:
-        raise UserError("--base tiny is a new model that knows nothing; add --fit-user, or name another --base")
+        raise UserError("--base tiny starts from a new, untrained model; add --fit-user, or name another --base")
     try:
         with Journal(Path(args.out) / "prepare.log", {name: getattr(args, name) for name in KEPT}) as log:
             return Preparation(args, log).run()

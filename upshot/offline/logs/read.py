@@ -261,7 +261,7 @@ class LogReader:
             raise BadRecord(f"a message is {type(item).__name__}, not an object")
         name = _role(item)
         if not name:
-            raise BadRecord("a message says no role (role, from or speaker)")
+            raise BadRecord("a message has no role (role, from or speaker)")
         role = self.roles.get(name.lower())
         if "speaker" in item and name.lower() == "system":  # in task-oriented sets the system is the assistant
             role = "assistant"

@@ -26,7 +26,7 @@ class ActionAccuracy(Metric):
     ) -> None:
         """Make the metric; `by`: a judge says whether the reply asks, or the rule that its last line is a question."""
         if by == "judge" and judge is None:
-            raise UserError("the metric 'action_accuracy' needs a judge model; name one, or set by: rule")
+            raise UserError("the metric 'action_accuracy' needs a judge; set models.judge (--judge), or by: rule")
         self.asks = JudgedMetric("asks", judge, max_tokens, repairs, key="asks", whole=True) if by == "judge" else None
 
     async def score(self, conversation: Conversation) -> Score:

@@ -43,7 +43,7 @@ class ExtractedMetric(Metric):
         if how == "judge" and judge is None:
             place = f" in {where}" if where else ""
             raise UserError(
-                f"extracting a {artefact}{place} needs a judge model; name one, or set extract: fence or extract: last"
+                f"extracting a {artefact}{place} needs a judge; set models.judge, or extract: fence or extract: last"
             )
         self.artefact, self.inner = artefact, inner
         self.intrinsic = inner.intrinsic

@@ -46,7 +46,7 @@ class JudgeRating(Metric):
 
     def __post_init__(self) -> None:
         if self.judge is None:
-            raise UserError(f"the metric with the rubric '{self.rubric}' needs a judge model; the recipe names none")
+            raise UserError(f"the metric with the rubric '{self.rubric}' needs a judge; set models.judge (--judge)")
         if not self.low < self.high:
             raise UserError(
                 f"the rubric '{self.rubric}' has the range {self.low:g} to {self.high:g}; low must be below high"

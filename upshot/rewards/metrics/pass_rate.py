@@ -35,7 +35,7 @@ class PassRate(Metric):
     ) -> None:
         """Make the metric; the limits hold for one program with all its tests."""
         if sandbox is None:
-            raise UserError("the metric 'pass_rate' needs a sandbox; the recipe's `sandbox` is 'local' or a URL")
+            raise UserError("the metric 'pass_rate' needs a sandbox; set sandbox to 'local' or a URL")
         self.sandbox = sandbox
         self.limits = Limits(cpu_seconds=cpu_seconds, memory_mb=memory_mb)
         self.verdicts = verdicts or Verdicts()

@@ -12,14 +12,14 @@ def check_agent(recipe: Recipe) -> None:
     """Refuse what an episode of several contexts cannot be learned from, or would do nothing."""
     episode, train, who = recipe.episode, recipe.train, "a program plays the episodes (episode.agent)"
     if episode.max_turns > 1 or episode.with_user:
-        raise UserError(f"{who}, and takes as many turns as it likes: leave out episode.max_turns and with_user")
+        raise UserError(f"{who} and decides the number of turns; leave out episode.max_turns and with_user")
     if recipe.futures.name not in ("talk", "none"):
-        raise UserError(f"{who}: but futures '{recipe.futures.name}' continue a single reply; set futures.name=none")
+        raise UserError(f"{who}, but futures '{recipe.futures.name}' continue a single reply; set futures.name=none")
     if not credit_rule(recipe.credit).one_reward:
-        raise UserError(f"{who}, and its calls are one episode: set credit.by=reply")
+        raise UserError(f"{who}, and all its calls share one reward; set credit.by=reply")
     if train.samples and not method_of(train.method).credits_tokens:
         raise UserError(
-            f"{who}, whose contexts are several sequences: train.method '{train.method}' takes one per reply; set rl"
+            f"{who} and its contexts are several sequences; train.method '{train.method}' takes one per reply, rl any"
         )
     if train.samples and train.kl.weight and train.kl.where == "reward":
-        raise UserError(f"{who}, whose contexts are several sequences: set train.kl.where=loss")
+        raise UserError(f"{who} and its contexts are several sequences; set train.kl.where=loss")

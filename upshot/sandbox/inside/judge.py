@@ -163,7 +163,7 @@ class Judge:
         self.empty = False
         """Whether the program has given the running test something empty."""
         if (failure := self.wire.receive()["ok"]) is not None:
-            raise ProgramGone(f"it does not load this time: {failure}")
+            raise ProgramGone(f"it did not load this time: {failure}")
         module = types.ModuleType(evidence.MAIN)
         sys.modules[evidence.MAIN] = module
         self.namespace = module.__dict__

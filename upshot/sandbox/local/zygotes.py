@@ -94,7 +94,7 @@ class Template:
         try:
             ready = await _reply(ours)
             if not ready.get("ready"):
-                raise ZygoteGone(f"a zygote could not put up its walls: {ready.get('error')}")
+                raise ZygoteGone(f"a zygote could not isolate itself: {ready.get('error')}")
             if group is not None:
                 group.adopt(zygote.pid)
         except (ZygoteGone, OSError):
@@ -201,5 +201,5 @@ async def _reply(control: socket.socket, patience: float = START_SECONDS) -> dic
     async with asyncio.timeout(patience):
         data = await loop.sock_recv(control, REPLY_BYTES)
     if not data:
-        raise ZygoteGone("it hung up")
+        raise ZygoteGone("it closed the connection")
     return json.loads(data)

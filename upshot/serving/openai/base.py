@@ -116,7 +116,7 @@ class ApiServer:
         if len(raw) <= LONG_BYTES:
             return read(raw)
         if self._long >= MOST_LONG:
-            raise ModelCallError("rate_limited", f"{self._long} long requests wait to be read already")
+            raise ModelCallError("rate_limited", f"{self._long} long requests are already waiting to be read")
         self._long += 1
         try:
             reading: Awaitable[Asked] = asyncio.get_running_loop().run_in_executor(self._reader, read, raw)

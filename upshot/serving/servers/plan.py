@@ -65,11 +65,11 @@ def divide_memory(servers: Mapping[str, ServerConfig], places: Mapping[str, Sequ
         detail = " + ".join(f"{name} {servers[name].memory:g}" for name in here if name in out)
         if shares > 1:
             raise UserError(
-                f"GPU {gpu}: {detail} = {float(shares):g} of its memory, over 1; lower `memory`, or move one"
+                f"GPU {gpu}: {detail} = {float(shares):g} of its memory, more than 1; lower `memory`, or move a server"
             )
         if free and shares >= SPARE:
             raise UserError(
-                f"GPU {gpu}: {detail} = {float(shares):g} of its memory leaves nothing of {float(SPARE):g} for "
+                f"GPU {gpu}: {detail} = {float(shares):g} of its memory; nothing of {float(SPARE):g} is left for "
                 f"{', '.join(free)}; give them a share of `memory` too, or another device"
             )
         for name in free:
@@ -120,6 +120,6 @@ def check_program(config: ServersConfig) -> None:
     for name, server in config.servers.items():
         if server.engine == "vllm" and shutil.which(server.program) is None:
             raise UserError(
-                f"servers.{name}: there is no program '{server.program}'; install vLLM, say `program: …/bin/vllm`, or "
-                "take engine: upshot"
+                f"servers.{name}: there is no program '{server.program}'; install vLLM, set `program: …/bin/vllm`, or "
+                "set engine: upshot"
             )

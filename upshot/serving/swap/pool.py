@@ -196,8 +196,8 @@ class PoolSlot:
         self.weights = HostWeights(module, self.arena.device)
         if self.kv_bytes <= 0:
             raise UserError(
-                f"the weights of '{self.name}' have {self.weights.size / 2**20:.1f} MiB, the memory plan has "
-                f"{self.region.size / 2**20:.1f} MiB for them and their keys and values; raise model.memory_gb"
+                f"the weights of '{self.name}' take {self.weights.size / 2**20:.1f} MiB, but the memory plan "
+                f"reserves {self.region.size / 2**20:.1f} MiB for them and their keys and values; raise model.memory_gb"
             )
         self.weights.bind(self.arena.bytes_of(self.region))
         self.enter()
@@ -220,7 +220,7 @@ class PoolSlot:
         """The memory of all pages, always at the same addresses, because captured steps write there."""
         count = math.prod(size) * dtype.itemsize
         if count > self.kv_bytes:
-            raise RuntimeError(f"'{self.name}' wants {count} bytes of pages, its place has {self.kv_bytes}")
+            raise RuntimeError(f"'{self.name}' needs {count} bytes of pages, but {self.kv_bytes} are reserved")
         start = self.region.size - self.kv_bytes
         return self.arena.bytes_of(self.region)[start : start + count].view(dtype).view(size)
 

@@ -128,7 +128,7 @@ class VllmPolicy(PolicySampler):
         if request.given:
             return replace(completion, version=version)
         if completion.finish == "abort":  # a server that goes to sleep or ends answers in this way
-            raise ModelCallError("aborted", "vLLM gave the request up")
+            raise ModelCallError("aborted", "vLLM aborted the request")
         if completion.ids is None or completion.logprobs is None:
             raise ModelCallError("bad_response", "vLLM returned no token ids or log-probabilities")
         text = completion.text

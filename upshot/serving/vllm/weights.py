@@ -80,6 +80,6 @@ def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Ma
         raise UserError(f"{message}: worker {behind[0]} has version {states[behind[0]]['version']}")
     if workers == 1 and states[0]["sum"] != checksum(weights.values()):
         raise UserError(
-            f"{message} whole: the sums of sent and loaded weights differ; vLLM keeps them in another form (quantized, "
-            "packed, or in another dtype): set engine: upshot"
+            f"weights of version {version} changed on their way to vLLM: the sums of sent and loaded weights differ, "
+            "because vLLM keeps them in another form (quantized, packed, or in another dtype); set engine: upshot"
         )

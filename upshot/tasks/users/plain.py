@@ -111,7 +111,7 @@ class PlainUser(User):
             text = mistype(text, self.noise, random.Random(derive_seed(conversation.seed, "noise", len(shown))))
         if not text and not ended:
             self._counts.update({"user_failed": 1.0})
-            raise ModelCallError("user empty", "the user's model said nothing and did not leave")
+            raise ModelCallError("user empty", "the user's model wrote nothing and did not end the conversation")
         metrics = {"user_turns": 1.0, "user_ended": float(ended), **({"user_acts": float(len(acts))} if acts else {})}
         note = {**({"acts": acts} if acts else {}), **({"persona": name} if person else {})}
         return self.reply(text, metrics, note, ended)

@@ -74,7 +74,7 @@ class JudgedVerifier(Verifier):
         from upshot.models.structured import ask_json
 
         if self.judge is None:
-            raise UserError(f"verifier '{type(self).__name__}' needs a judge: set models.judge (or --judge)")
+            raise UserError(f"verifier '{type(self).__name__}' needs a judge; set models.judge (--judge)")
         schema = {
             "type": "object",
             "properties": {"thought": {"type": "string"}, "score": self.rating},

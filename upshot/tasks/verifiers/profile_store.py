@@ -96,7 +96,7 @@ class Verdicts:
         if basis == "program" and profile is not None and CheckKind.BROKEN in profile.kinds:
             return  # a policy wrote it, and no policy may break the checks of its rows
         if profile is None:
-            log.warning("row %s: the sandbox failed to run its reference; its checks are judged by form", checks.name)
+            log.warning("row %s: the sandbox could not run its reference; only the code of checks is read", checks.name)
             return
         self._append({"key": key, **profile.to_dict()})
         kept = self._profiles.setdefault(key, profile)

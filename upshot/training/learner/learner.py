@@ -170,7 +170,7 @@ class Learner:
         except DAMAGED as error:
             raise UserError(
                 f"'{folder / 'learner.pt'}' is damaged or belongs to another model ({describe_damage(error)}); "
-                f"delete the folder {folder.name}, and --resume takes the checkpoint before it"
+                f"delete the folder {folder.name}, then --resume continues from the checkpoint before it"
             ) from error
         states_of_rank = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
         for random in states_of_rank:  # none where the checkpoint is of fewer ranks

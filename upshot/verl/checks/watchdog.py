@@ -96,7 +96,7 @@ class Watchdog:
         if over:
             raise UserError(
                 f"no step for {still:.0f} s, and upshot.watch.end_after_s is {patience.end_after_s:g}; what it waited "
-                f"for stands above and in {self.log.name}"
+                f"for is shown above and in {self.log.name}"
             )
 
     def _waits_for(self) -> Sequence[str]:

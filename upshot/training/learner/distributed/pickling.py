@@ -20,7 +20,7 @@ def dumps(thing: Any) -> bytes:
         pickler.dump(thing)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"what was played cannot be handed to the other ranks: {error}; "
+            f"replies cannot be sent to the other ranks: {error}; "
             "rows, notes of turns and details of scores must be plain data when a run has several ranks"
         ) from error
     return out.getvalue()

@@ -144,10 +144,10 @@ class ProcessGroup(Ranks):
             if decision is not None:
                 raise RankStopped(decision)
         elif self.store.check([APART]):
-            raise RankLost("the ranks did not come to a stop together; what was done since the last checkpoint is lost")
+            raise RankLost("the ranks did not stop together; the steps since the last checkpoint are lost")
         for rank, pid in enumerate(self._pids):
             if not _alive(pid):
-                raise RankLost(f"rank {rank} (process {pid}) is gone; what it did since the last checkpoint is lost")
+                raise RankLost(f"rank {rank} (process {pid}) has ended; the steps since the last checkpoint are lost")
 
     def _propose(self, wish: dict[str, Any] | None) -> None:
         """Have the ranks stop before the next update, or, where others have begun that, before the one after it."""

@@ -56,7 +56,7 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
     for reason in reasons[: len(makers) - 1]:
         warnings.warn(f"the learner falls back to a slower forward: {reason}", stacklevel=2)
     if len(reasons) == len(makers):
-        raise UserError(f"{name} cannot be trained: no forward learns what its own does ({'; '.join(reasons)})")
+        raise UserError(f"{name} cannot be trained: no forward agrees with the model's own ({'; '.join(reasons)})")
     return forward
 
 

@@ -68,7 +68,7 @@ def plan_of(job: MemoryJob, total: int) -> MemoryPlan:
     raise UserError(
         f"the run, with sequences of up to {job.longest} tokens, does not fit into {limit / GIB:.1f} GiB of the "
         f"device: {terms} = {nearest.peak / GIB:.1f} GiB while {phase}; "
-        + (f"it would with {ways}" if ways else "no setting makes it fit: take a smaller model or a larger device")
+        + (f"it fits with {ways}" if ways else "no setting makes it fit: take a smaller model or a larger device")
     )
 
 
