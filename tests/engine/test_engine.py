@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -213,3 +214,12 @@ def test_what_can_never_fit_is_refused_with_the_way_out(llama: LlamaForCausalLM)
     engine = Engine(llama, eos_ids=set(), settings=EngineSettings(kv_bytes=10 * page))
     with pytest.raises(UserError, match="kv_bytes"):
         engine.submit([3] * 100, Rules(max_tokens=100))
+
+
+@pytest.mark.parametrize(
+    "rules", [{"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 1.5}, {"min_p": float("nan")}, {"top_k": -1}]
+)
+def test_cuts_that_would_leave_no_id_are_refused(llama: LlamaForCausalLM, rules: dict[str, Any]) -> None:
+    engine = Engine(llama, eos_ids=set(), settings=EngineSettings())
+    with pytest.raises(UserError, match="top_p must be above 0 and at most 1, min_p from 0 to 1, top_k at least 0"):
+        engine.submit([3], Rules(max_tokens=1, **rules))

@@ -16,7 +16,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect, connect_all
-from upshot.models.local import adapter_config, load_local, load_whole, local_path, shared_kv
+from upshot.models.local import adapter_config, load_local, load_whole, local_path, pick_dtype, shared_kv
 from upshot.models.smollm2 import smollm2_folder
 from upshot.models.structured import ask_json
 
@@ -250,3 +250,11 @@ def test_a_damaged_adapter_configuration_is_named(folder, tmp_path):
 def test_what_cannot_be_a_name_of_the_hub_is_one_line(name):
     with pytest.raises(UserError, match="neither a folder nor a model of the Hugging Face hub"):
         adapter_config(name, offline=True)
+
+
+@pytest.mark.parametrize(("computes", "kind"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_bfloat16_only_where_a_gpu_computes_with_it(computes, kind, monkeypatch):
+    """A T4 and a V100 emulate it."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda emulated=True: emulated or computes)
+    assert str(pick_dtype("auto", "cuda:1")) == f"torch.{kind}" and str(pick_dtype("auto", "cpu")) == "torch.float32"

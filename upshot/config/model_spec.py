@@ -105,7 +105,7 @@ class ModelSpec(ShortForm):
     latency_s: float = Field(0.0, ge=0)
     """scripted only: seconds that each reply takes."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """In process only: auto is float32 on the CPU and bfloat16 on a GPU."""
+    """In process only: auto is bfloat16 on a GPU that computes with it (Ampere or later), else float32."""
     device: str = "auto"
     """In process only: auto is the first GPU, else the CPU."""
     weights: Literal["model", "fp8"] = "model"

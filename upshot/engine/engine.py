@@ -241,6 +241,9 @@ class Engine:
             raise UserError(
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g} and finite, got {rules.temperature}"
             )
+        if not (0 < rules.top_p <= 1 and 0 <= rules.min_p <= 1 and rules.top_k >= 0):
+            cuts = f"got {rules.top_p}, {rules.min_p} and {rules.top_k}"
+            raise UserError(f"top_p must be above 0 and at most 1, min_p from 0 to 1, top_k at least 0; {cuts}")
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} requests are already waiting")
         most = min(rules.max_tokens, self.shape.max_length - len(ids))

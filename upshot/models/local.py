@@ -113,11 +113,13 @@ def pick_device(name: str) -> str:
 
 
 def pick_dtype(name: str, device: str) -> Any:
-    """The torch type that a name means; 'auto' is float32 on the CPU, bfloat16 elsewhere."""
+    """The torch type that a name means; 'auto' is bfloat16 on a GPU that computes with it, else float32."""
     import torch
 
     if name == "auto":
-        return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+        kind = torch.device(device).type
+        emulated = kind == "cuda" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
+        return torch.float32 if kind == "cpu" or emulated else torch.bfloat16
     kind = getattr(torch, name, None)
     if not isinstance(kind, torch.dtype):
         raise UserError(f"'{name}' is not a dtype; give float32, bfloat16, float16 or auto")

@@ -114,7 +114,7 @@ class PolicyConfig(Section):
     quantize: Literal["none", "4bit"] = "none"
     """4bit: keep the frozen weights under the adapters in 4 bits (NF4; QLoRA); needs bitsandbytes and `lora`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on a GPU, float32 on the CPU."""
+    """auto: bfloat16 on a GPU that computes with it (Ampere or later), else float32."""
     device: str = "auto"
     """auto: the first GPU, else the CPU."""
     chat_template: Words | None = None

@@ -336,7 +336,7 @@ def tune(programs: int, k: Tensor) -> Tuning:
     def filled(stages: int) -> float:
         """How much of the last wave of programs there is, by the shared memory that loads under way take."""
         each = block * dim * k.element_size() * (stages - 1) + 1024
-        waves = programs / (processors(k.device) * max(1, min(32, (227 << 10) // each)))
+        waves = programs / (processors(k.device) * max(1, min(32, shared_memory(k.device) // each)))
         return waves / max(1.0, -(-waves // 1))
 
     eight = in_8_bits(k)

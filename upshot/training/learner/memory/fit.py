@@ -11,7 +11,7 @@ from typing import Any
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.models.local import find_config, free_bytes
+from upshot.models.local import find_config, free_bytes, pick_dtype
 from upshot.models.tiny import tiny_config
 from upshot.training.learner.batch import WITHOUT_PLAN
 from upshot.training.learner.forward.measure import measure_kept
@@ -34,7 +34,7 @@ def plan_recipe(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPla
     if config is None:
         return None
     total = int(model.memory_gb * GIB) or free_bytes(model.device)
-    size = {"float32": 4, "bfloat16": 2, "auto": 2 if total else 4}[model.dtype]
+    size = pick_dtype(model.dtype, "cuda" if total else "cpu").itemsize
     return plan_of(MemoryJob(recipe, shape_of(config), size, processes=processes), total)
 
 
