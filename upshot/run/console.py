@@ -87,7 +87,7 @@ class PlainReporter(Reporter):
         self._total = total
         self._seconds.clear()
         self._printed = time.monotonic()
-        print(f"{name}: {total} steps" + (f", going on after {done}" if done else ""), flush=True)
+        print(f"{name}: {total} steps" + (f", continuing after step {done}" if done else ""), flush=True)
 
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step."""

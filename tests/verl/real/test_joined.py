@@ -76,7 +76,7 @@ def test_a_killed_run_leaves_the_lines_up_to_its_checkpoint_and_frees_the_ray_it
     killed: UnderWay, finished: VerlRun
 ) -> None:
     assert killed.process.returncode == -signal.SIGKILL
-    assert finished.said.count("going on after") == 2, "both resumed runs joined the same Ray"
+    assert finished.said.count("continuing after step") == 2, "both resumed runs joined the same Ray"
 
 
 def test_every_step_has_one_line_and_all_its_replies(finished: VerlRun) -> None:

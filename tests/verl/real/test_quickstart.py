@@ -243,7 +243,7 @@ def test_a_resumed_run_goes_on_with_the_next_rows_and_nothing_is_counted_twice(a
     for step in range(STEPS + 1, MORE + 1):
         assert [line["row"] for line in lines if line["step"] == step][::REPLIES] == rows_of(step)
     assert runs.read(again.folder).checkpoint == again.folder / "checkpoints" / f"rl-{MORE:06d}"
-    assert f"going on after {STEPS}" in again.said
+    assert f"continuing after step {STEPS}" in again.said
 
 
 def test_stale_weights_are_found_out(again: VerlRun) -> None:
