@@ -30,6 +30,16 @@ def test_overrides_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
+    ("words", "usage"), [("sandbox run x", "usage: upshot sandbox "), ("-x sandbox", "usage: upshot ")]
+)
+def test_words_that_a_verb_does_not_take_show_its_usage(
+    words: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = said(capsys, *words.split())
+    assert message.startswith(usage) and "unrecognized arguments" in message
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("futures.user=llm", "played by the model 'user', but the recipe defines no models; add models.user: …"),

@@ -83,6 +83,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(words[:1])
     args, rest = parser.parse_known_args(words)
     if rest:
+        parser = subparsers(parser).get(words[0], parser)  # its usage is the one to show
         if hasattr(args, "overrides") and (key := re.fullmatch(r"--(\w+(\.\w+)+)(=.*)?", rest[0])):
             value = key[3] or "=" + next(iter(rest[1:]), "VALUE")
             parser.error(f"{rest[0]}: keys of a recipe have no dashes; write {key[1]}{value}")
