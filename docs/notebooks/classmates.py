@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Classmates from zero
 #
-# A thought is valued by how much it helps *other* models to answer. Here a tiny policy can think in plain steps or in a
-# private code, and it answers well either way. A classmate understands only plain steps. If the classmate's answer
-# counts in the reward, the policy learns to think in plain steps.
+# Classmates are other models that answer from the policy's thought; a thought is scored by how well it helps them.
+# Here a tiny policy can think in plain steps or in a private code, and it answers well either way. A classmate
+# understands only plain steps. If the classmate's answer counts in the reward, the policy learns to think in plain
+# steps.
 
 # %%
 import upshot
@@ -30,10 +31,11 @@ warm = upshot.train(
 print(warm.status["state"], warm.checkpoint)
 
 # %% [markdown]
-# ## Two twins
+# ## Two runs from the same start
 #
-# Both have the same start, the same rows and the same number of steps. One is rewarded only for its own answer
-# (`futures=none`). The other is also rewarded for the classmate's answer, which is credited to the thought's tokens.
+# Two runs (*twins*) have the same start, the same rows and the same number of steps. One is rewarded only for its own
+# answer (`futures=none`). The other is also rewarded for the classmate's answer; this part of the reward is credited
+# to the tokens of the thought.
 
 # %%
 shared = {
@@ -50,8 +52,8 @@ together = upshot.train("classmate-mini", run_dir="runs/together", **shared)
 # %% [markdown]
 # ## What changed
 #
-# The monitor is a script that follows plain steps and trusts nothing that it cannot read. Its F1 shows how well
-# question and thought predict whether the answer is right.
+# The monitor is a script that reads only the question and the thought. It follows plain steps, and predicts a wrong
+# answer if it cannot read the thought. Its F1 shows how well it predicts whether the answer is right.
 
 
 # %%

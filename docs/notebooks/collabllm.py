@@ -1,9 +1,9 @@
 # %% [markdown]
 # # CollabLLM from zero
 #
-# CollabLLM scores a reply by the conversation that follows it. This page shows every stage with a tiny model
-# on a CPU: a warm start, what single replies are worth, training with two rewards, and a comparison. The last section
-# has the commands for real models.
+# CollabLLM scores a reply by the conversation that follows it. This page shows the method with a tiny model on a CPU,
+# in four stages: train a model that mostly guesses, score single replies, train with two different rewards, and
+# compare the two models. The last section has the commands for real models.
 
 # %%
 import upshot
@@ -26,7 +26,8 @@ print("wants ", row.goal)
 # %% [markdown]
 # ## A model that mostly guesses
 #
-# The warm start imitates demonstrations in which the assistant mostly guesses what the customer left unsaid.
+# Both trainings below start from the same model. It was trained to imitate demonstrations (the *warm start*) in which
+# the assistant mostly guesses what the customer did not say.
 
 # %%
 warm = upshot.train("quickstart", warm_start={"steps": WARM_STEPS}, train={"steps": 0}, run_dir="runs/warm")
@@ -35,9 +36,9 @@ print(warm.status["state"], warm.checkpoint)
 # %% [markdown]
 # ## What is a reply worth?
 #
-# Scored as it stands (0 rounds), a question earns nothing. Scored by its futures (2 rounds), it earns what the
-# conversation leads to: the customer answers, and the model continues. `upshot.reward` plays these futures for any
-# candidates, policy and user.
+# With 0 rounds, a reply is scored as it stands, so a question earns nothing. With 2 rounds, it is scored by its
+# *futures*: the customer answers, the model continues, and the end of the conversation is scored. `upshot.reward`
+# plays and scores these futures for any replies, policy and user.
 
 # %%
 candidates = ["which size and colour and thing ?", "here is a small red lamp"]
@@ -60,8 +61,9 @@ for message in replies[0].futures[0].conversation.messages:
 # %% [markdown]
 # ## Two rewards, two models
 #
-# Both models start from the same warm start and train for the same number of steps. For the first, every reply is
-# scored as it stands; for the second, by two futures of up to two rounds, with credit along the tree.
+# Both models start from the warm start and train for the same number of steps. For the first model, every reply is
+# scored as it stands. For the second, every reply is scored by two futures of up to two rounds. The second also
+# trains what the model says in the futures (credit along the tree).
 
 # %%
 shared = {
@@ -94,19 +96,19 @@ for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
 # %% [markdown]
 # ## What was measured
 #
-# This notebook is short and has one seed. `make demo` trains longer and evaluates whole conversations; its table is in
-# [five minutes](../tour.md).
+# This notebook trains only for a few steps, with one seed. `make demo` trains longer and evaluates whole
+# conversations; its table is in [five minutes](../tour.md).
 #
-# The second training also trains what the policy says in the futures (credit along the tree). With a real model and
-# `dr-grpo` (the quickstart's estimator), `rloo` or PPO, this decides whether the model keeps what it learned: if only
-# the reply is trained, it learns to ask every time and forgets how to answer. With `grpo` it does not forget, the tree
-# adds a few hundredths, and the model asks only where something is missing: [results](../results.md), [why the
-# tree](../why/tree.md).
+# How much credit along the tree matters depends on the estimator. With a real model and `dr-grpo` (the quickstart's
+# estimator), `rloo` or PPO, a model that is trained only on the reply learns to ask every time and forgets how to
+# answer. Along the tree it does not forget. With `grpo` it does not forget in either case, and it asks only where
+# something is missing; the tree then adds a few hundredths to the share of correct answers. See
+# [results](../results.md) and [why the tree](../why/tree.md).
 #
 # ## The same with real models
 #
-# The published settings are recipes. They need a GPU, a hub or data, a user model and a judge. We have not run these
-# commands with an 8B model ([what we have run](../results.md)):
+# The published settings are recipes. They need a GPU, data (from the hub or your own), a user model and a judge. We
+# have not run these commands with an 8B model ([what we have run](../results.md)):
 #
 #     upshot data build --task math-hard --policy SPEC --user SPEC --judge SPEC --out data/built          # (key, hub)
 #     upshot data prepare --dataset data/built --for sft --out data/math-hard                             # (GPU)
@@ -115,5 +117,5 @@ for name, run in {"single-reply": single, "multiturn-aware": multi}.items():
 #     upshot train collabllm-grpo model.path=CHECKPOINT models.user=SPEC models.judge=SPEC                # (GPU, key)
 #     upshot eval --task math-hard --models base=MODEL,trained=runs/… --user SPEC --judge SPEC  # (GPU, key, hub)
 #
-# `make collabllm-smoke` runs these steps end to end on tiny models. Details: [CollabLLM](../collabllm.md),
+# `make collabllm-smoke` runs all of these steps on tiny models. Details: [CollabLLM](../collabllm.md),
 # [data](../data.md), [evaluation](../evaluation.md).
