@@ -32,13 +32,14 @@ HEAD = """\
 *Written by `python docs/draw_api.py` from signatures and docstrings. The examples run in the tests, in this order.*
 
 `import upshot` is instant: each name is imported at its first use. Everything here works in a script and in a notebook.
-A problem that only you can fix raises `upshot.UserError` with one line. Begin your own file with `upshot new task`,
-`recipe`, `metric`, `verifier`, `user`, `estimator` or `loss`: each is complete and comes with its test.
+If the fix is on your side, a call raises `upshot.UserError` with one line that says what to change. To begin a file of
+your own, run `upshot new task` (or `recipe`, `metric`, `verifier`, `user`, `estimator`, `loss`): it writes a complete file
+and its test.
 """
 ESTIMATORS = """\
 An estimator is a function of a step's credits: `(step, **options) → advantages`. A step is a list of groups, a group a
 list of replies, a reply its `Credit` (None: nothing was sampled). It returns the same shape with one number for every
-span, None where a span must not be trained.
+span, or None if a span must not be trained.
 """
 LOSSES = """\
 A loss is a function of a batch: `(batch, logprobs_M, config, **options) → PolicyLoss`, with one number for each of the

@@ -17,16 +17,16 @@ POLICY, OTHER, UP, DOWN = "#eef2ff", "#f8fafc", "#1f6f5c", "#b4532a"
 LOOP = (
     ("reply", "the policy answers", "“For what time?”"),
     ("fork", "several futures of it", "2 futures"),
-    ("continue", "a user, a classmate,", "an environment go on"),
-    ("score", "where futures end", "1 and 0"),
+    ("continue", "a user, classmate or", "environment answers"),
+    ("score", "the end of each future", "1 and 0"),
     ("credit", "which tokens earn it", "+0.25 for the reply"),
-    ("learn", "one optimizer step", "on the ids sampled"),
+    ("learn", "one optimizer step", "on the sampled ids"),
 )
 SIZES = (
     ("a laptop", "upshot train RECIPE", ("one process, on the CPU", "breakpoint() works"), 0, 1),
     ("one GPU", "upshot train RECIPE", ("one process", "sampler and learner share weights"), 1, 1),
-    ("one machine", "torchrun … -m upshot train RECIPE", ("one process for each GPU", "each plays a share"), 4, 1),
-    ("many machines", "upshot train RECIPE --engine verl", ("Ray and verl", "not tried beyond one yet"), 4, 3),
+    ("one machine", "torchrun … -m upshot train RECIPE", ("one process for each GPU", "each does a share of the work"), 4, 1),
+    ("many machines", "upshot train RECIPE --engine verl", ("Ray and verl", "so far run on one machine only"), 4, 3),
 )
 """Where a recipe runs: title, command, two lines, GPUs of a machine, machines."""
 REPLIES = (
@@ -98,7 +98,7 @@ def draw_tree() -> str:
     means = [statistics.fmean(reward for *_, reward in futures) for _, futures in REPLIES]
     group = statistics.fmean(means)
     columns = (16, 178, 424, 592, 842)
-    heads = ("prompt", "reply (trained)", "a user goes on", "the policy again (by tree: trained)", "score")
+    heads = ("prompt", "reply (trained)", "the user answers", "the policy (trained along the tree)", "score")
     parts = [text(head, x, 24, 13, SOFT, "start") for head, x in zip(heads, columns, strict=True)]
     parts += [box(columns[0], 162, 126, 46, OTHER), text("“A table, please.”", columns[0] + 63, 190, 13)]
     for number, ((reply, futures), mean) in enumerate(zip(REPLIES, means, strict=True)):
@@ -114,7 +114,7 @@ def draw_tree() -> str:
             parts += _said(columns[3], y, 204, answer, None if flat else reward - mean)
             parts.append(arrow(columns[3] + 204, y, columns[4] - 2, y))
             parts.append(text(f"{reward:g}", columns[4] + 16, y + 6, 18, weight=600))
-    note = "advantage = score − mean of the siblings; where all siblings are worth the same, nothing is learned"
+    note = "advantage = score − mean of the siblings; if all siblings are worth the same, nothing is learned"
     parts.append(text(note, 16, 388, 13, SOFT, "start"))
     return picture(900, 404, parts)
 

@@ -21,8 +21,8 @@ BANDS = [
     ("ground", ["config", "core"]),
 ]
 CAPTIONS = {
-    "cli": "one file a verb",
-    "verl": "the same run on a cluster",
+    "cli": "one file per verb",
+    "verl": "recipes on a cluster",
     "offline": "score, verify, eval, judge, data",
     "api": "reward, load, train",
     "run": "folder, checkpoints, resume, report",
@@ -31,9 +31,9 @@ CAPTIONS = {
     "rewards": "metrics, credit, advantages",
     "tasks": "rows, participants, verifiers",
     "serving": "servers, OpenAI API, vLLM, swap",
-    "models": "text out of a model",
+    "models": "text from a model",
     "engine": "pages, batching, all kernels",
-    "sandbox": "programs nobody trusts",
+    "sandbox": "untrusted programs",
     "config": "recipe, overrides, registry",
     "core": "conversation, score, files, http",
 }
