@@ -33,8 +33,8 @@ HEAD = """\
 
 `import upshot` is instant: each name is imported at its first use. Everything here works in a script and in a notebook.
 If the fix is on your side, a call raises `upshot.UserError` with one line that says what to change. To begin a file of
-your own, run `upshot new task` (or `recipe`, `metric`, `verifier`, `user`, `estimator`, `loss`): it writes a complete file
-and its test.
+your own, run `upshot new task` (or `recipe`, `metric`, `verifier`, `user`, `estimator`, `loss`). It writes a complete
+file and its test.
 """
 ESTIMATORS = """\
 An estimator is a function of a step's credits: `(step, **options) → advantages`. A step is a list of groups, a group a

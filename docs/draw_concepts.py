@@ -25,7 +25,13 @@ LOOP = (
 SIZES = (
     ("a laptop", "upshot train RECIPE", ("one process, on the CPU", "breakpoint() works"), 0, 1),
     ("one GPU", "upshot train RECIPE", ("one process", "sampler and learner share weights"), 1, 1),
-    ("one machine", "torchrun … -m upshot train RECIPE", ("one process for each GPU", "each does a share of the work"), 4, 1),
+    (
+        "one machine",
+        "torchrun … -m upshot train RECIPE",
+        ("one process for each GPU", "each does a part of the work"),
+        4,
+        1,
+    ),
     ("many machines", "upshot train RECIPE --engine verl", ("Ray and verl", "so far run on one machine only"), 4, 3),
 )
 """Where a recipe runs: title, command, two lines, GPUs of a machine, machines."""

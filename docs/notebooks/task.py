@@ -63,7 +63,7 @@ class Kiosk(Task):
         return Score(float(last is not None and last.content == conversation.row.reference))
 
     def dialogues(self, split: str) -> list[tuple[Message, ...]]:
-        """What the warm start imitates: seven times of ten a guess."""
+        """What the warm start imitates: in seven of ten conversations, the clerk guesses."""
         rng, out = random.Random(f"dialogues {split}"), []
         for _ in range(self.size):
             row = self._row(rng, "")
