@@ -101,7 +101,7 @@ class Abilities:
 
 
 class Model(Helper, ABC):
-    """Something that continues text."""
+    """A model that continues text."""
 
     name: str
     abilities: Abilities = Abilities()

@@ -137,9 +137,9 @@ def memory_table(plan: MemoryPlan) -> str:
         for part in (*plan.parts, whole):
             sizes = f"{part.sampling / unit:9.2f} {part.learning / unit:9.2f}"
             lines.append(f"  {part.name:<15} {sizes}  {part.why}".rstrip())
-    again = {"none": "nothing", "mlp": "the way up of every MLP", "block": "each block"}[setting.checkpointing]
+    again = {"none": "nothing", "mlp": "the first half of every MLP", "block": "each block"}[setting.checkpointing]
     layers = "" if setting.layers is None else f" of the first {setting.layers} layers"
-    lines.append(f"micro-batch  {setting.tokens} tokens, {again}{layers} is computed again on the way back")
+    lines.append(f"micro-batch  {setting.tokens} tokens, {again}{layers} is recomputed in the backward pass")
     if plan.kv_bytes:
         rest = "gives its memory back while the learner works" if setting.park else "keeps its memory"
         adapters = {"copy": "", "in place": "; adapters are merged in place", "never": "; adapters are not merged"}
@@ -179,13 +179,13 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     weighted = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
     classmates = classmate_names(futures)
     answers = replies * futures.samples * len(classmates)
+    turns = f"up to {replies * played * futures.rounds} user turns and as many policy turns a step"
+    talk = f"{played} per reply, {futures.rounds} rounds: {turns}" if futures.rounds else "no turn follows a reply"
     asked = [f"classmates {', '.join(classmates)}: {futures.samples} answers each to a thought = {answers} a step"]
     return [
         f"task       {recipe.task.name}: {rows} training rows",
         f"a step     {config.prompts_per_step} prompts x {config.group_size} replies of up to "
         f"{recipe.episode.max_turns} turn(s) = {replies} replies",
-        f"futures    {played} per reply, {futures.rounds} rounds: up to {replies * played * futures.rounds} user turns "
-        f"and as many policy turns a step",
-        *(asked if classmates else []),
+        *(asked if classmates else [f"futures    {talk}"]),
         f"reward     {weighted}: {replies * played * len(recipe.reward.metrics)} scores a step",
     ]

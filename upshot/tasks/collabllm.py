@@ -172,7 +172,7 @@ def _text_of(value: Any) -> str:
 
 @tasks.register("math-hard")
 class MathHard(CollabTask):
-    """Level 5 problems of MATH, which the user has but does not state in full."""
+    """Level 5 problems of MATH; the user knows the problem but does not state all of it."""
 
     description = "The user wants to solve a mathematics problem and get to its final answer with an assistant's help."
     hub = "lighteval/MATH-Hard"
@@ -190,7 +190,7 @@ class MathHard(CollabTask):
 
 @tasks.register("medium")
 class Medium(CollabTask):
-    """Articles that the user has in mind and wants to have written."""
+    """Articles that the user has in mind and asks the policy to write."""
 
     description = "The user wants a document written with an assistant's help: a blog article on a topic of theirs."
     metrics: Mapping[str, float] = {"document->bleu": 1.0, "interactivity": 1.0, "token_amount": -1e-4}

@@ -30,7 +30,7 @@ def add_look(parser: argparse.ArgumentParser) -> None:
 def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Make rows, a simulated user and a recipe from logs, and measure how well the user predicts real outcomes.
 
-    Everything goes to --out. The same command continues where it stopped.
+    The folder --out holds all of it. The same command continues where it stopped.
     """
     _add_reading(parser)
     add = parser.add_argument

@@ -75,4 +75,5 @@ class RewardConfig(Section):
     """What a missing score counts as if the policy's own words caused it (see docs/why/missing.md). worst: the worst
     value in the step. missing: it is left out of the statistics, like scores that are missing for other reasons."""
     max_missing: float = Field(0.5, ge=0, le=1)
-    """If more than this share of a step's replies has no reward, the run stops and lists the reasons."""
+    """The run stops and lists the reasons if more than this share of a step's replies has no reward, or lacks the same
+    other part of it (see docs/why/missing.md)."""

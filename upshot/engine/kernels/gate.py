@@ -106,7 +106,7 @@ def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes (`cols` of the gate and as many of the way up), and how."""
+    """What one program computes (`cols` of the gate and as many of the up projection), and how."""
 
     rows: int
     cols: int

@@ -1,11 +1,11 @@
-"""Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; and back in place.
+"""Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; gradients in place.
 
 `finish_logits` is for who reads logits as they are: what some families do to them behind the head.
 
-Everything is float32 inside, whatever the logits are. A row's logits are read once on the way there (the sum is scaled
-down whenever a larger logit comes); on the way back they become their own gradients, so no second tensor of that size,
-the largest of a small model's step, is ever made. There a row is one program, as its sum must end in one place; on the
-way back nothing is summed, so a row is cut into blocks that run side by side.
+Everything is float32 inside, whatever the logits are. The forward reads a row's logits once (the sum is scaled down
+whenever a larger logit comes); in the backward they become their own gradients, so no second tensor of that size, the
+largest of a small model's step, is ever made. In the forward a row is one program, as its sum must end in one place;
+the backward sums nothing, so a row is cut into blocks that run side by side.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Two kernels, because two readers want two layouts, and a second pass to lay them
   their own; cos and sin are tables of all positions. `store` is its second half, for drivers that rotate themselves.
 - `rotate_heads`, the learner's: in place where heads have no norms (packed attention reads the product's own rows), cos
   and sin of each token. Norms are each head's own.
-Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the way back.
+Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the gradient.
 """
 
 from __future__ import annotations

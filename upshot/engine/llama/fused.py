@@ -22,7 +22,7 @@ from upshot.engine.llama.shape import Shape
 
 
 def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
-    """The MLP's way up, gated; in one kernel where that is faster."""
+    """The MLP's gate and up projections, gated; in one kernel where that is faster."""
     joined = way_up.joined
     if joined is not None and joined.bias is None:
         tile = gated_tile(x, joined.weight)

@@ -23,7 +23,7 @@ from upshot.models.base import Model
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What comes back after a policy turn."""
+    """A participant's answer to a policy turn."""
 
     messages: tuple[Message, ...] = ()
     """The next messages, in proper chat roles; empty if there is nothing to add."""

@@ -97,26 +97,26 @@ ALARMS = (
         "policy/entropy",
         lambda past: past.now < 0.1 * past.first,
         "entropy fell from {first:.3g} to {now:.3g} nats a token: the policy says nearly the same every time. Lower "
-        "train.lr, raise episode.temperature or train.clip.high, or set train.kl.weight; checkpoints before are better",
+        "train.lr, raise episode.temperature or train.clip.high, or set train.kl.weight; use an earlier checkpoint",
     ),
     Alarm(
         "policy/drift",
         lambda past: past.now > DRIFT,
         "sampler and learner differ by {now:.2g} nats a token before the first update: replies are learned from as if "
-        "others had written them. Sample from the model's own numbers (model.engine.weights=model), weigh the "
+        "others had written them. Sample from unquantized weights (model.engine.weights=model), weigh the "
         "difference (train.importance=truncate), or play fewer steps ahead (train.async_steps)",
     ),
     Alarm(
         "rollout/reply_tokens",
         lambda past: past.now < 0.25 * past.first,
-        "replies shrank from {first:.3g} to {now:.3g} tokens: look at rollouts.jsonl whether something short is "
-        "rewarded for nothing (a metric that counts tokens, an empty answer)",
+        "replies shrank from {first:.3g} to {now:.3g} tokens: check in rollouts.jsonl whether short replies "
+        "are rewarded by mistake (by a metric that counts tokens, or for an empty answer)",
     ),
     Alarm(
         THOUGHTS,
         lambda past: past.now < 0.25 * past.first,
         "thoughts shrank from {first:.3g} to {now:.3g} tokens: the policy stops thinking. Lower train.lr or set "
-        "train.kl.weight, and look whether a metric punishes length",
+        "train.kl.weight, and check whether a metric punishes length",
     ),
     Alarm(
         "rollout/cut",
@@ -139,8 +139,8 @@ ALARMS = (
     Alarm(
         "reward/blamed",
         lambda past: past.now > 0.1 and past.now > past.first + 0.05,
-        "{now:.0%} of the replies made a score of their own missing (first {first:.0%}) and count as the worst of "
-        "the step: missing/REASON says how. If your machine is to blame, fix it or set reward.blamed=missing",
+        "{now:.0%} of the replies caused a missing score (first {first:.0%}) and count as the worst of the step: "
+        "missing/REASON says how. If your machine is to blame, fix it or set reward.blamed=missing",
     ),
     Alarm(
         "reward/mean",
@@ -159,7 +159,7 @@ ALARMS = (
         "rollout/futures_left",
         lambda past: past.best > 0.2 and past.now < 0.5 * past.best,
         "the user ended {best:.0%} of the futures (steps until {best_step}) and ends {now:.0%} now: conversations no "
-        "longer come to their end. Look at the futures in the report. " + FALLING,
+        "longer end. Look at the futures in the report. " + FALLING,
     ),
     Alarm(
         "rollout/future_repeats",

@@ -13,11 +13,11 @@ MLP's width, r = the sum of the adapters' ranks:
     keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
-of a layer that is computed again only h; of one whose way up is (`mlp`), all but 2 m (8B: 37 KB, 1.2 MB a token), for
-2 h · 2 m FLOPs more. At its highest the backward has m + 3 h a token beside that, for one layer at a time (the way up
-becomes its own gradient), and what that layer keeps if it is computed again. The products of a layer with P weights
-take 2 P FLOPs a token forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained;
-computed again, 2 P less the way down (2 h m).
+of a recomputed layer only h; of one whose gate and up projections are recomputed (`mlp`), all but 2 m (8B: 37 KB,
+1.2 MB a token), for 2 h · 2 m FLOPs more. At its highest the backward has m + 3 h a token beside that, for one layer at
+a time (gate and up become their own gradients), and what that layer keeps if it is recomputed. The products of a layer
+with P weights take 2 P FLOPs a token forward, 2 P for the gradient of their input and 2 P for that of the weights if
+they are trained; recomputed, 2 P less the down projection (2 h m).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LeanForward:
     """What the head is applied to, of a model that `has_derivative`."""
 
     def __init__(self, module: Any, checkpoint: Checkpointing = "none", layers: int | None = None) -> None:
-        """`checkpoint`: what is computed again in the backward: nothing, the way up of MLPs, or blocks; of the first
+        """`checkpoint`: what the backward recomputes: nothing, gate and up projections of MLPs, or blocks; of the first
         `layers` layers (None: of all). The last ones are those that the backward, when memory is fullest, begins with.
         """
         self.core = causal_lm(module).model

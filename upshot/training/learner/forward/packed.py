@@ -2,11 +2,10 @@
 
 Hidden states are computed by `lean.py`, or by transformers with our attention in it. The head takes their rows in
 chunks, so that all logits are never there at once: product with the head, log-sum-exp and pick (and entropy) in one
-pass over the logits; on the way back the logits are computed again and become their own gradients in place. The head
-comes last on the way there and first on the way back, so the last chunk's logits are kept: that costs no memory at the
-peak, and where one chunk holds all rows nothing is computed twice. A head that is frozen needs no second time at all:
-the gradient of a row's hidden state is that of its log-probability, computed on the way there, times a number that is
-known on the way back.
+pass over the logits; the backward recomputes the logits, which become their own gradients in place. The head comes last
+in the forward and first in the backward, so the last chunk's logits are kept: that costs no memory at the peak, and if
+one chunk holds all rows, nothing is computed twice. A frozen head is never recomputed: the gradient of a row's hidden
+state is that of its log-probability, computed in the forward, times a number that is known in the backward.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
 
 
 def checkpointing_of(module: Any) -> tuple[Checkpointing, int | None]:
-    """What a model computes again on the way back, and in how many of its first layers (`set_checkpointing`)."""
+    """What a model recomputes in the backward pass, and in how many of its first layers (`set_checkpointing`)."""
     lm = causal_lm(module)
     kind: Checkpointing
     kind, layers = getattr(lm, "recomputed", ("none", None))
