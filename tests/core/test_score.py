@@ -29,6 +29,14 @@ def test_what_is_no_number_is_missing_and_named(given: Any) -> None:
     assert score.reason == Reason.NOT_A_SCORE and score.why.startswith("metric 'mine' returned ")
 
 
+@pytest.mark.parametrize("given", [1e308, -1e31, Score(1e308), 10**400])
+def test_a_number_out_of_range_is_missing_and_named(given: Any) -> None:
+    score = Score.of(given, "metric 'mine'")
+    assert score.reason == Reason.NOT_A_SCORE and "it should return a Score or a number within ±1e+30" in score.why
+    within = [Score.of(number, "metric 'mine'") for number in (1e30, 1e30, -1e30)]
+    assert mean_score(within).value == pytest.approx(1e30 / 3)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

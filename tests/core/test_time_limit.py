@@ -106,6 +106,21 @@ def test_what_the_user_code_raises_and_returns_passes_through() -> None:
     assert scored(By(lambda: asyncio.sleep(0, 0.5))).value == 0.5
 
 
+def test_user_code_that_calls_exit_ends_its_own_call_only() -> None:
+    class Plain(By):
+        def score(self, conversation: Conversation) -> Score:  # type: ignore[override]
+            sys.exit(3)
+
+    async def leaves() -> float:
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    for metric in (By(leaves), Plain(leaves)):
+        score = scored(metric)
+        assert score.reason == "error"
+        assert score.why.startswith("mine: RuntimeError: sys.exit(3) was called (test_time_limit.py, line ")
+
+
 def test_a_plain_function_works_and_has_the_limit_too() -> None:
     class Plain(By):
         def score(self, conversation: Conversation) -> Score:  # type: ignore[override]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.coverage import check
+from upshot.config.registry import path_of
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.advantages.grouped import (
@@ -19,6 +22,7 @@ from upshot.rewards.advantages.grouped import (
     centred,
     estimator,
     estimators,
+    grpo,
     leave_one_out,
     normalised,
 )
@@ -220,6 +224,36 @@ def test_an_estimator_of_ones_own_is_named_by_its_path_and_its_options_are_check
     assert estimator(path, {"strength": 3})([credits([1.0])]) == [[[3.0]]]
     with pytest.raises(UserError, match="unknown option 'strenght'"):
         estimator(path, {"strenght": 3})
+
+
+def test_an_estimator_that_wraps_one_of_ours_is_checked_as_the_users_own() -> None:
+    @functools.wraps(grpo)
+    def wrapped(step: Step) -> Advantages:
+        return []
+
+    with pytest.raises(UserError, match=r"should return one number \(or None\) per span.*1 groups got 0"):
+        estimator(path_of(wrapped))([credits([1.0])])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("a", r"'a' \(str\)"), (math.nan, r"nan \(float\)"), (1e300, "1e.300"), ([1.0], "a list")]
+)
+def test_an_advantage_that_is_no_number_is_refused_with_its_place(value: Any, shown: str) -> None:
+    def wrong(step: Step) -> Any:
+        return [[[1.0], [value]]]
+
+    with pytest.raises(UserError, match=rf"span 1 of group 0 got {shown}"):
+        estimator(path_of(wrong))([credits([1.0, 2.0])])
+
+
+def test_an_estimator_that_raises_is_named_with_the_line() -> None:
+    def divides(step: Step) -> Advantages:
+        raise ZeroDivisionError("no group")
+
+    with pytest.raises(UserError, match=r"here:divides' raised ZeroDivisionError: no group \(test_.*\.py, line"):
+        estimator(path_of(divides))([credits([1.0])])
+    with pytest.raises(UserError, match=r"is called with \(step\), but takes \(\)"):
+        estimator(path_of(lambda *, margin=0.0: [[[margin]]]))
 
 
 @given(masks, st.integers(0, 45), st.integers(0, 45), st.booleans())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +14,12 @@ from tests.rollout.test_play import By, Chatty
 from tests.support.coverage import check
 from tests.tiny import tiny_policy
 from upshot.config.recipe import CreditConfig
+from upshot.config.registry import path_of
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+from upshot.core.errors import user_error_in
 from upshot.core.score import Score
-from upshot.rewards.credit import MetricWeight, credit_turns
+from upshot.rewards.credit import Credit, MetricWeight, credit_turns
+from upshot.rollout.credit.rules import WholeReply
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
@@ -48,6 +53,30 @@ def played(futures: Talk, environment: Chatty, turns: int = 3) -> Rollout:
     policy, task = tiny_policy()
     context = RolloutContext(policy, futures, environment, max_turns=turns)
     return asyncio.run(play_step(context, task.rows("train")[:1], 1, 0))[0][0]
+
+
+class Silent(WholeReply):
+    def credit(self, reply: Rollout, total: Score) -> Credit:
+        return None  # type: ignore[return-value]
+
+
+class Raises(WholeReply):
+    def credit(self, reply: Rollout, total: Score) -> Credit:
+        raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Silent, r"credit\(\) of Silent should return a Credit; it returned None"),
+        (Raises, r"credit rule Raises raised KeyError: 'x' \(test_turns\.py, line"),
+    ],
+)
+def test_a_credit_rule_of_the_users_own_is_named_by_its_path_and_its_faults_are_told(rule: Any, message: str) -> None:
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, credit=CreditConfig(by=path_of(rule)))
+    with pytest.raises(Exception) as raised:  # of a group
+        played(futures, Chatty())
+    assert re.search(message, str(user_error_in(raised.value)))
 
 
 def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up() -> None:

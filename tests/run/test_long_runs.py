@@ -22,7 +22,7 @@ from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.run.checkpoints import Checkpoints
-from upshot.run.console import Reporter
+from upshot.run.console import PlainReporter, Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
 from upshot.run.run import train
@@ -315,16 +315,17 @@ def diverges(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[Learne
 
 
 def test_steps_without_a_finite_loss_stop_the_run_with_the_last_good_checkpoint_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(made(tmp_path / "straight"))
     with monkeypatch.context() as broken:
         diverges(broken, 2, lambda _: {"loss/policy": math.nan, "train/skipped": 1.0})
         with pytest.raises((UserError, BaseExceptionGroup)) as raised:
-            train(made(tmp_path / "run", steps=50, save={"every": 1}))
+            train(made(tmp_path / "run", steps=50, save={"every": 1}), reporter=PlainReporter())
     text = str(raised.value) + str(status(tmp_path / "run"))
     assert "loss/policy is nan" in text and "rl-000002" in text and "train.max_skipped" in text
     assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
+    assert "step 3: loss/policy is nan; nothing was learned in this step" in capsys.readouterr().out
     found = RunFolder.open(tmp_path / "run").latest()
     assert found is not None and found.step == 2, "no bad step was saved"
     resume(tmp_path / "run", "train.steps=4")

@@ -16,14 +16,16 @@ import logging
 import pkgutil
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from upshot.config.trust import check_trust, trusts_all
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.score import blame
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -108,7 +110,9 @@ class Registry(Generic[T]):
         Context is passed only where the constructor names it.
         """
         thing = self.get(name, where)
-        return thing(**check_options(thing, options or {}, context, f"{self.kind} '{name}'", where))
+        arguments = check_options(thing, options or {}, context, f"{self.kind} '{name}'", where)
+        with blame(f"{self.kind} '{name}'"):
+            return thing(**arguments)
 
     def check(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
         """Raise what `create` would raise for a wrong name or option, without building."""
@@ -165,7 +169,7 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
             f"cannot import {what} '{path}'{place}: {error}; searched {Path().resolve()}, the recipe's folder "
             "and Python's path"
         ) from error
-    except Exception as error:  # the user's own module: whatever it raises is theirs to fix
+    except (Exception, SystemExit) as error:  # the user's own module: whatever it raises is theirs to fix
         raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]
@@ -218,6 +222,21 @@ def check_options(
     if missing:
         raise UserError(f"{what} needs the option '{missing[0]}'")
     return out
+
+
+def with_options(
+    function: Callable[..., T], options: Mapping[str, Any] | None, places: Sequence[str], what: str, where: str
+) -> Callable[..., T]:
+    """A function with its options from a recipe filled in; it is called with `places` by position, whatever it calls
+    them."""
+    parameters = inspect.signature(function).parameters.values()
+    any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in by_place][: len(places)]
+    if len(names) < len(places) and not any_number:
+        raise UserError(f"{what} in {where} is called with ({', '.join(places)}), but takes ({', '.join(names)})")
+    checked = check_options(function, options or {}, dict.fromkeys(names), what, where)
+    return partial(function, **{name: value for name, value in checked.items() if name not in names})
 
 
 def _check_one(what: str, key: str, value: Any, kind: Any) -> Any:

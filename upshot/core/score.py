@@ -10,17 +10,21 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from upshot.core.errors import UserError, user_error_in
+
 _OURS = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = ("/site-packages/", f"/lib/python{sys.version_info.major}.{sys.version_info.minor}/")
 """Folders whose code is not the user's."""
+LARGEST = 1e30
+"""Scores beyond it are refused: float32, in which the policy learns, could not hold their sums and products."""
 WHY_CHARACTERS = 300
 """Longest text of an exception that is kept in the detail."""
 
@@ -151,24 +155,22 @@ class Score:
         reason."""
         word = getattr(error, "reason", "")
         reason = Reason.read(word, Reason.ERROR)
-        first = next(iter(_text(error).splitlines()), "")
-        text = first if reason is not Reason.ERROR and first else f"{type(error).__name__}: {first}".removesuffix(": ")
+        text = _first_line(error)
+        text = text if reason is not Reason.ERROR and text else _with_type(error)
         place = place_of(error) if reason is Reason.ERROR else ""
         return cls.missing(reason, f"{who}: {text}"[: WHY_CHARACTERS - len(place)] + place, **detail)
 
     @classmethod
     def of(cls, result: object, who: str) -> Score:
         """The score that user code returned, a `Score` or a plain number; missing if it is neither."""
-        if isinstance(result, Score):
+        given = result.value if isinstance(result, Score) else result
+        value = read_number(given)
+        if isinstance(result, Score) and (given is None or value is not None):
             return result
-        value = math.nan
-        if hasattr(type(result), "__float__"):  # numbers of any library have it, texts do not
-            with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-                value = float(result)  # type: ignore[arg-type]
-        if math.isfinite(value):
+        if value is not None:
             return cls(value)
-        shown = f"{result!r:.80} ({type(result).__name__})" if _is_plain(result) else f"a {type(result).__name__}"
-        return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {shown}; it should return a Score or a finite number")
+        needed = f"a Score or a number within ±{LARGEST:g}"
+        return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {show(given)}; it should return {needed}")
 
     @property
     def is_missing(self) -> bool:
@@ -220,6 +222,22 @@ def describe_missing(scores: Iterable[Score]) -> list[str]:
     return [f"{count} x {reason}: {example[reason]}".removesuffix(": ") for reason, count in counts.most_common()]
 
 
+def read_number(value: object) -> float | None:
+    """The number that user code returned, of any library; None if it is not one within ±`LARGEST`."""
+    if hasattr(type(value), "__float__"):  # numbers of any library have it, texts do not
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            number = float(value)  # type: ignore[arg-type]
+            return number if abs(number) <= LARGEST else None
+    return None
+
+
+def show(value: object) -> str:
+    """What user code returned, for a message: only the type where the value's own repr cannot be trusted to be quick
+    and to return."""
+    plain = value is None or isinstance(value, str | int | float)
+    return f"{value!r:.80} ({type(value).__name__})" if plain else f"a {type(value).__name__}"
+
+
 def place_of(error: BaseException) -> str:
     """Where the user's own code raised: ' (rules.py, line 12)', of the innermost frame that is theirs; else nothing."""
     place = ""
@@ -230,14 +248,24 @@ def place_of(error: BaseException) -> str:
     return place
 
 
-def _text(error: BaseException) -> str:
-    """An exception's message; a user's own class may raise even in `str`."""
+@contextmanager
+def blame(code: str) -> Iterator[None]:
+    """What code of the user's own raises where no score can be missing is a `UserError` that says what and where."""
     try:
-        return str(error)
-    except Exception:
-        return ""
+        yield
+    except (Exception, SystemExit) as error:
+        place = place_of(error)
+        if not place or user_error_in(error):
+            raise
+        raise UserError(f"{code} raised {_with_type(error)}{place}") from error
 
 
-def _is_plain(value: object) -> bool:
-    """Whether a value's own repr can be trusted to be quick and to return."""
-    return value is None or isinstance(value, str | int | float)
+def _with_type(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+
+
+def _first_line(error: BaseException) -> str:
+    """An exception's message; a user's own class may raise even in `str`."""
+    with suppress(Exception):
+        return next(iter(str(error).splitlines()), "")
+    return ""

@@ -70,6 +70,8 @@ async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.
             return cast(T, await _in_stretches(work, seconds))
     except TimeUp:
         raise _too_long(owner, seconds) from None
+    except SystemExit as error:  # ends its own call, not the run
+        raise RuntimeError(f"sys.exit({error.code}) was called").with_traceback(error.__traceback__) from None
     except TimeoutError:
         if timeout.expired():
             raise _too_long(owner, seconds) from None
@@ -89,6 +91,8 @@ def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs:
             return work(*args, **kwargs)
     except TimeUp:
         raise _too_long(owner, seconds) from None
+    except SystemExit as error:  # ends its own call, not the run
+        raise RuntimeError(f"sys.exit({error.code}) was called").with_traceback(error.__traceback__) from None
 
 
 def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

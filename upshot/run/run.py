@@ -258,6 +258,8 @@ class TrainingRun:
             raise UserError(
                 f"step {step}: {why}, {state.bad_steps} times in a row (train.max_skipped); {self._last_good()}"
             )
+        if why:
+            self.reporter.say(f"step {step}: {why}; nothing was learned in this step")
         # By the clock ranks would disagree about when a checkpoint is due: the first one decides for all.
         if not state.bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, state.config)):
             self.checkpoint()

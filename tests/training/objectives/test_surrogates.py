@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -121,6 +122,30 @@ def test_a_loss_of_the_users_own_has_one_number_a_token() -> None:
     teacher = learner(loss=path_of(mean))
     with pytest.raises(UserError, match=r"train\.loss 'here:mean.*its loss_M has the shape \(\) instead of \(4,\)"):
         teacher.forward_backward([[datum(7, 0)]], PolicyGradient(teacher.config))
+
+
+def test_a_loss_of_the_users_own_may_name_its_arguments_as_it_likes() -> None:
+    def renamed(b: TrainBatch, lp: torch.Tensor, c: TrainConfig, strength: float = 1.0) -> PolicyLoss:
+        return PolicyLoss(-strength * lp, lp, lp)
+
+    own = surrogate(path_of(renamed), {"strength": 3})
+    assert own(batch([(0.0, 1.0)]), torch.tensor([-2.0]), CONFIG).loss_M.tolist() == [6.0]
+    with pytest.raises(UserError, match=r"is called with \(batch, logprobs_M, config\), but takes \(batch\)"):
+        surrogate(path_of(lambda batch: None))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda lp: 0.0, r"it returned 0\.0 \(float\)"),
+        (lambda lp: PolicyLoss(0.0, lp, lp), r"its loss_M is 0\.0 \(float\), not a tensor"),
+        (lambda lp: PolicyLoss(lp.detach(), lp, lp), "loss_M has no gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_learned_from_is_refused_with_what_it_returned(returned: Any, message: str) -> None:
+    own = path_of(lambda batch, logprobs_M, config: returned(logprobs_M))
+    with pytest.raises(UserError, match=message):
+        surrogate(own)(batch([(0.0, 1.0)]), torch.tensor([-2.0], requires_grad=True), CONFIG)
 
 
 def test_an_estimator_of_the_users_own_has_one_number_a_span() -> None:

@@ -17,7 +17,6 @@ beside it: `{name: my_pkg.module:estimator, strength: 2}`.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,9 +24,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
-from upshot.config.registry import Registry, check_options
+from upshot.config.registry import Registry, with_options
 from upshot.core.errors import UserError
-from upshot.core.time_limit import OURS
+from upshot.core.score import blame, read_number, show
 from upshot.rewards.credit import Credit, is_turn
 
 Step = Sequence[Sequence[Credit | None]]
@@ -47,18 +46,14 @@ def estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
     """The estimator behind a name or path, with its options."""
     where = "train.advantage"
     function = estimators.get(name, where)
-    first = next(iter(inspect.signature(function).parameters), None)
-    if first is None:
-        raise UserError(f"estimator '{name}' in {where} should take a step's credits as its first argument")
-    checked = check_options(function, options or {}, {first: None}, f"estimator '{name}'", where)
-    del checked[first]
-    estimate = partial(function, **checked)
-    return estimate if function.__module__.startswith(OURS) else partial(_checked, estimate, name)
+    estimate = with_options(function, options, ("step",), f"estimator '{name}'", where)
+    return partial(_checked, estimate, name) if ":" in name else estimate
 
 
 def _checked(estimate: Estimator, name: str, step: Step) -> Advantages:
     """The advantages by an estimator of the user's own; refused if they do not have the shape of the spans."""
-    advantages = estimate(step)
+    with blame(f"train.advantage '{name}'"):
+        advantages = estimate(step)
     message = f"train.advantage '{name}' should return one number (or None) per span, as [group][reply][span]; "
     try:
         if len(advantages) != len(step):
@@ -67,6 +62,9 @@ def _checked(estimate: Estimator, name: str, step: Step) -> Advantages:
             wanted = [len(credit.spans) if credit is not None else 0 for credit in group]
             if (shape := [*map(len, rows)]) != wanted:
                 raise UserError(f"{message}group {number} with {wanted} spans by reply got {shape}")
+            for place, value in enumerate(chain.from_iterable(rows)):
+                if value is not None and read_number(value) is None:
+                    raise UserError(f"{message}span {place} of group {number} got {show(value)}")
     except TypeError:
         raise UserError(f"{message}it returned {repr(advantages)[:80]}") from None
     return advantages

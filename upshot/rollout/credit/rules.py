@@ -23,7 +23,7 @@ from upshot.config.recipe import CreditConfig
 from upshot.config.registry import Registry, parameters_of
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score, mean_score
+from upshot.core.score import Score, mean_score, show
 from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, restrict_to, sampled_spans
 from upshot.rollout.reply import Branch, Future, Rollout
 
@@ -62,7 +62,7 @@ class CreditRule(ABC):
         return combine(ways, scored.weights), self.credit(reply, combine(ways, scored.main_weights).total)
 
 
-rules: Registry[CreditRule] = Registry("credit rule", "upshot.rollout.credit")
+rules: Registry[CreditRule] = Registry("credit rule", "upshot.rollout.credit", base=CreditRule)
 """Rules that a recipe can name in `credit.by`."""
 SHARED = ("tokens", "gamma", "split", "forks")
 """What rules may take of the recipe's section."""
@@ -80,6 +80,13 @@ def check_rule(config: CreditConfig) -> None:
     for name in SHARED:
         if name not in named and getattr(config, name) != type(config).model_fields[name].default:
             raise UserError(f"credit.{name} has no effect with credit.by={config.by}; leave it out")
+
+
+def check_credit(rule: CreditRule, credit: object) -> Credit:
+    """What a rule returned; refused if it is not a `Credit`."""
+    if isinstance(credit, Credit):
+        return credit
+    raise UserError(f"credit.by: credit() of {type(rule).__name__} should return a Credit; it returned {show(credit)}")
 
 
 @rules.register("reply")

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from upshot.config.recipe import ImportanceConfig, TrainConfig
-from upshot.config.registry import Registry, check_options
+from upshot.config.registry import Registry, with_options
 from upshot.core.errors import UserError
-from upshot.core.time_limit import OURS
+from upshot.core.score import show
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 
@@ -153,24 +153,26 @@ surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.object
 def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = "train.loss") -> Surrogate:
     """The surrogate behind a name or path, with its options."""
     function = surrogates.get(name, where)
-    arguments = {"batch": None, "logprobs_M": None, "config": None}
-    checked = check_options(function, options or {}, arguments, f"surrogate '{name}'", where)
-    loss = partial(function, **{key: value for key, value in checked.items() if key not in arguments})
-    return loss if function.__module__.startswith(OURS) else partial(_checked, loss, name)
+    loss = with_options(function, options, ("batch", "logprobs_M", "config"), f"surrogate '{name}'", where)
+    return partial(_checked, loss, name) if ":" in name else loss
 
 
 def _checked(surrogate: Surrogate, name: str, batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
-    """The losses by a surrogate of the user's own; refused if they are not one number per trained token: a mean over
-    them would be divided by their number once more."""
+    """The losses by a surrogate of the user's own; refused if they are not one number per trained token (a mean over
+    them would be divided by their number once more), or have no gradient."""
     loss = surrogate(batch, logprobs_M, config)
+    message = f"train.loss '{name}' should return a PolicyLoss with one number a trained token; "
+    if not isinstance(loss, PolicyLoss):
+        raise UserError(f"{message}it returned {show(loss)}")
     for field in ("loss_M", "ratio_M", "clipped_M"):
-        shape = getattr(getattr(loss, field, None), "shape", None)
+        shape = getattr(value := getattr(loss, field), "shape", None)
+        if shape is None:
+            raise UserError(f"{message}its {field} is {show(value)}, not a tensor")
         if shape != logprobs_M.shape:
-            returned = "nothing of that name" if shape is None else f"the shape {tuple(shape)}"
-            raise UserError(
-                f"train.loss '{name}' should return a PolicyLoss with one number a trained token; its {field} has "
-                f"{returned} instead of {tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
-            )
+            wanted = f"{tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
+            raise UserError(f"{message}its {field} has the shape {tuple(shape)} instead of {wanted}")
+    if logprobs_M.requires_grad and not loss.loss_M.requires_grad:
+        raise UserError(f"train.loss '{name}': loss_M has no gradient; compute it from logprobs_M without detach()")
     return loss
 
 
