@@ -65,6 +65,14 @@ def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytes
     assert "is not a run folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("inside", ["runs/second", "runs/second/checkpoints/old", "runs/first/older"])
+def test_a_run_is_not_moved_into_a_run(runs: Path, capsys: pytest.CaptureFixture[str], inside: str) -> None:
+    (runs.parent / "recipe.yaml").write_text("")  # a project's own, which is above all runs
+    assert main(["runs", "mv", "runs/first", inside]) == 2
+    assert f"/{'/'.join(inside.split('/')[:2])}' is a run folder; choose a place" in capsys.readouterr().err
+    assert main(["runs", "mv", "runs/first", "runs/elsewhere"]) == 0
+
+
 def test_a_note_and_tags_are_kept_shown_and_filtered_by(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "tag", "runs/first", "baseline", "keep", "keep"]) == 0
     assert main(["runs", "note", "runs/first", "the", "reward counts twice"]) == 0

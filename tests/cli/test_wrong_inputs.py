@@ -112,6 +112,32 @@ def test_a_mistyped_model_is_not_taken_for_a_provider_alone(
     assert "model 'runs/nosuch': there is no such folder here, and litellm has no provider 'runs'" in err
 
 
+def test_a_mistyped_run_folder_is_told_with_the_nearest_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "recipe.yaml").write_text("")
+    nearest = "; did you mean 'runs/quickstart'?"
+    assert f"model 'runs/quikstart': there is no such folder{nearest}" in said(capsys, "chat", "runs/quikstart")
+    assert f"there is no folder 'runs/quikstart'{nearest}" in said(
+        capsys, "train", "quickstart", "model.path=runs/quikstart"
+    )
+    for verb in (["train", "--resume"], ["export"], ["runs", "rm"]):
+        assert nearest in said(capsys, *verb, "runs/quikstart")
+
+
+def test_a_folder_without_a_recipe_is_not_suggested_to_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    error = said(capsys, "train", "notes")
+    assert (
+        "'notes' is neither a recipe nor a run folder (it has no recipe.yaml)" in error and "did you mean" not in error
+    )
+
+
 def test_the_hub_is_asked_once_for_a_model_that_nobody_has(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,10 +122,12 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 def _run_folder(path: Path) -> RunFolder:
     """A run folder, or the folder of a demonstration; nothing else is removed or moved."""
     from upshot.core.errors import UserError
+    from upshot.core.files import suggest_neighbour
     from upshot.run.folder import RunFolder, is_shown
 
     if path.is_symlink() or not path.is_dir() or not is_shown(path):
-        raise UserError(f"'{path}' is not a run folder: it holds none of recipe.yaml, metrics.jsonl, status.json")
+        lacks = "it holds none of recipe.yaml, metrics.jsonl, status.json"
+        raise UserError(f"'{path}' is not a run folder: {lacks}{suggest_neighbour(path)}")
     return RunFolder(path)
 
 
@@ -169,6 +171,7 @@ def _move(paths: Sequence[Path]) -> int:
     import shutil
 
     from upshot.core.errors import UserError
+    from upshot.run.folder import is_shown
 
     if len(paths) != 2:
         raise UserError("mv: name a run folder and its new place")
@@ -177,6 +180,9 @@ def _move(paths: Sequence[Path]) -> int:
         target /= run.path.resolve().name
     if target.exists():
         raise UserError(f"'{target}' already exists; choose another name")
+    above = [folder for folder in target.resolve().parents if folder not in run.path.resolve().parents]
+    if around := next(filter(is_shown, above), None):
+        raise UserError(f"'{around}' is a run folder; choose a place outside of it")
     target.parent.mkdir(parents=True, exist_ok=True)
     with run.lock(lambda _: None):
         shutil.move(run.path, target)

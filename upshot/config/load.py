@@ -32,7 +32,7 @@ from upshot.config.registry import look_in, path_of
 from upshot.config.validation import explain_error, field_at, first_error
 from upshot.config.yaml_text import parse_yaml
 from upshot.core.errors import UserError, near
-from upshot.core.files import read_text
+from upshot.core.files import read_text, suggest_neighbour
 
 _CHECKOUT = Path(__file__).parents[2] / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
@@ -136,7 +136,7 @@ def find_recipe(name_or_path: str) -> Path:
     shipped = RECIPES / f"{name_or_path}.yaml"
     if shipped.is_file():
         return shipped
-    if len(path.parts) > 1:
+    if len(path.parts) > 1 or path.is_dir():
         raise UserError(
             f"'{name_or_path}' is neither a recipe nor a run folder (it has no recipe.yaml){_suggest(path)}"
         )
@@ -145,9 +145,8 @@ def find_recipe(name_or_path: str) -> Path:
 
 def _suggest(path: Path) -> str:
     """The nearest name, among the neighbours of a path and the recipes that ship; else how to list the latter."""
-    neighbours = {entry.name: str(entry) for entry in path.parent.iterdir()} if path.parent.is_dir() else {}
-    if entry := near(path.name, neighbours):
-        return f"; did you mean '{neighbours[entry]}'?"
+    if neighbour := suggest_neighbour(path):
+        return neighbour
     if name := near(path.stem, list_recipes()):
         return f"; did you mean '{name}'?"
     return "; `upshot recipe list` names those that ship, and a path to a .yaml file or a run folder works, too"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +176,13 @@ def _text(value: Any) -> str:
 def expand_home(text: str) -> str:
     """A text with the `~`, `$HOME` or `${HOME}` that it begins with replaced, as a shell does; so behind `key=`."""
     return _HOME.sub(lambda match: match[1] + str(Path.home()), text)
+
+
+def suggest_neighbour(path: Path) -> str:
+    """The tail of an error message: what lies beside a path under a similar name; empty if nothing does."""
+    names = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
+    nearest = near(path.name, names - {path.name})
+    return f"; did you mean '{path.parent / nearest}'?" if nearest else ""
 
 
 def read_text(path: Path, what: str = "file") -> str:

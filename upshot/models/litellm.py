@@ -10,10 +10,12 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, import_optional
+from upshot.core.files import suggest_neighbour
 from upshot.core.http_client import AttemptError, retry_after
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.guarded import GuardedModel, Guards
@@ -34,8 +36,11 @@ class LiteLLMModel(GuardedModel):
         await super().start()
         if not self.spec.model:
             raise UserError(f"name the model that {self.spec.url} serves: '{self.spec.url}#name'")
-        litellm = import_litellm()
         name = self._full_name()
+        nearest = suggest_neighbour(Path(name))
+        if nearest and not self.spec.url and any(Path(name).parent.glob("*/recipe.yaml")):  # a folder of runs
+            raise UserError(f"model '{name}': there is no such folder{nearest}")
+        litellm = import_litellm()
         try:
             litellm.get_llm_provider(name)
         except litellm.BadRequestError as error:

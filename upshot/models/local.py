@@ -19,7 +19,7 @@ from upshot.config.load import list_recipes
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.config.phases import phase_order
 from upshot.core.errors import UserError
-from upshot.core.files import expand_home
+from upshot.core.files import expand_home, suggest_neighbour
 from upshot.core.threads import settle_threads
 from upshot.models.base import Model, Request
 from upshot.models.client.guarded import GuardedModel, Guards
@@ -70,7 +70,7 @@ def local_path(name: str) -> str:
     above = Path(name).parts[:-1]
     if name.startswith((".", "/", "~")) or (above and Path(above[0]).is_dir()):  # runs/X, and there is a folder runs
         recipe = next((part for part in reversed(folder.parts) if part in list_recipes()), None)
-        way_out = f"; train it first: upshot train {recipe}" if recipe else ""  # where it would be a run of ours
+        way_out = f"; train it first: upshot train {recipe}" if recipe else suggest_neighbour(folder)
         raise UserError(f"there is no folder '{name}'{way_out}")
     if "/" not in name and get_close_matches(name.lower(), [SMOLLM2], cutoff=0.8):
         raise UserError(f"there is no model '{name}'; did you mean '{SMOLLM2}'?")

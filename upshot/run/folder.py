@@ -49,6 +49,7 @@ from upshot.core.files import (
     filter_jsonl,
     parse_json_line,
     read_jsonl,
+    suggest_neighbour,
     write_atomic,
     write_json,
 )
@@ -114,7 +115,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """An existing run folder."""
         if not (path / RECIPE).is_file():
-            raise UserError(f"'{path}' is not a run folder (it has no {RECIPE})")
+            raise UserError(f"'{path}' is not a run folder (it has no {RECIPE}){suggest_neighbour(path)}")
         return cls(path)
 
     def check_free(self) -> None:
