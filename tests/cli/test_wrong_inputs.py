@@ -112,6 +112,33 @@ def test_a_mistyped_model_is_not_taken_for_a_provider_alone(
     assert "model 'runs/nosuch': there is no such folder here, and litellm has no provider 'runs'" in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "quickstart", "--rows", "0"],
+        ["eval", "quickstart", "--rows", "-1"],
+        ["score", "rows.jsonl", "--limit", "0"],
+        ["verify", "rows.jsonl", "--limit", "0"],
+        ["data", "build", "--task", "math-hard", "--out", "out", "--conversations", "0"],
+        ["logs", "prepare", "logs.jsonl", "--out", "out", "--replies", "0"],
+    ],
+)
+def test_a_number_of_rows_below_one_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"'{words[-1]}' is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_the_tokens_that_the_context_has_room_for_and_the_epochs_of_whole_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["task.rows_per_split=10", "train.prompts_per_step=4", "train.group_size=2", "futures.rounds=0"]
+    assert main(["train", "quickstart", "--dry-run", *sizes, "train.epochs=1", "episode.max_tokens=100000"]) == 0
+    told = capsys.readouterr().out
+    assert "3 steps (1.2 epochs)" in told
+    assert f"at most {24 * 256 / 1000:.3g} k" in told, "24 replies within 256 positions"
+
+
 def test_a_mistyped_run_folder_is_told_with_the_nearest_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

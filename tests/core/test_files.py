@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,17 @@ def test_what_fails_while_reading_is_not_called_a_full_disk(tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match="deserializing"):
         write_folder(tmp_path / "whole", write)
+
+
+def test_files_that_a_library_wrote_for_its_owner_alone_follow_the_umask(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).write_bytes(b"")
+            (folder / name).chmod(0o600)
+
+    before = os.umask(0o027)
+    try:
+        write_folder(tmp_path / "whole", write)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "whole").iterdir()} == {0o640}

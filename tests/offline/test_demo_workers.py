@@ -83,3 +83,13 @@ def test_the_line_tells_the_time_left(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out == "", "in a log, a line every ten seconds"
     Progress(quiet=False, began=129.9).show("warm start", 0.3, 0.0, "step 0 of 120")
     assert capsys.readouterr().out == "   warm start: step 0 of 120\n", "too early to tell"
+
+
+def test_a_line_that_says_nothing_new_is_not_printed_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Progress(quiet=False, began=100.0)
+    for now in (100.0, 120.0, 140.0):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        progress.show("warm start", 0.3, 0.0, "step 0 of 120")
+    assert capsys.readouterr().out == "   warm start: step 0 of 120\n"

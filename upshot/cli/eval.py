@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import JOB, add_options, describe, run_of
+from upshot.cli.options import JOB, add_options, count, describe, run_of
 from upshot.core.thought import MARKERS
 
 run = run_of("offline.tabulate")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", metavar="NAME=SPEC,…", help="the rows of the table, such as base=SPEC,proactive=SPEC,trained=SPEC")
     add("--out", metavar="DIR", help="folder of table.json, table.md and rollouts.jsonl (default: eval-NAME)")
     add("--split", help="held-out rows: test, validation, train or all (default: test, else validation)")
-    add("--goals", "--rows", type=int, metavar="N", help="use at most N goals or rows (default: all of the split)")
+    add("--goals", "--rows", type=count, metavar="N", help="use at most N goals or rows (default: all of the split)")
     prompts = "system prompt of a row: plain, proactive, none or a text file (default: plain; proactive for that row)"
     add("--system", action="append", default=[], metavar="NAME=PROMPT", help=prompts)
     add_options(

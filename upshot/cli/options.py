@@ -87,11 +87,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "call_seconds": {"type": seconds, "default": 120.0, "metavar": "S", "help": CALL},
     "quiet": {"action": "store_true", "help": "show no progress bar"},
     "json": {"action": "store_true", "help": JSON},
-    "limit": {"type": int, "metavar": "N", "help": "use only the first N rows"},
+    "limit": {"type": count, "metavar": "N", "help": "use only the first N rows"},
     "metrics": {"flags": ("--metrics", "--metric"), "metavar": "NAME=WEIGHT,…", "help": METRICS},
     "option": {"action": "append", "default": [], "dest": "options", "metavar": "KEY=VALUE", "help": OPTION},
     "goals_file": {"flags": ("--file",), "metavar": "SOURCE", "help": SOURCE},
-    "max_messages": {"type": int, "metavar": "N", "help": LONGEST},
+    "max_messages": {"type": count, "metavar": "N", "help": LONGEST},
     "host": {"default": "127.0.0.1", "help": "address to listen on; any address but loopback requires a key"},
     "port": {"type": port, "help": "port to listen on"},
 }
@@ -119,7 +119,7 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
 def _of_setting(name: str, kind: Any, setting: Setting) -> dict[str, Any]:
     option: dict[str, Any] = {"default": setting.default, "help": setting.help}
     if kind in (int, float):
-        option["type"] = kind
+        option["type"] = count if setting.least == 1 else kind
     if setting.choices:
         option["choices"] = setting.choices
     if name in MODELS:

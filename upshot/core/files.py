@@ -251,6 +251,8 @@ def write_folder(final: Path, write: Callable[[Path], None], what: str = "", way
     try:
         partial.mkdir(parents=True)
         write(partial)
+        for path in partial.rglob("*"):  # safetensors writes for its owner alone; the folder's mode follows the umask
+            path.chmod(path.stat().st_mode | partial.stat().st_mode & 0o666)
         fsync_all(*partial.rglob("*"), partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)

@@ -14,7 +14,7 @@ from upshot.models.local import describe_choice
 from upshot.rewards.build import ARROW
 from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
-from upshot.run.pace import count_talks, estimate_time, sampled_tokens
+from upshot.run.pace import count_talks, estimate_time, reply_limit, sampled_tokens
 from upshot.tasks.base import Task, tasks
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
     else:
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.resolve_steps(examples).steps
-    passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
+    seen = steps * config.prompts_per_step / max(examples, 1)
+    passes = f" ({seen:.3g} epochs)" if config.epochs is not None else ""
     schedule = f"learning rate {config.lr:g} ({config.schedule.name})"
     lines.append(f"training   {config.method}, {steps} steps{passes}, {schedule}")
     if config.samples:
@@ -89,7 +90,7 @@ def estimate(recipe: Recipe, steps: int) -> list[str]:
 def helper_costs(recipe: Recipe, steps: int) -> list[HelperCost]:
     """About what is asked of the user and the judge, where those are behind an address."""
     futures, talks = recipe.futures, count_talks(recipe, steps)
-    heard = PROMPT_TOKENS + (1 + futures.rounds) * (recipe.episode.max_tokens // 2)
+    heard = PROMPT_TOKENS + (1 + futures.rounds) * (reply_limit(recipe) // 2)
     calls = {"user": talks * futures.rounds, "judge": talks * count_judged([m.name for m in recipe.reward.metrics])}
     remote = {role: spec for role, spec in recipe.needed_models.items() if spec.kind in REMOTE}
     return [price(role, spec, calls[role], heard) for role, spec in remote.items() if calls.get(role)]

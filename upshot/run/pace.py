@@ -11,8 +11,10 @@ import statistics
 from contextlib import suppress
 
 from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
 from upshot.run.console import duration
 from upshot.run.folder import VERSIONS, RunFolder, find_shown, place_of
+from upshot.training.setup import find_context
 
 RUNS_READ = 20
 """The newest runs that are looked through for one that compares."""
@@ -22,7 +24,15 @@ def sampled_tokens(recipe: Recipe, steps: int) -> int:
     """About how many tokens the policy samples, replies taken as half as long as they may be."""
     replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
     spoken = replies * recipe.episode.max_turns + count_talks(recipe, steps) * recipe.futures.rounds
-    return spoken * (recipe.episode.max_tokens // 2)
+    return spoken * (reply_limit(recipe) // 2)
+
+
+def reply_limit(recipe: Recipe) -> int:
+    """The most tokens that a turn of the policy may have; a model that is not on this machine sets no limit."""
+    context = 0
+    with suppress(UserError):
+        context = find_context(recipe.model)
+    return min(recipe.episode.max_tokens, context or recipe.episode.max_tokens)
 
 
 def count_talks(recipe: Recipe, steps: int) -> int:

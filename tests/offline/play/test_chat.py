@@ -99,6 +99,19 @@ def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
     assert "overrides a recipe, but there is none" in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_is_told_and_the_chat_goes_on(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr("sys.stdin", io.StringIO("/save /proc/none/talk.jsonl\n/save here\n/save talk.jsonl\n"))
+    assert main(["chat", str(run_folder)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "cannot write '/proc/none/talk.jsonl': no such file or directory; choose another FILE: /save FILE" in told
+    assert "cannot write 'here': is a directory" in told and "saved to talk.jsonl" in told
+    assert "Errno" not in told
+
+
 def test_a_verdict_without_a_reference_is_refused_and_not_zero(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.cli.options import JOB, add_options, add_parts, run_of
+from upshot.cli.options import JOB, add_options, add_parts, count, run_of
 
 if TYPE_CHECKING:
     from upshot.offline.data.prepare import PrepareSummary
@@ -70,8 +70,8 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     add("--templates", choices=("full", "short"), default="full", help=prompts)
     add("--split", default="train", help="goals to use: train, validation, test or all (default train)")
     most = "play at most N conversations (default: all goals of the split)"
-    add("--conversations", type=int, metavar="N", help=most)
-    add("--candidates", type=int, default=4, metavar="N", help="candidate replies per turn (default 4)")
+    add("--conversations", type=count, metavar="N", help=most)
+    add("--candidates", type=count, default=4, metavar="N", help="candidate replies per turn (default 4)")
     share = "share of the candidates with the proactive prompt (default 0.5)"
     add("--proactive-share", type=float, default=0.5, metavar="SHARE", help=share)
     form = "form of that prompt: a system message, or CollabLLM's request for JSON (default system)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import add_options, run_of
+from upshot.cli.options import add_options, count, run_of
 
 run = run_of("offline.verify")
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", help="answer mode of the verifier (gsm8k: strict, flexible; math: boxed, flexible)")
     add("--manager", default="inline", choices=["inline", "pool", "remote"], help="where to verify (default inline)")
     add("--url", help="address of the scorer, with --manager remote")
-    add("--workers", type=int, help="worker processes (default: one per core)")
+    add("--workers", type=count, help="worker processes (default: one per core)")
     add("--seconds", type=float, help="time limit per item (default 10; for a judge: its own)")
     add("--out", metavar="FILE", help="write each row with its score (or the reason it is missing) to this JSONL file")
     add_options(parser, "option", "judge", "sandbox", "limit", "at_once", "json", at_once={"default": 256})

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.cli.options import add_options, check_address
+from upshot.cli.options import add_options, check_address, count
 
 OF_A_FILE = ("model", "file", "map", "while_used")
 """Options that may be given with a file; the file sets all others, for each server."""
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=float, default=0.0, help=share)
     add("--max-running", type=int, default=0, help="sequences computed concurrently")
     add("--max-waiting", type=int, default=1024, help="sequences that may wait before clients get 429 (default 1024)")
-    add("--max-tokens", type=int, default=1024, help="reply limit for chat requests that set none (default 1024)")
+    add("--max-tokens", type=count, default=1024, help="reply limit for chat requests that set none (default 1024)")
     parsers = (
         "how the model writes tool calls: hermes, llama3, mistral, mistral-args, none, or your own as "
         "package.module:Class (default: by its chat template)"

@@ -192,8 +192,9 @@ class TrainConfig(Section):
     """Optimizer steps; for rl, online-dpo and ppo each step is one round of rollouts. 0 together with `epochs`: as many
     steps as the epochs take. 0 without `epochs`: none, so the run is only its warm start."""
     epochs: float | None = Field(None, gt=0, le=1e6)
-    """Passes over the rows or examples. If a recipe also sets `steps`, training ends with whichever comes first; on the
-    command line or in a call, setting one replaces the other. None: only `steps` counts."""
+    """Passes over the rows or examples, rounded up to whole steps. If a recipe also sets `steps`, training ends with
+    whichever comes first; on the command line or in a call, setting one replaces the other. None: only `steps`
+    counts."""
     prompts_per_step: int = Field(16, ge=1)
     """Rows per step; sft, dpo and kto: examples per step."""
     group_size: int = Field(8, ge=1)

@@ -41,6 +41,8 @@ class Progress:
     done: float = 0.0
     """The share of the stages that have ended."""
     printed: float = 0.0
+    line: str = ""
+    """What was printed last."""
 
     def show(self, name: str, share: float, finished: float, detail: str) -> None:
         """Show the progress while a stage that takes the share `share` of the time is `finished` to this part."""
@@ -51,9 +53,9 @@ class Progress:
             return
         if sys.stdout.isatty():
             print(f"\r{line}\x1b[K", end="\n" if finished == 1 else "", flush=True)
-        elif finished == 1 or time.monotonic() - self.printed >= PRINT_EVERY_S:
+        elif line != self.line and (finished == 1 or time.monotonic() - self.printed >= PRINT_EVERY_S):
             print(line, flush=True)
-            self.printed = time.monotonic()
+            self.line, self.printed = line, time.monotonic()
 
 
 class Workers:

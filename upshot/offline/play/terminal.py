@@ -16,6 +16,7 @@ from upshot.api.reward import open_scorer
 from upshot.config.load import load_recipe
 from upshot.core.conversation import Row, Turn
 from upshot.core.errors import UserError, did_you_mean, user_error_in
+from upshot.core.files import check_writable
 from upshot.core.thought import GrowingThought
 from upshot.models.base import ModelCallError
 from upshot.models.connect import connect
@@ -245,6 +246,7 @@ class Terminal:
 
     def _save(self, rest: str) -> None:
         path = Path(rest or "chat.jsonl")
+        check_writable(path, "FILE: /save FILE")
         self.chat.save(path)
         self.console.print(f"saved to {path}", style="dim")
 
