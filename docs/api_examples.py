@@ -153,3 +153,18 @@ def plain(batch, logprobs_M, config):
 
 run = upshot.train(recipe, train={"advantage": best_only, "loss": plain}, run_dir="runs/own")
 print(run.steps[-1]["loss/policy"])
+
+# %% Credit rules
+from upshot.rollout.credit.rules import CreditRule  # noqa: E402
+
+
+class LastTurn(CreditRule):
+    """The main reward to the last turn; the turns before it are not trained."""
+
+    def credit(self, reply: upshot.Rollout, total: upshot.Score) -> upshot.Credit:
+        last = list(reply.conversation.places())[-1:]  # where the sampled ids of a turn begin, and the turn's sample
+        return upshot.Credit({"main": total}, tuple(upshot.Span(at, at + len(turn.ids)) for at, turn in last))
+
+
+run = upshot.train(recipe, credit={"by": LastTurn}, run_dir="runs/last-turn")
+print(run.rollouts[-1]["credit"])

@@ -34,7 +34,7 @@ HEAD = """\
 `import upshot` is instant: each name is imported at its first use. Everything here works in a script and in a notebook.
 If the fix is on your side, a call raises `upshot.UserError` with one line that says what to change. To begin a file of
 your own, run `upshot new task` (or `recipe`, `metric`, `verifier`, `user`, `estimator`, `loss`). It writes a complete
-file and its test.
+file and its test (run it with `python -m pytest`, after `pip install pytest`).
 """
 ESTIMATORS = """\
 An estimator is a function of a step's credits: `(step, **options) → advantages`. A step is a list of groups, a group a
@@ -43,7 +43,12 @@ span, or None if a span must not be trained.
 """
 LOSSES = """\
 A loss is a function of a batch: `(batch, logprobs_M, config, **options) → PolicyLoss`, with one number for each of the
-M trained tokens.
+M trained tokens. The three arguments are passed by position.
+"""
+CREDIT_RULES = """\
+A credit rule says which tokens earn the main reward: `credit(reply, total) → Credit`. A recipe names it by its path
+(`credit.by: my_package.module:LastTurn`). A constructor may take `tokens`, `gamma`, `split` and `forks` of the recipe's
+section `credit`, by these names; its other arguments are options of its own.
 """
 NAMED = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 OBJECT = set(dir(object))
@@ -183,7 +188,10 @@ def page() -> str:
             LOSSES,
             registered(surrogates, "train.loss"),
         ],
-        "Credit rules": ["Which tokens earn which part of the reward.", registered(rules, "credit.by")],
+        "Credit rules": [
+            CREDIT_RULES,
+            registered(rules, "credit.by"),
+        ],
     }
     code = examples()
     parts = [HEAD]

@@ -53,6 +53,16 @@ def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / name).read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_where_pytest_is_not_installed_the_command_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["new", "metric", "short", "--dir", str(tmp_path)]) == 0
+    assert "test     python -m pytest test_short.py" in capsys.readouterr().out
+    monkeypatch.setattr("upshot.cli.new.find_spec", lambda name: None)
+    assert main(["new", "metric", "brief", "--dir", str(tmp_path)]) == 0
+    assert "test     pip install pytest && python -m pytest test_brief.py" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

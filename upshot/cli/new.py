@@ -6,6 +6,7 @@ Write a complete, commented file that runs as it is, and a test for it. Nothing 
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 PYTHON_KINDS = ("estimator", "loss", "metric", "user", "verifier")
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         (folder / file).write_text(text, encoding="utf-8")
         print(f"written  {folder / file}")
     names = {"name": args.name, "class_name": class_name(args.name)}
-    print(f"try      {NEXT[args.kind].format(**names)}\ntest     python -m pytest test_{args.name}.py")
+    install = "" if find_spec("pytest") else "pip install pytest && "
+    print(f"try      {NEXT[args.kind].format(**names)}\ntest     {install}python -m pytest test_{args.name}.py")
     return 0
 
 
