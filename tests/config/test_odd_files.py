@@ -155,7 +155,7 @@ def test_identical_rows_and_answers_that_are_nan_are_said(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         found = tasks.create("exact-match", {"file": str(tmp_path / "train.jsonl"), "held_out": 0}).rows("train")
     assert "1 of 6 rows repeat another one; they are kept" in caplog.text
-    assert "the answer of 1 of 6 rows is NaN; their scores are missing" in caplog.text
+    assert "1 of 6 rows have no answer; their scores are missing" in caplog.text
     assert [row.reference for row in found].count(None) == 1
 
 

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse_taken(folder, contents)
     for file, text in contents.items():
         check_writable(folder / file, "--dir")
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
         print(f"written  {folder / file}")
     names = {"name": args.name, "class_name": class_name(args.name)}

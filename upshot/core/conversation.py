@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from upshot.core.errors import UserError
 from upshot.core.score import Score
 
 Tools = Sequence[Mapping[str, Any]]
@@ -45,8 +46,8 @@ class Message:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
         """A message from its dictionary form; content None (a bare tool call) becomes the empty string."""
-        calls = tuple(data.get("tool_calls") or ())
-        return cls(data["role"], data.get("content") or "", calls, data.get("tool_call_id"), data.get("name"))
+        calls, content = tuple(data.get("tool_calls") or ()), text_of(data.get("content"), "message")
+        return cls(data["role"], content, calls, data.get("tool_call_id"), data.get("name"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,19 @@ def _copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except (TypeError, copy.Error):
         return value
+
+
+def text_of(content: Any, where: str) -> str:
+    """A message's content as text, which OpenAI's API may split into parts; parts of other types are refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise UserError(f"{where}.content is {type(content).__name__}; give text, or a list of parts of type text")
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = f"of type '{part['type']}'" if isinstance(part, Mapping) and "type" in part else "without a type"
+            raise UserError(f'{where}.content.{i} is a part {kind}; only {{"type": "text", "text": "…"}} can be read')
+    return "".join(part["text"] for part in content)
 
 
 def messages_from(data: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

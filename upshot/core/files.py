@@ -95,7 +95,8 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Make a file of just these lines."""
+    """Make a file of just these lines, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.writelines(map(dump_json_line, rows))
 
@@ -196,8 +197,9 @@ def read_text(path: Path, what: str = "file") -> str:
 
 
 def check_writable(path: Path, option: str = "--out") -> None:
-    """Refuse, before the work, a file that could not be written after it. Its folder is made."""
+    """Refuse, before the work, a file that could not be written after it. Nothing is left behind."""
     probe = path.with_name(f".{path.name}.probe")
+    made = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -209,6 +211,10 @@ def check_writable(path: Path, option: str = "--out") -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"cannot write '{path}': {reason}; choose another {option}") from None
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -217,7 +223,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_atomic(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file in one step: a reader sees the old content or the new."""
+    """Write a file in one step, and make its folder: a reader sees the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
         file.writelines([content] if isinstance(content, bytes) else content)

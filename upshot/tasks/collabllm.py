@@ -24,7 +24,8 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_text
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record
-from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, is_dialogue, messages_of
+from upshot.tasks.datasets.messages import facts, is_dialogue, messages_of
+from upshot.tasks.datasets.records import GOAL, REFERENCE, first
 from upshot.tasks.datasets.splits import fingerprint
 from upshot.tasks.tables import TableTask
 

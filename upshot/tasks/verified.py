@@ -12,9 +12,9 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.tasks.base import list_replies
 from upshot.tasks.datasets.files import Record
-from upshot.tasks.datasets.records import has_nan_answer, opening_id, row_of
+from upshot.tasks.datasets.records import explain_no_answer, opening_id, row_of
 from upshot.tasks.tables import TableTask
-from upshot.tasks.verifiers.base import Claim, verifiers, verify_claim
+from upshot.tasks.verifiers.base import BadRow, Claim, Verifier, verifiers, verify_claim
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class VerifiedTask(TableTask):
     """Whether that verifier is asked for rows that name another one, too."""
     instructions = ""
     """How to answer; appended to a plain question."""
+    unanswered = ""
+    """What to say if no row of a split that was read has an answer."""
 
     def __init__(self, instructions: str | None = None, system: str = "", **table: Any) -> None:
         """Make the task.
@@ -54,8 +56,11 @@ class VerifiedTask(TableTask):
         distinct = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
         if again := len(rows) - len(distinct):
             log.warning("%s: %d of %d rows repeat another one; they are kept", where, again, len(rows))
-        if wanting := sum(map(has_nan_answer, records)):
-            log.warning("%s: the answer of %d of %d rows is NaN; their scores are missing", where, wanting, len(rows))
+        wanting = sum(not has_answer(row) for row in rows)
+        if wanting == len(rows) > 0:
+            self.unanswered = f"{where}: {explain_no_answer(records)}"
+        elif wanting:
+            log.warning("%s: %d of %d rows have no answer; their scores are missing", where, wanting, len(rows))
         return rows
 
     def parse(self, record: Mapping[str, Any]) -> Row:
@@ -96,6 +101,17 @@ class VerifiedTask(TableTask):
         """Task, and difficulty where the row says it."""
         level = next((row.meta[key] for key in ("difficulty", "level") if row.meta.get(key)), None)
         return {"task": row.source or self.name} | ({"difficulty": str(level)} if level else {})
+
+
+def has_answer(row: Row) -> bool:
+    """Whether a row says what its verifier compares with, in whatever column; True where that is not known."""
+    kind = verifiers.get(row.source) if row.source in verifiers else None
+    if row.reference in (None, "") and isinstance(kind, type) and issubclass(kind, Verifier):
+        try:
+            kind.ground_truth(None, row.meta)
+        except BadRow:
+            return False
+    return True
 
 
 def is_same_verifier(source: str, name: str) -> bool:

@@ -158,8 +158,11 @@ def test_the_same_opening_of_two_goals_is_two_rl_rows(tmp_path: Path) -> None:
         ({"completion": "x"}, "no prompt and completion"),
         ({"prompt": [], "completion": "x"}, "prompt does not end with the user"),
         ({"prompt": "hi", "completion": "  "}, "empty completion"),
-        ({"prompt": [{"role": "robot", "content": "x"}], "completion": "x"}, "not a list of role and content"),
-        ({"prompt": [{"role": "user", "content": None}], "completion": "x"}, "not a list of role and content"),
+        (
+            {"prompt": [{"role": "robot", "content": "x"}], "completion": "x"},
+            "unknown role 'robot'; the roles are system",
+        ),
+        ({"prompt": [{"role": "user", "content": None}], "completion": "x"}, "'user' has null as its content"),
         ({"messages": [{"role": "user", "content": "x"}]}, "do not end with the assistant"),
     ],
 )
@@ -343,3 +346,45 @@ def test_goals_alone_are_rows_for_rl(tmp_path: Path) -> None:
     assert not any(message.role == "user" for row in rows for message in row.messages)
     with pytest.raises(UserError, match="no row for sft"):
         prepare(str(file), tmp_path / "sft", PrepareSettings("sft"))
+
+
+def scored(prompt: str, completion: str, score: float | None) -> dict[str, Any]:
+    return {"prompt": prompt, "completion": completion, "score": score}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "rows.jsonl")
+
+
+def test_without_a_conv_id_the_best_reply_to_each_history_is_imitated(tmp_path: Path) -> None:
+    rows = [scored("hi", "bad", 0.0), scored("hi", "good", 1.0), scored("bye", "only", 0.0)]
+    summary, train, _ = prepared(tmp_path, "sft", written(tmp_path, *rows), validation=0)
+    assert [row["messages"][-1]["content"] for row in train] == ["good", "only"]
+    assert summary.dropped == {"not the best of its conversation": 1}
+
+
+def test_without_scores_every_reply_to_a_prompt_is_imitated(tmp_path: Path) -> None:
+    rows = [scored("hi", "one", None), scored("hi", "two", None)]
+    _, train, _ = prepared(tmp_path, "sft", written(tmp_path, *rows), validation=0)
+    assert [row["messages"][-1]["content"] for row in train] == ["one", "two"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_replies_without_a_score_are_left_out_whatever_split_the_scored_ones_are_in(seed: int, tmp_path: Path) -> None:
+    rows = [scored(f"p{n}", "x", 0.5 if n < 4 else None) for n in range(12)]
+    summary, train, validation = prepared(tmp_path, "sft", written(tmp_path, *rows), validation=0.4, seed=seed)
+    assert len(train) + len(validation) == 4 and summary.dropped["no score at the last turn"] == 8
+
+
+def test_goals_cannot_be_held_out_of_a_single_one(tmp_path: Path) -> None:
+    file = written(tmp_path, scored("hi", "one", 1.0))
+    with pytest.raises(UserError, match="5 goals cannot be held out of 1: none would be left; give more data"):
+        prepared(tmp_path, "sft", file, validation=5)
+
+
+def test_a_refused_preparation_leaves_no_folder_behind(tmp_path: Path) -> None:
+    file = written(tmp_path, {"question": "?"})
+    with pytest.raises(UserError, match="no row for sft"):
+        prepare(file, tmp_path / "new" / "out", PrepareSettings("sft"))
+    assert not (tmp_path / "new").exists()

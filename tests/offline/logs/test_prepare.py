@@ -159,3 +159,13 @@ def test_without_outcomes_nothing_is_rewarded_and_the_assistant_is_imitated(
     assert "The logs have no outcomes" in Path("out/recipe.yaml").read_text()
     assert not list(Path("out").glob("kto*"))
     assert "no held-out conversation has an outcome" in capsys.readouterr().out
+
+
+def test_logs_that_cannot_be_split_are_refused_before_rows_are_made(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(log.read_text().splitlines()[0])
+    for share in ("0.1", "0"):
+        assert main(["logs", "prepare", str(log), "--out", f"out{share}", "--held-out", share, "--quiet"]) == 2
+        assert "0 of 1 conversations are held out (by customer)" in capsys.readouterr().err
+        assert not list(Path(f"out{share}").glob("*.parquet"))

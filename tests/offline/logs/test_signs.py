@@ -120,3 +120,21 @@ def test_no_conversation_at_all_is_exit_code_1(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "logs.jsonl").write_text("nothing\n")
     assert main(["logs", "look", str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "page.html")]) == 1
     assert "broken line (not JSON) (logs.jsonl, line 1)" in capsys.readouterr().out
+
+
+def mean_of(*values: float) -> Mean:
+    mean = Mean()
+    for value in values:
+        mean.add(value)
+    return mean
+
+
+@pytest.mark.parametrize("values", [(0.1, 0, 0, 0, 0.9, 0), (1, 1, 1, 0.2), (1, 1, 1, 1, 5), (2.0, 2.0)])
+def test_no_interval_leaves_the_range_of_the_values(values: tuple[float, ...]) -> None:
+    estimate = mean_of(*values).estimate()
+    assert estimate is not None and min(values) <= estimate.low <= estimate.mean <= estimate.high <= max(values)
+
+
+def test_halves_and_twos_are_no_zeros_and_ones() -> None:
+    estimate = mean_of(*[0.5] * 8, 2.0).estimate()  # their squares add up to their sum, as those of zeros and ones do
+    assert estimate is not None and estimate.mean == pytest.approx(6 / 9) and estimate.low >= 0.5

@@ -90,7 +90,8 @@ def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummar
     unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
     if unknown is not None:
         raise UserError(f"no metric '{unknown}' in '{dataset}'; {did_you_mean(unknown, ['score', *metrics])}")
-    rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}
+    ranked = any(candidate.score is not None for candidates in splits.values() for candidate in candidates)
+    rows = {split: _rows(candidates, split, settings, summary, ranked) for split, candidates in splits.items()}
     write_splits(dataset, out, rows, schema_for(settings.purpose, metrics), summary)
     return summary
 
@@ -156,7 +157,7 @@ def parse_all(records: Sequence[Record], parse: Callable[[Record], T], dropped: 
 
 
 def _rows(
-    candidates: list[Candidate], split: str, settings: PrepareSettings, summary: PrepareSummary
+    candidates: list[Candidate], split: str, settings: PrepareSettings, summary: PrepareSummary, ranked: bool
 ) -> list[dict[str, Any]]:
     """The rows of one split, counted in the summary."""
 
@@ -165,7 +166,7 @@ def _rows(
 
     chosen: list[Candidate]
     if settings.purpose == "sft":
-        chosen = best_conversations(candidates, summary.dropped, settings.least)
+        chosen = best_conversations(candidates, summary.dropped, ranked, settings.least)
         rows = [sft_row(c, system(c)) for c in chosen]
     elif settings.purpose == "dpo":
         pairs = best_and_worst(candidates, summary.dropped, settings.min_gap, settings.least)

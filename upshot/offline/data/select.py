@@ -23,16 +23,17 @@ def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> 
 
 
 def best_conversations(
-    candidates: Sequence[Candidate], dropped: Counter[str], least: Mapping[str, float] | None = None
+    candidates: Sequence[Candidate], dropped: Counter[str], ranked: bool, least: Mapping[str, float] | None = None
 ) -> list[Candidate]:
     """SFT: per conversation the best reply of its last turn, which carries the best replies before it in its history.
 
-    If no candidate of the last turn has a score, there is no ranking: the first one is taken, but only if no candidate
-    in the whole file has a score (an ordinary prompt/completion file).
+    Candidates without a `conv_id` that reply to the same history are one conversation.
+
+    ranked: whether any candidate of the whole source has a score, in whatever split. If so, those without a score are
+    left out; if not (an ordinary prompt/completion file), the first reply of each `conv_id` is taken, and all others.
     """
-    ranked = any(c.score is not None for c in candidates)
     chosen: list[Candidate] = []
-    for tried in _groups(candidates, lambda c: c.conv_id or id(c)):
+    for tried in _groups(candidates, lambda c: c.conv_id or (c.place if ranked else id(c))):
         last_turn = max(c.turn for c in tried)
         usable = [c for c in tried if c.turn == last_turn and (c.score is not None or not ranked)]
         if not usable:

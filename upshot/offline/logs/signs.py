@@ -6,6 +6,7 @@ A sign is an event that can be read from a conversation: the assistant asks, rep
 from __future__ import annotations
 
 import heapq
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -99,26 +100,35 @@ def language(talk: LoggedConversation) -> str:
 
 @dataclass
 class Mean:
-    """A running mean with its interval: Wilson's for zeros and ones, else the normal one."""
+    """A running mean with its interval: Wilson's for zeros and ones, else the normal one.
+
+    No interval leaves the range of the values, so that a share is never below 0 nor above 1.
+    """
 
     n: int = 0
     total: float = 0.0
     squares: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+    binary: bool = True
+    """Whether all values are 0 or 1."""
 
     def add(self, value: float) -> None:
         """One more value."""
         self.n, self.total, self.squares = self.n + 1, self.total + value, self.squares + value * value
+        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
+        self.binary = self.binary and value in (0, 1)
 
     def estimate(self) -> Estimate | None:
         """The mean and its interval; None without values."""
         if not self.n:
             return None
-        if self.squares == self.total:
+        if self.binary:
             return wilson(round(self.total), self.n)
         mean = self.total / self.n
         spread = max(self.squares / self.n - mean * mean, 0.0) / max(self.n - 1, 1)
         half = NormalDist().inv_cdf((1 + LEVEL) / 2) * spread**0.5
-        return Estimate(mean, mean - half, mean + half, self.n)
+        return Estimate(mean, max(mean - half, self.lowest), min(mean + half, self.highest), self.n)
 
     def to_dict(self) -> dict[str, float]:
         """Mean and interval for reports; {} without values."""

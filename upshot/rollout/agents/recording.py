@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.core.conversation import Conversation, Message, Tools, Turn, derive_seed
+from upshot.core.conversation import Conversation, Message, Tools, Turn, derive_seed, text_of
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.rollout.episode import Policy
 from upshot.serving.openai.conversations import ChatReply
-from upshot.serving.openai.format import ChatRequest, text_of
+from upshot.serving.openai.format import ChatRequest
 from upshot.serving.openai.message import Dialect
 
 

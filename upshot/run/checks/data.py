@@ -14,6 +14,7 @@ from upshot.run.checks.profiles import MOST_ROWS, code_verifier
 from upshot.run.forecast import count_examples
 from upshot.sandbox.local.languages import find_obstacle
 from upshot.tasks.base import Task
+from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.code import language_of
 
 
@@ -27,6 +28,9 @@ def check(context: CheckContext) -> Iterator[Finding]:
     for key, path in (("train.data", recipe.train.data), ("eval.data", recipe.eval.data)):
         if path is not None and not Path(path).is_file():
             yield Finding(f"{key}: there is no file '{path}'; name one that exists, or leave it out")
+    if context.sampled and any(metric.name == "verifier" for metric in recipe.reward.metrics):
+        parts = dict.fromkeys(map(task.part, task.rows("train")))
+        yield from (Finding(part.unanswered) for part in parts if isinstance(part, VerifiedTask) and part.unanswered)
     split = recipe.eval.split
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")

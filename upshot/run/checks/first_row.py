@@ -38,9 +38,9 @@ def show_first_row(recipe: Recipe, offline: bool = False) -> tuple[list[str], li
     rows = context.task.rows("train")
     row = rows[0]
     lines = [_entry("first row", _prompt(context, row))]
-    if not isinstance(row.reference, str) or not row.reference:
+    if not _is_shown(row.reference):
         return lines, []
-    lines.append(_entry("reference", row.reference))
+    lines.append(_entry("reference", str(row.reference)))
     call_seconds.set(recipe.call_seconds)
     verified = any(metric.name == "verifier" for metric in recipe.reward.metrics)
     verdicts = run_anywhere(_judge(context.task, rows)) if verified else {}
@@ -57,10 +57,15 @@ async def _judge(task: Task, rows: Sequence[Row]) -> dict[str, Score]:
     of_forms = [await _verdict(task, row, reply) for reply in replies]
     verdicts = {"its reference": max(of_forms, key=lambda score: -1.0 if score.value is None else score.value)}
     verdicts["an empty reply"] = await _verdict(task, row, "")
-    other = next((r.reference for r in rows if isinstance(r.reference, str) and r.reference != row.reference), None)
+    other = next((r.reference for r in rows if _is_shown(r.reference) and r.reference != row.reference), None)
     if other is not None:
-        verdicts["another row's reference"] = await _verdict(task, row, other)
+        verdicts["another row's reference"] = await _verdict(task, row, str(other))
     return verdicts
+
+
+def _is_shown(reference: object) -> bool:
+    """Whether a reference is one text or number, which a reply can state."""
+    return isinstance(reference, str | int | float) and reference != ""
 
 
 async def _verdict(task: Task, row: Row, reply: str) -> Score:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Message
+from upshot.core.conversation import Message, text_of
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
 from upshot.models.base import Request
@@ -312,21 +312,6 @@ def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Messag
     if thinks and data["role"] == "assistant" and isinstance(thought, str) and thought:
         content = f"{MARKERS[0]}\n{thought}\n{MARKERS[1]}\n\n{content}"  # templates separate them again
     return Message.from_dict({**data, "content": content})
-
-
-def text_of(content: Any, where: str) -> str:
-    """A message's content as text; parts of other types are refused."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise UserError(f"{where}.content is {type(content).__name__}; give text, or a list of parts of type text")
-    for i, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise UserError(
-                f"{where}.content.{i} is not a part of type text; this server takes "
-                '{"type": "text", "text": "…"} and nothing else'
-            )
-    return "".join(part["text"] for part in content)
 
 
 def envelope(

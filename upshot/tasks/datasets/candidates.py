@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from upshot.core.conversation import Message
-from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, messages_of
+from upshot.core.errors import UserError
+from upshot.tasks.datasets.messages import facts, messages_of
+from upshot.tasks.datasets.records import GOAL, REFERENCE, first
 from upshot.tasks.datasets.splits import plain
 from upshot.tasks.verifiers.base import BadRow, as_json_text
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,10 @@ def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], 
 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:
-    """Messages that others read without a word of doubt: known roles, and a text in each."""
-    if isinstance(value, str):
+    try:
         return messages_of(value, role)
-    listed = value if isinstance(value, list) else [None]
-    if not all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in listed):
-        raise BadRow("messages are not a list of role and content")
-    return messages_of(value)
+    except UserError as error:
+        raise BadRow(str(error)) from None
 
 
 def _number(value: Any) -> float | None:

@@ -147,7 +147,10 @@ def _parquet(path: Path, without: tuple[str, ...] = ()) -> Iterator[Record]:
 
 def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # whole articles sit in one cell
-    yield from csv.DictReader(io.StringIO(read_text(path), newline=""))
+    for number, row in enumerate(csv.DictReader(io.StringIO(read_text(path), newline="")), 1):
+        if None in row:
+            raise UserError(f"'{path}', row {number} has more cells than the header; put cells with commas in quotes")
+        yield row
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {

@@ -14,17 +14,17 @@ what they take, are in `candidates.py`; sets with columns of their own (MATH, Bi
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed, messages_from
-from upshot.core.errors import UserError
+from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
+from upshot.core.errors import UserError, near
 from upshot.core.thought import split_thought
 from upshot.tasks.datasets.files import how_to_prepare, read_table
+from upshot.tasks.datasets.messages import describe, facts, is_dialogue, is_empty, messages_of
+from upshot.tasks.verifiers.base import decode_json
 from upshot.tasks.verifiers.routes import route
 
 PROMPT = ("prompt", "raw_prompt")
@@ -45,6 +45,8 @@ ANSWER = (
 NAME = ("id", "row_id", "task_id", "unique_id")
 PAIR = ("prompt", "chosen", "rejected")
 MARKED = ("prompt", "completion", "label")
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""What marks a reply as good or bad; a CSV file holds text only."""
 PAIR_SCORES = ("score_chosen", "score_rejected")
 TRUTH = ("actual_ground_truth", "ground_truth")
 """What is right, in `reward_model`; where both are there, the second is what was rewarded: a wrong letter hinted at."""
@@ -58,37 +60,7 @@ ROUNDING = 1e-9
 
 def first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
     """The first of the columns that holds anything; None when none does. Tables of pandas have NaN for nothing."""
-    return next((record[name] for name in names if record.get(name) is not None and not _is_nan(record[name])), None)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def facts(value: Any) -> dict[str, Any]:
-    """A nested column as a dictionary; files hold it as a struct or as JSON text."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            return {"text": value}
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def messages_of(value: Any, role: str = "user", where: str = "a row") -> tuple[Message, ...]:
-    """The messages of a column that holds them, or a plain text as one message of the role."""
-    if isinstance(value, str):
-        return (Message(role, value),)
-    messages = [facts(message) for message in value]
-    if not all("role" in message for message in messages):
-        raise UserError(f"{where}: messages are objects with 'role' and 'content', not {str(value)[:100]}")
-    return messages_from(messages)
-
-
-def is_dialogue(value: Any) -> bool:
-    """Whether a value is the messages of a conversation in which the assistant has the last word."""
-    last = value[-1] if isinstance(value, list) and value else None
-    return isinstance(last, Mapping) and last.get("role") == "assistant"
+    return next((record[name] for name in names if not is_empty(record.get(name))), None)
 
 
 def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
@@ -124,29 +96,33 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
     """The messages a row opens with, and whether they are a bare question."""
     for key in ("prompt", "messages", "raw_prompt"):
         value: Any = record.get(key)
-        if isinstance(value, str) and value:
-            return (Message("user", value),), True
-        if value is not None and not isinstance(value, str) and len(value):
-            messages = messages_of(value)
-            while messages and messages[-1].role == "assistant":  # the reply to imitate is not part of the opening
-                messages = messages[:-1]
-            if messages:
-                return messages, False
+        if is_empty(value) or (isinstance(value, Sized) and not len(value)):
+            continue
+        messages = messages_of(value, where=f"'{key}'")
+        while messages and messages[-1].role == "assistant":  # the reply to imitate is not part of the opening
+            messages = messages[:-1]
+        if messages:
+            return messages, isinstance(value, str)
     question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
     if question is None:
         raise UserError(f"a row with the columns {', '.join(record)} has no prompt, messages or question")
-    return (Message("user", question),), True
+    return messages_of(question, where="the question"), True
 
 
 def reference_of(record: Mapping[str, Any]) -> Any:
     """The ground truth of a record; None where it has none."""
     truth = first(facts(record.get("reward_model")), TRUTH)
-    return first(record, ANSWER) if truth is None else truth
+    truth = first(record, ANSWER) if truth is None else truth
+    # A table with an empty cell holds its whole numbers as floats, and no reply says 4.0.
+    return int(truth) if isinstance(truth, float) and truth.is_integer() else truth
 
 
-def has_nan_answer(record: Mapping[str, Any]) -> bool:
-    """Whether a record's only answer is NaN."""
-    return reference_of(record) is None and any(map(_is_nan, map(record.get, ANSWER)))
+def explain_no_answer(records: Sequence[Mapping[str, Any]]) -> str:
+    """What to say where no record has an answer: the columns there are, and which of them may be misspelt."""
+    columns = dict.fromkeys(str(name) for record in records for name in record)
+    strange = [name for name in columns if name not in {*ANSWER, *PROMPT, *WHOLE, *QUESTION, *NAME}]
+    hint = next((f"; did you mean '{known}' by '{name}'?" for name in strange if (known := near(name, ANSWER))), "")
+    return f"no row has an answer ({', '.join(ANSWER)}); the columns are {', '.join(columns)}{hint}"
 
 
 def opening_id(messages: Sequence[Message]) -> str:
@@ -196,9 +172,9 @@ def read_replies(records: Sequence[Mapping[str, Any]], futures: bool = False) ->
 def _replies(record: Mapping[str, Any], name: str, futures: bool, where: str) -> RecordedReplies:
     opening, replies, whole = (first(record, names) for names in (PROMPT, REPLY, WHOLE))
     if opening is not None and replies is not None:
-        texts = [replies] if isinstance(replies, str) else list(replies)
+        texts = replies if isinstance(replies, list) else [replies]
         row = _scored_row(record, name, messages_of(opening, where=where))
-        return RecordedReplies(row, tuple(map(_reply_text, texts)))
+        return RecordedReplies(row, tuple(_reply_text(text, where) for text in texts))
     if whole is None:
         columns = ", ".join(sorted(record))
         raise UserError(f"{where} has neither 'prompt' and 'completion' nor 'messages'; it has {columns}")
@@ -225,11 +201,14 @@ def _scored_row(record: Mapping[str, Any], name: str, opening: tuple[Message, ..
     )
 
 
-def _reply_text(value: Any) -> str:
+def _reply_text(value: Any, where: str) -> str:
     """A reply is text, or a message (or a list that ends with one)."""
     if isinstance(value, list) and value:
         value = value[-1]
-    return value if isinstance(value, str) else str(facts(value).get("content", ""))
+    text = value if isinstance(value, str) else facts(value).get("content", "" if value == [] else None)
+    if not isinstance(text, str):
+        raise UserError(f"{where}: expected a reply (text or a message), found {describe(value)}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -248,13 +227,16 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
     """
     dialogues = []
     for where, record in _examples(path, "data prepare --for sft", key):
-        whole, prompt = record.get("messages"), record.get("prompt")
-        if whole is None and "prompt" in record and "completion" in record:
-            messages = (*messages_of(prompt, where=where), *messages_of(record["completion"], "assistant", where))
-        elif whole is None and not is_dialogue(prompt):
-            raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {', '.join(record)}")
+        whole, prompt = decode_json(record.get("messages")), record.get("prompt")
+        if is_empty(whole) and "prompt" in record and "completion" in record:
+            reply = messages_of(record["completion"], "assistant", f"{where}, 'completion'")
+            messages = (*messages_of(prompt, where=f"{where}, 'prompt'"), *reply)
+        elif is_empty(whole) and is_dialogue(prompt):
+            messages = messages_of(prompt, where=f"{where}, 'prompt'")
+        elif "messages" in record:
+            messages = messages_of(whole, where=f"{where}, 'messages'")
         else:
-            messages = messages_of(prompt if whole is None else whole, where=where)
+            raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {', '.join(record)}")
         dialogues.append(messages)
     return dialogues
 
@@ -265,13 +247,28 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     pairs = []
     for where, record in _examples(path, "data prepare --for dpo", key):
         record = _split_pair(record)
-        if absent := [name for name in needed if record.get(name) is None]:
-            why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
-            raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
-        if not min_gap or record[PAIR_SCORES[0]] - record[PAIR_SCORES[1]] >= min_gap - ROUNDING:
+        _require(record, needed, where, f" (train.dpo.min_gap is {min_gap:g})" if min_gap else "")
+        better, worse = (_number(record[name], f"{where}, '{name}'") if min_gap else 0.0 for name in PAIR_SCORES)
+        if not min_gap or better - worse >= min_gap - ROUNDING:
             chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
-            pairs.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
+            pairs.append(Preference(messages_of(record["prompt"], where=f"{where}, 'prompt'"), chosen, rejected))
     return pairs
+
+
+def _require(record: Mapping[str, Any], names: Sequence[str], where: str, why: str = "") -> None:
+    """Refuse a record in which a column is absent or holds nothing."""
+    for name in names:
+        if name not in record:
+            raise UserError(f"{where} has no '{name}'{why}; it has {', '.join(record)}")
+        if is_empty(record[name]):
+            raise UserError(f"{where}: '{name}' is {describe(record[name])}{why}")
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: expected a number, found {describe(value)}") from None
 
 
 @dataclass(frozen=True)
@@ -287,13 +284,12 @@ def read_marked_replies(path: str, key: str = "train.data") -> list[MarkedReply]
     """The rows of a parquet or JSONL file with `prompt`, `completion` and `label` (true or false, 1 or 0), as TRL's."""
     replies = []
     for where, record in _examples(path, "logs prepare", key):
-        for name in MARKED:
-            if record.get(name) is None:
-                raise UserError(f"{where} has no '{name}'; it has {', '.join(record)}")
-        if record["label"] not in (True, False):
+        _require(record, MARKED, where)
+        good = LABELS.get(str(record["label"]).lower())
+        if good is None:
             raise UserError(f"{where}: label is {record['label']!r}; it must be true (good) or false (bad)")
         reply = _one_reply(record["completion"], f"{where}, 'completion'")
-        replies.append(MarkedReply(messages_of(record["prompt"], where=where), reply, bool(record["label"])))
+        replies.append(MarkedReply(messages_of(record["prompt"], where=f"{where}, 'prompt'"), reply, good))
     return replies
 
 
@@ -318,6 +314,8 @@ def _one_reply(value: Any, where: str) -> str:
 
 def _examples(path: str, verb: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records of a file, each with the words that name it in messages."""
+    if Path(path).is_dir():
+        raise UserError(f"{key}: '{path}' is a folder; name one file in it")
     if not Path(path).is_file():
         how = how_to_prepare(path) or f"make it with `upshot {verb}`"
         raise UserError(f"{key}: there is no file '{path}'; {how}")

@@ -34,10 +34,13 @@ def goal_key(row: Row) -> str:
 def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
     """The goals to hold out: about `share` of them (1 and above is a count), at least one of two or more, never all."""
     distinct = set(goals)
-    if share <= 0 or len(distinct) < 2:
+    if share <= 0 or not distinct:
         return set()
-    if share >= len(distinct):
-        raise UserError(f"{share:g} goals cannot be held out of {len(distinct)}; give fewer, or a share below 1")
+    if 1 <= share >= len(distinct):
+        way_out = "give fewer, or a share below 1" if len(distinct) > 1 else "give more data, or hold out 0"
+        raise UserError(f"{share:g} goals cannot be held out of {len(distinct)}: none would be left; {way_out}")
+    if len(distinct) < 2:
+        return set()
     count = int(share) if share >= 1 else min(max(1, round(len(distinct) * share)), len(distinct) - 1)
     return set(sorted(distinct, key=lambda goal: (derive_seed(seed, "split", goal), goal))[:count])
 

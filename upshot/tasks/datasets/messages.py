@@ -1,0 +1,67 @@
+"""A column of messages, or a plain text → messages. What cannot be learned from is refused, and the fault is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def messages_of(value: Any, role: str = "user", where: str = "messages") -> tuple[Message, ...]:
+    """The messages of a column, or a plain text as one message of the role; `where` names the column in errors."""
+    if isinstance(value, str):
+        value = [{"role": role, "content": value}]
+    if is_empty(value) or isinstance(value, Mapping | int | float):
+        raise UserError(f"{where}: expected text or messages, found {describe(value)}")
+    return tuple(_message(facts(item), value, where) for item in value)
+
+
+def _message(data: Mapping[str, Any], value: Any, where: str) -> Message:
+    if "role" not in data:
+        raise UserError(f"{where}: messages are objects with 'role' and 'content', not {str(value)[:100]}")
+    if data["role"] not in ROLES:
+        raise UserError(f"{where}: unknown role {data['role']!r}; the roles are {', '.join(ROLES)}")
+    content = data.get("content")
+    if is_empty(content) and not data.get("tool_calls") and data["role"] != "tool":
+        raise UserError(f"{where}: a message of role '{data['role']}' has {describe(content)} as its content, not text")
+    try:
+        message = Message.from_dict({**data, "content": None if is_empty(content) else content})
+        message.content.encode()
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except UnicodeEncodeError as error:
+        half = message.content[error.start].encode("ascii", "backslashreplace").decode()
+        raise UserError(f"{where}: '{half}' is half of a character (a lone surrogate); write the whole one") from None
+    return message
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing: null, or NaN, which tables of pandas have for it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def describe(value: Any) -> str:
+    """What a cell holds that should hold text, in a few words."""
+    return "null" if value is None else f"{str(value)[:40]} ({type(value).__name__})"
+
+
+def facts(value: Any) -> dict[str, Any]:
+    """A nested column as a dictionary; files hold it as a struct or as JSON text."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            return {"text": value}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a value is the messages of a conversation in which the assistant has the last word."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
