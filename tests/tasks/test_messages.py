@@ -36,11 +36,11 @@ def test_text_parts_of_a_message_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (talk(IMAGE), "row 2, 'messages': message.content.0 is a part of type 'image_url'; only"),
-        (talk(3), "row 2, 'messages': message.content is int; give text"),
-        (talk(None), "row 2, 'messages': a message of role 'user' has null as its content"),
+        (talk(IMAGE), "row 2, 'messages'.content.0 is a part of type 'image_url'; only"),
+        (talk(3), "row 2, 'messages'.content is int; give text"),
+        (talk(None), "row 2, 'messages': a message of role 'user' has no content"),
         (talk("hi", "human"), "row 2, 'messages': unknown role 'human'; the roles are system, user, assistant, tool"),
-        (talk("a \ud800"), r"row 2, 'messages': '\\ud800' is half of a character"),
+        (talk("a \ud800"), r"row 2, 'messages': \\ud800 is half of a character"),
         ({"messages": 3}, "row 2, 'messages': expected text or messages, found 3"),
         ({"prompt": "hi", "completion": None}, "row 2, 'completion': expected text or messages, found null"),
         ({"prompt": float("nan"), "completion": "a"}, "row 2, 'prompt': expected text or messages, found nan"),
@@ -59,14 +59,14 @@ def test_what_is_no_text_is_refused_with_its_file_row_and_column(
 def test_so_are_empty_cells_of_pairs_and_marked_replies(value: Any, tmp_path: Path) -> None:
     for name in ("prompt", "chosen", "rejected"):
         row = {"prompt": "hi", "chosen": "a", "rejected": "b", name: value}
-        with pytest.raises(UserError, match=rf"row 1(: '{name}' is|, '{name}': expected text or messages, found)"):
+        with pytest.raises(UserError, match=f"row 1, '{name}': expected text or messages, found"):
             read_preferences(written(tmp_path, row), 0.0)
     with pytest.raises(UserError, match=r"row 1.*'completion'.*(null|nan|3)"):
         read_marked_replies(written(tmp_path, {"prompt": "hi", "completion": value, "label": True}))
 
 
 def test_a_column_that_is_there_and_empty_is_not_called_absent(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="row 1: 'chosen' is null") as raised:
+    with pytest.raises(UserError, match="row 1, 'chosen': expected text or messages, found null") as raised:
         read_preferences(written(tmp_path, {"prompt": "hi", "chosen": None, "rejected": "b"}), 0.0)
     assert "it has" not in str(raised.value)
 
@@ -75,6 +75,9 @@ def test_scores_that_are_no_numbers_are_refused_and_those_of_csv_are_read(tmp_pa
     row = {"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": "high", "score_rejected": "0.5"}
     with pytest.raises(UserError, match="row 1, 'score_chosen': expected a number, found high"):
         read_preferences(written(tmp_path, row), 0.1)
+    for empty in (None, float("nan")):
+        with pytest.raises(UserError, match="row 1, 'score_chosen': expected a number, found n"):
+            read_preferences(written(tmp_path, {**row, "score_chosen": empty}), 0.1)
     assert len(read_preferences(written(tmp_path, {**row, "score_chosen": "0.9"}), 0.1)) == 1
 
 
@@ -96,7 +99,7 @@ def test_a_csv_row_with_more_cells_than_the_header_is_refused(tmp_path: Path) ->
 
 
 def test_a_folder_is_not_called_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder; name one file in it"):
+    with pytest.raises(UserError, match="is a folder; name one file"):
         read_dialogues(str(tmp_path))
 
 

@@ -36,15 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what to do next."""
-    from upshot.core.files import check_writable
+    from upshot.core.files import check_writable, write_atomic
 
     contents = render(args.kind, args.name)
     folder = Path(args.dir)
     _refuse_taken(folder, contents)
     for file, text in contents.items():
         check_writable(folder / file, "--dir")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text, encoding="utf-8")
+        write_atomic(folder / file, text.encode())
         print(f"written  {folder / file}")
     names = {"name": args.name, "class_name": class_name(args.name)}
     install = "" if find_spec("pytest") else "pip install pytest && "

@@ -58,6 +58,14 @@ class TrainingMethod(ABC):
     def examples(self, config: Any, task: Any) -> Sequence[Any]:
         """What there is to learn from: rows, dialogues or pairs. A file that is not there is a `UserError`."""
 
+    def held_out_examples(self, recipe: Any, task: Any) -> Sequence[Any] | None:
+        """What evaluations measure, `eval.rows` at most; None where they measure replies of the policy."""
+        return None
+
+    def describe_data(self, config: Any, task: Any) -> list[str]:
+        """What of the examples is left out, or cannot teach much, a sentence each; `UserError` if none can."""
+        return []
+
     def prepare(self, config: Any) -> Callable[..., Any]:
         """Where it samples: the function of `(learner, groups)` that says what a step's replies teach, a `Lesson`. It
         is made once per run, so that names in `config` need not be looked up at every step."""
@@ -81,6 +89,12 @@ class TrainingMethod(ABC):
     def explain_empty(self, config: Any, task: Any) -> str:
         """What to say when there is nothing to learn from."""
         return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"
+
+    def explain_empty_evaluation(self, recipe: Any) -> str:
+        """What to say when there is nothing to evaluate."""
+        config = recipe.eval
+        source = f"eval.data '{config.data}'" if config.data else f"split '{config.split}' of task '{recipe.task.name}'"
+        return f"eval.every is {config.every}, but {source} has nothing to evaluate; set eval.data or eval.every=0"
 
 
 methods: Registry[TrainingMethod] = Registry("training method", "upshot.training.methods")

@@ -162,7 +162,7 @@ def test_the_same_opening_of_two_goals_is_two_rl_rows(tmp_path: Path) -> None:
             {"prompt": [{"role": "robot", "content": "x"}], "completion": "x"},
             "unknown role 'robot'; the roles are system",
         ),
-        ({"prompt": [{"role": "user", "content": None}], "completion": "x"}, "'user' has null as its content"),
+        ({"prompt": [{"role": "user", "content": None}], "completion": "x"}, "'user' has no content"),
         ({"messages": [{"role": "user", "content": "x"}]}, "do not end with the assistant"),
     ],
 )

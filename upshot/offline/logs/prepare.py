@@ -99,9 +99,9 @@ class Preparation:
         how = self.store.hold_out(self.args.held_out, self.args.seed)
         ((count, held, least, most),) = self.store.rows("count(*), sum(held), min(outcome), max(outcome)")
         if not 0 < held < count:
+            way_out = "give more logs, another --held-out or another --customer"
             raise UserError(
-                f"{held:,} of {count:,} conversations are held out ({how}); training and validation each need some: "
-                "give more logs, another --held-out, or another field as the --customer"
+                f"{held:,} of {count:,} conversations are held out ({how}); both sides need some: {way_out}"
             )
         total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
         rest = f"; no rows are made from the other {total - count:,} (--conversations)" if total > count else ""

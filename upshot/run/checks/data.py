@@ -23,17 +23,21 @@ def check(context: CheckContext) -> Iterator[Finding]:
     recipe, task = context.recipe, context.task
     if WARM_START in phases_of(recipe) and not task.dialogues("train"):
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
+    method, evaluated, every = method_of(recipe.train.method), recipe.eval, recipe.eval.every
     if not count_examples(recipe, task):
-        yield Finding(method_of(recipe.train.method).explain_empty(recipe.train, task))
-    for key, path in (("train.data", recipe.train.data), ("eval.data", recipe.eval.data)):
+        yield Finding(method.explain_empty(recipe.train, task))
+    yield from (Finding(says, fatal=False) for says in method.describe_data(recipe.train, task))
+    held_out = method.held_out_examples(recipe, task) if every else None
+    if held_out is not None and not held_out:
+        yield Finding(method.explain_empty_evaluation(recipe))
+    for key, path in (("train.data", recipe.train.data), ("eval.data", evaluated.data)):
         if path is not None and not Path(path).is_file():
             yield Finding(f"{key}: there is no file '{path}'; name one that exists, or leave it out")
     if context.sampled and any(metric.name == "verifier" for metric in recipe.reward.metrics):
         parts = dict.fromkeys(map(task.part, task.rows("train")))
         yield from (Finding(part.unanswered) for part in parts if isinstance(part, VerifiedTask) and part.unanswered)
-    split = recipe.eval.split
-    if recipe.eval.every and context.sampled and not task.rows(split):
-        yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
+    if every and context.sampled and not task.rows(evaluated.split):
+        yield Finding(f"eval.every is {every}, but task '{task.name}' has no rows in split '{evaluated.split}'")
     here = context.sampled and recipe.sandbox.partition(":")[0] == "local"
     if here and (sentence := describe_languages(task.rows("train"), task)):
         yield Finding(sentence, fatal=False)

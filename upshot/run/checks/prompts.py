@@ -36,7 +36,11 @@ def _dialogues(context: CheckContext) -> Iterator[Finding]:
     if not method.imitates or not lengths.context:
         return
     talks = method.examples(config, context.task)
-    long = find_long([Row(str(number), tuple(talk)) for number, talk in enumerate(talks)], lengths)
+    long = [talk for talk in talks if not lengths.fits(Row("", tuple(talk)))]
     if long:
+        from upshot.training.loops.sft import Dialogues
+
+        lost = len(long) - len(Dialogues(long, context.renderer, lengths.context, lengths.tools))
         says = f"{len(long)} of {len(talks)} dialogues are longer than the model's {lengths.context} tokens"
-        yield Finding(f"{says} and are cut there", False)
+        more = f"; {lost} of them, whose assistant speaks only after that, are left out" if lost else ""
+        yield Finding(f"{says} and are cut there{more}", lost == len(talks))

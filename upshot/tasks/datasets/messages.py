@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.core.conversation import Message
+from upshot.core.conversation import Message, text_of
 from upshot.core.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
+LONE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: JSON may hold it, but it has no UTF-8, so that no tokenizer takes it."""
 
 
 def messages_of(value: Any, role: str = "user", where: str = "messages") -> tuple[Message, ...]:
@@ -27,18 +30,13 @@ def _message(data: Mapping[str, Any], value: Any, where: str) -> Message:
         raise UserError(f"{where}: messages are objects with 'role' and 'content', not {str(value)[:100]}")
     if data["role"] not in ROLES:
         raise UserError(f"{where}: unknown role {data['role']!r}; the roles are {', '.join(ROLES)}")
-    content = data.get("content")
-    if is_empty(content) and not data.get("tool_calls") and data["role"] != "tool":
-        raise UserError(f"{where}: a message of role '{data['role']}' has {describe(content)} as its content, not text")
-    try:
-        message = Message.from_dict({**data, "content": None if is_empty(content) else content})
-        message.content.encode()
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    except UnicodeEncodeError as error:
-        half = message.content[error.start].encode("ascii", "backslashreplace").decode()
-        raise UserError(f"{where}: '{half}' is half of a character (a lone surrogate); write the whole one") from None
-    return message
+    content = None if is_empty(data.get("content")) else data["content"]
+    if content is None and not data.get("tool_calls") and data["role"] != "tool":
+        raise UserError(f"{where}: a message of role '{data['role']}' has no content")
+    text = text_of(content, where)
+    if half := LONE.search(text):
+        raise UserError(f"{where}: \\u{ord(half[0]):x} is half of a character (a lone surrogate); write the whole one")
+    return Message.from_dict({**data, "content": text})
 
 
 def is_empty(value: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -243,32 +244,31 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
 
 def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list[Preference]:
     """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
-    needed = (*PAIR, *(PAIR_SCORES if min_gap else ()))
     pairs = []
     for where, record in _examples(path, "data prepare --for dpo", key):
         record = _split_pair(record)
-        _require(record, needed, where, f" (train.dpo.min_gap is {min_gap:g})" if min_gap else "")
-        better, worse = (_number(record[name], f"{where}, '{name}'") if min_gap else 0.0 for name in PAIR_SCORES)
-        if not min_gap or better - worse >= min_gap - ROUNDING:
-            chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
-            pairs.append(Preference(messages_of(record["prompt"], where=f"{where}, 'prompt'"), chosen, rejected))
+        _require(record, PAIR, where)
+        if min_gap:
+            _require(record, PAIR_SCORES, where, f" (train.dpo.min_gap is {min_gap:g})")
+            better, worse = (_number(record[name], f"{where}, '{name}'") for name in PAIR_SCORES)
+            if better - worse < min_gap - ROUNDING:
+                continue
+        chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
+        pairs.append(Preference(messages_of(record["prompt"], where=f"{where}, 'prompt'"), chosen, rejected))
     return pairs
 
 
 def _require(record: Mapping[str, Any], names: Sequence[str], where: str, why: str = "") -> None:
-    """Refuse a record in which a column is absent or holds nothing."""
-    for name in names:
-        if name not in record:
-            raise UserError(f"{where} has no '{name}'{why}; it has {', '.join(record)}")
-        if is_empty(record[name]):
-            raise UserError(f"{where}: '{name}' is {describe(record[name])}{why}")
+    """Refuse a record without one of the columns; what is wrong with a cell is said by who reads it."""
+    if absent := [name for name in names if name not in record]:
+        raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
 
 
 def _number(value: Any, where: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{where}: expected a number, found {describe(value)}") from None
+    with suppress(TypeError, ValueError):
+        if not is_empty(number := float(value)):
+            return number
+    raise UserError(f"{where}: expected a number, found {describe(value)}")
 
 
 @dataclass(frozen=True)
@@ -314,11 +314,10 @@ def _one_reply(value: Any, where: str) -> str:
 
 def _examples(path: str, verb: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records of a file, each with the words that name it in messages."""
-    if Path(path).is_dir():
-        raise UserError(f"{key}: '{path}' is a folder; name one file in it")
     if not Path(path).is_file():
         how = how_to_prepare(path) or f"make it with `upshot {verb}`"
-        raise UserError(f"{key}: there is no file '{path}'; {how}")
+        what = f"'{path}' is a folder; name one file" if Path(path).is_dir() else f"there is no file '{path}'; {how}"
+        raise UserError(f"{key}: {what}")
     records = read_table(Path(path))
     if not records:
         raise UserError(f"{key} '{path}' holds no rows")

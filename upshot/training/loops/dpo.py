@@ -13,25 +13,18 @@ from torch.nn import functional as F
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.records import Preference, read_preferences
+from upshot.tasks.datasets.records import Preference
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import gains
-from upshot.training.loops.phase import Lesson, learn_examples, load_examples
+from upshot.training.loops.phase import Lesson, learn_examples
 from upshot.training.objectives.objectives import Objective
 
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """Learn the pairs of `train.data` up to `train.steps`."""
-    policy, pairs = run.policy, load_examples(run, config, method, render_pairs)
-
-    def evaluate(learner: Learner) -> Logs:
-        recipe = run.recipe
-        held_out = read_preferences(str(recipe.eval.data), recipe.train.dpo.min_gap, "eval.data")[: recipe.eval.rows]
-        return dpo_loss(learner, render_pairs(held_out, policy.renderer, policy.max_context))
-
-    await learn_examples(run, config, pairs, prepare, evaluate)
+    await learn_examples(run, config, method, render_pairs, prepare, dpo_loss)
 
 
 def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Lesson:

@@ -16,13 +16,13 @@ from torch import Tensor
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import KTOConfig, TrainConfig
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.records import MarkedReply, read_marked_replies
+from upshot.tasks.datasets.records import MarkedReply
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dpo import reply_datum
 from upshot.training.loops.evaluate import gains
-from upshot.training.loops.phase import Lesson, learn_examples, load_examples
+from upshot.training.loops.phase import Lesson, learn_examples
 from upshot.training.objectives.objectives import Objective
 
 
@@ -64,18 +64,16 @@ class Kto(Objective):
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """Learn the marked replies of `train.data` up to `train.steps`."""
-    policy, data = run.policy, load_examples(run, config, method, render_replies)
+    limit = run.policy.max_context
 
-    def evaluate(learner: Learner) -> Logs:
-        held_out = read_marked_replies(str(run.recipe.eval.data), "eval.data")[: run.recipe.eval.rows]
-        data = render_replies(held_out, policy.renderer, policy.max_context)
-        config, divergence = learner.config.kto, measure_divergence(learner, data, policy.max_context)
+    def evaluate(learner: Learner, data: Sequence[Datum]) -> Logs:
+        config, divergence = learner.config.kto, measure_divergence(learner, data, limit)
         gained, good = torch.tensor(gains(learner, data)), torch.tensor([_is_good(datum) for datum in data])
         rewards = {"kto/good": config.beta * gained[good], "kto/bad": config.beta * gained[~good]}
         means = {name: float(values.mean()) for name, values in rewards.items() if len(values)}
         return {"loss/kto": float(kto_losses(gained, good, divergence, config).mean()), **means}
 
-    await learn_examples(run, config, data, partial(prepare, limit=policy.max_context), evaluate)
+    await learn_examples(run, config, method, render_replies, partial(prepare, limit=limit), evaluate)
 
 
 def render_replies(replies: Sequence[MarkedReply], renderer: Renderer, max_context: int) -> list[Datum]:

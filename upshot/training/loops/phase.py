@@ -38,6 +38,8 @@ from upshot.training.metrics.best import BestTracker, best_metric, is_evaluated,
 from upshot.training.objectives.objectives import MEAN, Objective
 
 T = TypeVar("T")
+Render = Callable[[Sequence[Any], Renderer, int], Sequence[T]]
+"""Makes training data of examples, of those that fit a context of so many tokens (0: any)."""
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
 PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
@@ -241,40 +243,41 @@ def _order(size: int, seed: int) -> list[int]:
     return order
 
 
-def load_examples(
-    run: LoopRun, config: TrainConfig, method: TrainingMethod, render: Callable[[Sequence[Any], Renderer, int], list[T]]
-) -> list[T]:
-    """The method's examples as training data; those longer than the context are left out."""
-    examples = method.examples(config, run.task)
+def fit_examples(run: LoopRun, examples: Sequence[Any], render: Render[T], what: str, empty: str) -> Sequence[T]:
+    """Examples as data of the learner; those that do not fit the context are left out. `empty`: to say if none does."""
     fitting = render(examples, run.policy.renderer, run.policy.max_context)
-    if len(fitting) < len(examples):
-        run.say(
-            f"{len(examples) - len(fitting)} of {len(examples)} {method.held_out} are left out: longer than the context"
-        )
+    if lost := len(examples) - len(fitting):
+        run.say(f"{lost} of {len(examples)} {what} examples are left out: too long for the context")
     if not fitting:
-        raise UserError(method.explain_empty(config, run.task))
+        raise UserError(empty)
     return fitting
 
 
 async def learn_examples(
     run: LoopRun,
     config: TrainConfig,
-    examples: Sequence[T],
+    method: TrainingMethod,
+    render: Render[T],
     prepare: Callable[[Learner, Sequence[T]], Lesson],
-    measure: Callable[[Learner], Logs],
+    measure: Callable[[Learner, Sequence[T]], Logs],
 ) -> None:
     """The loop of the methods that learn from a fixed set of examples: each step picks some of them and learns.
 
     prepare: makes a lesson of the picked examples. measure: evaluates the model on held-out ones.
     """
-    phase = TrainingPhase(run, config, len(examples))
+    found, empty = method.examples(config, run.task), method.explain_empty(config, run.task)
+    examples = fit_examples(run, found, render, "training", empty)
+    phase, held_out = TrainingPhase(run, config, len(examples)), list[T]()
     if phase.stopped:
         return
+    if phase.eval.every:
+        found = method.held_out_examples(run.recipe, run.task) or ()
+        held_out = list(fit_examples(run, found, render, "held-out", method.explain_empty_evaluation(run.recipe)))
     learner = phase.begin()
     seed = derive_seed(run.recipe.seed, run.phase)
 
     async def evaluate() -> Logs:
-        return measure(learner)
+        return measure(learner, held_out)
 
     for step in phase.remaining_steps:
         started, logs = time.perf_counter(), dict[str, float]()

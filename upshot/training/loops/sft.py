@@ -4,82 +4,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
 
 from upshot.config.method import TrainingMethod
 from upshot.config.recipe import TrainConfig
-from upshot.core.conversation import Message, Tools
-from upshot.core.errors import UserError
+from upshot.core.conversation import Message, Row, Tools
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.records import read_dialogues
+from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import sum_trained
 from upshot.training.loops.phase import Lesson, learn_examples
+from upshot.training.methods.sft import has_reply
 from upshot.training.objectives.objectives import Objective, normalise
 
 
 class Dialogues(Sequence[Datum]):
     """Dialogues as token sequences, each rendered when it is first used: the first step does not wait for all.
 
-    Those longer than the model's context are cut at its end; those in which the assistant says nothing are left out.
+    Those longer than the model's context are cut at its end; those in which the assistant says nothing before that are
+    left out.
     """
 
     def __init__(
         self, dialogues: Iterable[Sequence[Message]], renderer: Renderer, max_context: int, tools: Tools = ()
     ) -> None:
-        self._dialogues = [tuple(talk) for talk in dialogues if any(message.role == "assistant" for message in talk)]
+        talks = [tuple(talk) for talk in dialogues if has_reply(talk)]
+        lengths = PromptLengthFilter(renderer, max_context, 0, tools=tools)
 
         @cache
         def render(index: int) -> Datum:
-            ids, mask = renderer.demonstration(self._dialogues[index], tools)
+            ids, mask = renderer.demonstration(talks[index], tools)
             return Datum(ids[: max_context or None], mask[: max_context or None])
 
         self._render = render
+        self._kept = [at for at, talk in enumerate(talks) if lengths.fits(Row("", talk)) or any(render(at).mask)]
 
     def __len__(self) -> int:
-        return len(self._dialogues)
+        return len(self._kept)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._render(index)
+        return self._render(self._kept[index])
 
 
 async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> None:
     """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
-    policy, tools = run.policy, run.task.tools()
-    dialogues = method.examples(config, run.task)
-    if not dialogues:
-        raise UserError(method.explain_empty(config, run.task))
-    data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
-    if not data:
-        raise UserError("no dialogue has an assistant turn to imitate")
+    await learn_examples(run, config, method, partial(Dialogues, tools=run.task.tools()), prepare, sft_loss)
 
-    def evaluate(learner: Learner) -> Logs:
-        config, task = run.recipe.eval, run.task
-        held_out = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
-        if not held_out:
-            raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
-        return sft_loss(learner, list(Dialogues(held_out[: config.rows], policy.renderer, policy.max_context, tools)))
 
-    def prepare(_: Learner, picked: Sequence[Datum]) -> Lesson:
-        units = [[datum] for datum in picked if any(datum.mask)]
-        if not units:
-            raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-        return Lesson(units, Sft)
-
-    await learn_examples(run, config, data, prepare, evaluate)
+def prepare(_: Learner, picked: Sequence[Datum]) -> Lesson:
+    """What is learned from dialogues."""
+    return Lesson([[datum] for datum in picked], Sft)
 
 
 def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
     """Mean negative log-likelihood of the assistant's tokens."""
-    spoken = [datum for datum in data if any(datum.mask)]
-    tokens = sum(sum(datum.mask) for datum in spoken)
-    total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(spoken), spoken, strict=True))
-    return {"loss/nll": -total / max(tokens, 1)}
+    total = math.fsum(sum_trained(row, datum) for row, datum in zip(learner.logprobs(data), data, strict=True))
+    return {"loss/nll": -total / sum(sum(datum.mask) for datum in data)}
 
 
 class Sft(Objective):

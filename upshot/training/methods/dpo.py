@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from upshot.config.method import TrainingMethod, methods
-from upshot.config.recipe import TrainConfig
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
 from upshot.tasks.datasets.records import Preference, read_preferences
@@ -25,6 +25,21 @@ class DPOMethod(TrainingMethod):
         if not config.data:
             raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
         return read_preferences(config.data, config.dpo.min_gap)
+
+    def held_out_examples(self, recipe: Recipe, task: Task) -> list[Preference]:
+        """The pairs of `eval.data`."""
+        return read_preferences(str(recipe.eval.data), recipe.train.dpo.min_gap, "eval.data")[: recipe.eval.rows]
+
+    def describe_data(self, config: TrainConfig, task: Task) -> list[str]:
+        """How many pairs are of the same reply twice, and how many have a pair of the opposite order."""
+        pairs = [(str(pair.prompt), pair.chosen, pair.rejected) for pair in self.examples(config, task)]
+        same, known = sum(chosen == rejected for _, chosen, rejected in pairs), set(pairs)
+        if same == len(pairs) > 0:
+            raise UserError(f"train.data '{config.data}': chosen and rejected are the same in all {same} pairs")
+        opposed = sum((prompt, rejected, chosen) in known for prompt, chosen, rejected in pairs) - same
+        notes = [(same, "have the same reply as chosen and rejected: nothing is learned from them")]
+        notes += [(opposed, "contradict another pair, which prefers the other reply")]
+        return [f"{count} of {len(pairs)} pairs {what}" for count, what in notes if count]
 
     def needs_reference(self, config: TrainConfig) -> bool:
         """Pairs are compared with it."""

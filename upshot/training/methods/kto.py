@@ -27,6 +27,16 @@ class KTOMethod(TrainingMethod):
             )
         return read_marked_replies(config.data)
 
+    def held_out_examples(self, recipe: Recipe, task: Task) -> list[MarkedReply]:
+        """The replies of `eval.data`."""
+        return read_marked_replies(str(recipe.eval.data), "eval.data")[: recipe.eval.rows]
+
+    def describe_data(self, config: TrainConfig, task: Task) -> list[str]:
+        """Whether all replies are marked alike."""
+        marks = {reply.good for reply in self.examples(config, task)}
+        word = "good (label true)" if True in marks else "bad (label false)"
+        return [f"all replies are marked {word}; kto learns from the contrast of both"] if len(marks) == 1 else []
+
     def needs_reference(self, config: TrainConfig) -> bool:
         """Gains are measured over it."""
         return True

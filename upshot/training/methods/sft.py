@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from upshot.config.method import TrainingMethod, methods
-from upshot.config.recipe import TrainConfig
+from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Message
 from upshot.tasks.base import Task
 from upshot.tasks.datasets.records import read_dialogues
+
+
+def has_reply(dialogue: Sequence[Message]) -> bool:
+    """Whether the assistant says anything in a dialogue."""
+    return any(message.role == "assistant" for message in dialogue)
 
 
 @methods.register("sft")
@@ -23,10 +28,25 @@ class SFTMethod(TrainingMethod):
 
     def examples(self, config: TrainConfig, task: Task) -> Sequence[tuple[Message, ...]]:
         """The dialogues of `train.data`, or the task's own."""
+        return list(filter(has_reply, self._dialogues(config, task)))
+
+    def _dialogues(self, config: TrainConfig, task: Task) -> Sequence[tuple[Message, ...]]:
         return read_dialogues(config.data) if config.data else task.dialogues("train")
+
+    def held_out_examples(self, recipe: Recipe, task: Task) -> Sequence[tuple[Message, ...]]:
+        """The dialogues of `eval.data`, or the task's own."""
+        config = recipe.eval
+        dialogues = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
+        return list(filter(has_reply, dialogues))[: config.rows]
+
+    def describe_data(self, config: TrainConfig, task: Task) -> list[str]:
+        """How many dialogues are left out because the assistant says nothing in them."""
+        dialogues = self._dialogues(config, task)
+        silent = len(dialogues) - sum(map(has_reply, dialogues))
+        return [f"{silent} of {len(dialogues)} dialogues have no assistant turn and are left out"] if silent else []
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""
         if config.data:
-            return f"train.data '{config.data}' has no dialogues"
+            return f"train.data '{config.data}' has no dialogue with an assistant turn"
         return f"task '{task.name}' has no dialogues to imitate; set train.data=FILE"
