@@ -12,7 +12,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.run.checks import find
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.records import read_dialogues, read_marked_replies, read_preferences, row_of
+from upshot.tasks.datasets.records import read_dialogues, read_marked_replies, read_preferences, read_replies, row_of
 
 PARTS = [{"type": "text", "text": "how much "}, {"type": "text", "text": "is tea ?"}]
 IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
@@ -69,6 +69,15 @@ def test_a_column_that_is_there_and_empty_is_not_called_absent(tmp_path: Path) -
     with pytest.raises(UserError, match="row 1, 'chosen': expected text or messages, found null") as raised:
         read_preferences(written(tmp_path, {"prompt": "hi", "chosen": None, "rejected": "b"}), 0.0)
     assert "it has" not in str(raised.value)
+    with pytest.raises(UserError, match=r"row 1 has neither 'prompt' and 'completion' nor 'messages'; it has prompt$"):
+        read_replies([{"prompt": "hi", "completion": None}])
+    with pytest.raises(UserError, match=r"a row with the columns answer has no prompt"):
+        row_of({"prompt": None, "answer": "4"}, "exact-match")
+
+
+def test_a_reply_that_is_a_number_is_not_an_empty_one() -> None:
+    with pytest.raises(UserError, match=r"row 1: expected a reply \(text or a message\), found 3"):
+        read_replies([{"prompt": "hi", "completion": 3}])
 
 
 def test_scores_that_are_no_numbers_are_refused_and_those_of_csv_are_read(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ POLICY = "policy "
 def read_rows(file: str, limit: int | None = None) -> list[Record]:
     """The rows of a .jsonl, .json, .parquet or .csv file, at least one; verl's dumps with our column names."""
     if not Path(file).is_file():
-        raise UserError(f"no file '{file}'")
+        raise UserError(f"'{file}' is a folder; name one file" if Path(file).is_dir() else f"no file '{file}'")
     rows = [rename_dumped(row) for row in read_table(Path(file))[:limit]]
     if not rows:
         raise UserError(f"'{file}' holds no rows")

@@ -22,7 +22,7 @@ from upshot.core.score import Reason, Score, describe_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
-from upshot.tasks.datasets.records import extra_of, first, reference_of
+from upshot.tasks.datasets.records import columns_of, extra_of, first, reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.profile_store import VerdictMode, profiles_beside
@@ -136,7 +136,7 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
     """The item to verify in a row of a file; `UserError` if the row lacks something."""
     response = response_of(row)
     if response is None:
-        raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
+        raise UserError(f"{file}, row {number} has no 'response' text; it has {columns_of(row)}")
     source = source_of(row, settings)
     if not source:
         raise UserError(f"{file}, row {number} names no data_source; add --task NAME")

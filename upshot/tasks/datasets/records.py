@@ -64,6 +64,11 @@ def first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((record[name] for name in names if not is_empty(record.get(name))), None)
 
 
+def columns_of(record: Mapping[str, Any]) -> str:
+    """The columns of a record that hold anything, for messages: an empty one is not called there."""
+    return ", ".join(name for name in record if not is_empty(record[name])) or "(none)"
+
+
 def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
     """A record as a row; `instructions` are put behind a bare question, not behind a prompt that has its own.
 
@@ -106,7 +111,7 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
             return messages, isinstance(value, str)
     question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
     if question is None:
-        raise UserError(f"a row with the columns {', '.join(record)} has no prompt, messages or question")
+        raise UserError(f"a row with the columns {columns_of(record)} has no prompt, messages or question")
     return messages_of(question, where="the question"), True
 
 
@@ -177,8 +182,7 @@ def _replies(record: Mapping[str, Any], name: str, futures: bool, where: str) ->
         row = _scored_row(record, name, messages_of(opening, where=where))
         return RecordedReplies(row, tuple(_reply_text(text, where) for text in texts))
     if whole is None:
-        columns = ", ".join(sorted(record))
-        raise UserError(f"{where} has neither 'prompt' and 'completion' nor 'messages'; it has {columns}")
+        raise UserError(f"{where} has neither 'prompt' and 'completion' nor 'messages'; it has {columns_of(record)}")
     messages = messages_of(whole, where=where)
     spoken = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
@@ -237,7 +241,7 @@ def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ..
         elif "messages" in record:
             messages = messages_of(whole, where=f"{where}, 'messages'")
         else:
-            raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {', '.join(record)}")
+            raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {columns_of(record)}")
         dialogues.append(messages)
     return dialogues
 
