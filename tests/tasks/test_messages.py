@@ -143,3 +143,13 @@ def test_rows_without_a_reference_are_fine_for_verifiers_that_need_none(tmp_path
     row = {"prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     task: Any = tasks.create("constraints", {"train_file": written(tmp_path, row)})
     assert task.rows("train") and not task.unanswered
+
+
+def test_a_row_of_a_conversation_task_is_named_by_its_number(tmp_path: Path) -> None:
+    good, odd = ([{"role": role, "content": "hi"}] for role in ("user", "human"))
+    rows = [{"prompt": prompt, "single_turn_prompt": "tea", "completion": "x"} for prompt in (good, odd)]
+    with pytest.raises(UserError, match=r"task 'collabllm', train, row 2: unknown role 'human'"):
+        tasks.create("collabllm", {"train_file": written(tmp_path, *rows)}).rows("train")
+    talks: Any = tasks.create("collabllm", {"train_file": written(tmp_path, talk("hi"), talk("hi", "human"))})
+    with pytest.raises(UserError, match=r"task 'collabllm', train, row 2: unknown role 'human'"):
+        talks.dialogues("train")

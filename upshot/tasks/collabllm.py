@@ -87,12 +87,12 @@ class CollabTask(TableTask):
 
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
         """The rows of the records that can be played; each history of a goal once."""
-        rows = (self._row(record) for record in records)
+        rows = (self._row(record, f"task '{self.name}', {split}, row {n}") for n, record in enumerate(records, 1))
         return list({row.id: row for row in rows if row is not None}.values())
 
-    def _row(self, record: Record) -> Row | None:
+    def _row(self, record: Record, where: str) -> Row | None:
         if isinstance(record.get("prompt"), list) and ("extra_info" in record or "single_turn_prompt" in record):
-            return history_row(record, self.name)
+            return history_row(record, self.name, where)
         row = self.parse(record) if self.column and self.column in record else plain_row(record, self.name)
         if row is None:
             return None
@@ -106,7 +106,8 @@ class CollabTask(TableTask):
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The whole conversations of sft parquet: rows with `messages`, or with a `prompt` that is one."""
         columns: list[Any] = [record.get("messages") or record.get("prompt") for record in self._tables.get(split, [])]
-        return [messages_of(messages) for messages in columns if is_dialogue(messages)][: self.limit]
+        whole = [(number, messages) for number, messages in enumerate(columns, 1) if is_dialogue(messages)]
+        return [messages_of(talk, where=f"task '{self.name}', {split}, row {n}") for n, talk in whole[: self.limit]]
 
     def vocabulary(self) -> Sequence[str]:
         """The commonest words of prompts, replies, goals and references, when `tiny_words` asks for any."""
@@ -139,10 +140,10 @@ def plain_row(record: Record, source: str) -> Row | None:
     return _goal_row(source, text, _text_of(first(record, reference)), meta)
 
 
-def history_row(record: Record, source: str) -> Row:
+def history_row(record: Record, source: str, where: str) -> Row:
     """A row whose opening is the history so far: of RL parquet, or of a published multi-turn set (one reply of many).
 
-    RL parquet keeps goal and facts in `extra_info`, a published set beside the prompt.
+    RL parquet keeps goal and facts in `extra_info`, a published set beside the prompt. `where` names it in errors.
     """
     extra = facts(record["extra_info"]) if "extra_info" in record else record
     interaction = facts(extra.get("interaction_kwargs"))
@@ -151,7 +152,7 @@ def history_row(record: Record, source: str) -> Row:
     if interaction.get("task_desc"):
         meta["task_desc"] = interaction["task_desc"]
     meta |= {key: extra[key] for key in ("conv_id", "turn_id") if extra.get(key) is not None}
-    messages = messages_of(record["prompt"])
+    messages = messages_of(record["prompt"], where=where)
     name = f"{source}/{fingerprint(goal)}/{fingerprint(json.dumps([m.to_dict() for m in messages]))}"
     if "extra_info" not in record:
         return Row(name, messages, goal, record.get("single_turn_completion"), source, meta)

@@ -379,7 +379,10 @@ def test_replies_without_a_score_are_left_out_whatever_split_the_scored_ones_are
 
 def test_goals_cannot_be_held_out_of_a_single_one(tmp_path: Path) -> None:
     file = written(tmp_path, scored("hi", "one", 1.0))
-    with pytest.raises(UserError, match="5 goals cannot be held out of 1: none would be left; give more data"):
+    with pytest.raises(
+        UserError,
+        match="5 goals cannot be held out of 1; hold out fewer, or a share below 1",
+    ):
         prepared(tmp_path, "sft", file, validation=5)
 
 

@@ -43,4 +43,4 @@ def _dialogues(context: CheckContext) -> Iterator[Finding]:
         lost = len(long) - len(Dialogues(long, context.renderer, lengths.context, lengths.tools))
         says = f"{len(long)} of {len(talks)} dialogues are longer than the model's {lengths.context} tokens"
         more = f"; {lost} of them, whose assistant speaks only after that, are left out" if lost else ""
-        yield Finding(f"{says} and are cut there{more}", lost == len(talks))
+        yield Finding(f"{says} and are cut there{more}; or raise model.max_context", lost == len(talks))

@@ -37,8 +37,7 @@ def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
     if share <= 0 or not distinct:
         return set()
     if 1 <= share >= len(distinct):
-        way_out = "give fewer, or a share below 1" if len(distinct) > 1 else "give more data, or hold out 0"
-        raise UserError(f"{share:g} goals cannot be held out of {len(distinct)}: none would be left; {way_out}")
+        raise UserError(f"{share:g} goals cannot be held out of {len(distinct)}; hold out fewer, or a share below 1")
     count = int(share) if share >= 1 else min(max(1, round(len(distinct) * share)), len(distinct) - 1)
     return set(sorted(distinct, key=lambda goal: (derive_seed(seed, "split", goal), goal))[:count])
 

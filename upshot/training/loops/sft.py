@@ -58,7 +58,7 @@ async def train(run: LoopRun, config: TrainConfig, method: TrainingMethod) -> No
 
 def prepare(_: Learner, picked: Sequence[Datum]) -> Lesson:
     """What is learned from dialogues."""
-    return Lesson([[datum] for datum in picked], Sft)
+    return Lesson([[datum] for datum in picked if any(datum.mask)], Sft)
 
 
 def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
