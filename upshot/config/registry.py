@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from upshot.config.trust import check_trust, trusts_all
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.score import blame
+from upshot.core.score import naming_errors
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
         """
         thing = self.get(name, where)
         arguments = check_options(thing, options or {}, context, f"{self.kind} '{name}'", where)
-        with blame(f"{self.kind} '{name}'"):
+        with naming_errors(f"{self.kind} '{name}'"):
             return thing(**arguments)
 
     def check(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:

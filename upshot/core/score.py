@@ -249,7 +249,7 @@ def place_of(error: BaseException) -> str:
 
 
 @contextmanager
-def blame(code: str) -> Iterator[None]:
+def naming_errors(code: str) -> Iterator[None]:
     """What code of the user's own raises where no score can be missing is a `UserError` that says what and where."""
     try:
         yield

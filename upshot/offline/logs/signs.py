@@ -102,7 +102,7 @@ def language(talk: LoggedConversation) -> str:
 class Mean:
     """A running mean with its interval: Wilson's for zeros and ones, else the normal one.
 
-    No interval leaves the range of the values, so that a share is never below 0 nor above 1.
+    An interval of shares stays between 0 and 1, and one of counts is not negative.
     """
 
     n: int = 0
@@ -128,7 +128,7 @@ class Mean:
         mean = self.total / self.n
         spread = max(self.squares / self.n - mean * mean, 0.0) / max(self.n - 1, 1)
         half = NormalDist().inv_cdf((1 + LEVEL) / 2) * spread**0.5
-        return Estimate(mean, max(mean - half, self.lowest), min(mean + half, self.highest), self.n)
+        return Estimate(mean, max(mean - half, min(self.lowest, 0.0)), min(mean + half, max(self.highest, 1.0)), self.n)
 
     def to_dict(self) -> dict[str, float]:
         """Mean and interval for reports; {} without values."""

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from upshot.config.registry import Registry, with_options
 from upshot.core.errors import UserError
-from upshot.core.score import blame, read_number, show
+from upshot.core.score import naming_errors, read_number, show
 from upshot.rewards.credit import Credit, is_turn
 
 Step = Sequence[Sequence[Credit | None]]
@@ -52,7 +52,7 @@ def estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
 
 def _checked(estimate: Estimator, name: str, step: Step) -> Advantages:
     """The advantages by an estimator of the user's own; refused if they do not have the shape of the spans."""
-    with blame(f"train.advantage '{name}'"):
+    with naming_errors(f"train.advantage '{name}'"):
         advantages = estimate(step)
     message = f"train.advantage '{name}' should return one number (or None) per span, as [group][reply][span]; "
     try:

@@ -24,7 +24,7 @@ from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.event_loop import at_work, gather
 from upshot.core.helper import Helper
-from upshot.core.score import blame
+from upshot.core.score import naming_errors
 from upshot.rewards.credit import Credit, MetricWeight, Reward, relabel, token_ranges
 from upshot.rewards.metric import Metric, score_conversation
 from upshot.rollout.credit.rules import ScoredFutures, check_credit, credit_rule
@@ -156,7 +156,7 @@ class Talk(Futures):
         """The weighted metrics, averaged over the futures, credited by the recipe's rule."""
         talks = [future for future in reply.futures if not future.cut]
         main = {name: how for name, how in self.weights.items() if how.tokens == "all"}
-        with blame(f"credit rule {type(self.rule).__name__}"):
+        with naming_errors(f"credit rule {type(self.rule).__name__}"):
             reward, credit = self.rule.score(reply, ScoredFutures(talks, self.weights, main, self.every_turn))
         # What only thoughts or answers earn is a part of its own.
         credit = check_credit(self.rule, credit)
