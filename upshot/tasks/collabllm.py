@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,11 @@ class CollabTask(TableTask):
 
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
         """The rows of the records that can be played; each history of a goal once."""
+        return list({row.id: row for row in self._rows(split, records)}.values())
+
+    def _rows(self, split: str, records: Sequence[Record]) -> Iterator[Row]:
         rows = (self._row(record, f"task '{self.name}', {split}, row {n}") for n, record in enumerate(records, 1))
-        return list({row.id: row for row in rows if row is not None}.values())
+        return (row for row in rows if row is not None)
 
     def _row(self, record: Record, where: str) -> Row | None:
         if isinstance(record.get("prompt"), list) and ("extra_info" in record or "single_turn_prompt" in record):

@@ -30,8 +30,7 @@ class LogsTask(CollabTask):
 
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
         """A row of each record, also where several have the same words: common calls are trained on more often."""
-        rows = filter(None, map(self._row, records))
-        return [replace(row, id=f"{row.id}/{number}") for number, row in enumerate(rows)]
+        return [replace(row, id=f"{row.id}/{number}") for number, row in enumerate(self._rows(split, records))]
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """The kind of conversation and how deep in it the reply is."""

@@ -102,9 +102,8 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
     """The messages a row opens with, and whether they are a bare question."""
     for key in ("prompt", "messages", "raw_prompt"):
         value: Any = record.get(key)
-        if is_empty(value) or (isinstance(value, Sized) and not len(value)):
-            continue
-        messages = messages_of(value, where=f"'{key}'")
+        empty = is_empty(value) or (isinstance(value, Sized) and not len(value))
+        messages = () if empty else messages_of(value, where=f"'{key}'")
         while messages and messages[-1].role == "assistant":  # the reply to imitate is not part of the opening
             messages = messages[:-1]
         if messages:
