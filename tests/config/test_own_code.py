@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,9 @@ from upshot.core.score import Reason, Score
 from upshot.core.time_limit import call_seconds
 from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.metric import Metric, score_by
+from upshot.rollout.episode import _observe
+from upshot.tasks.base import Task, tasks
+from upshot.tasks.participants.base import Observation, Participant
 
 TINY = (
     *("model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}", "task.rows_per_split=32", "futures.samples=2"),
@@ -171,3 +175,80 @@ def test_functions_and_classes_are_given_to_a_recipe_as_they_are() -> None:
     recipe = load_recipe("quickstart", {"reward": {"metrics": ["verifier", polite]}, "train.steps": 3}).recipe
     assert recipe.reward.metrics[1].name.endswith("test_own_code:polite")
     assert (recipe.train.steps, recipe.train.lr) == (3, 4e-4)
+
+
+class Rows(Task):
+    """A task whose rows each test replaces."""
+
+    name = "rows"
+    returns: Any = None
+
+    def rows(self, split: str) -> Any:
+        return self.returns(split)
+
+
+def rows_by(monkeypatch: pytest.MonkeyPatch, returns: Callable[[str], Any]) -> Sequence[Row]:
+    monkeypatch.setattr(Rows, "returns", staticmethod(returns))
+    return tasks.create(path_of(Rows)).rows("train")
+
+
+def test_rows_may_come_from_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row("r", (Message("user", "hello"),))
+    assert rows_by(monkeypatch, lambda split: (row for _ in range(2))) == [row, row]
+    assert rows_by(monkeypatch, lambda split: None) == []
+
+
+def breaks(split: str) -> Any:
+    raise ValueError("no file")
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (breaks, r"rows\('train'\) of task .*:Rows' raised ValueError: no file \(test_own_code\.py, line"),
+        (lambda split: sys.exit(3), r"raised SystemExit: 3 \(test_own_code\.py, line"),
+        (lambda split: [{"id": "r"}], r"should be Row objects with Message objects, not {'id': 'r'}"),
+        (lambda split: [Row("r", [{"role": "user"}])], r"with Message objects, not Row\(id='r'"),  # type: ignore[arg-type]
+    ],
+)
+def test_rows_that_are_none_are_refused_in_one_line(
+    returns: Callable[[str], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=message):
+        rows_by(monkeypatch, returns)
+
+
+class Unready(Metric):
+    def __init__(self) -> None:
+        raise ValueError("no rubric")
+
+    async def score(self, conversation: Conversation) -> Score:
+        raise NotImplementedError
+
+
+class Unfinished(Metric):
+    pass
+
+
+def test_a_class_that_cannot_be_made_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"Unready' raised ValueError: no rubric \(test_own_code\.py, line"):
+        build_metric(path_of(Unready))
+    with pytest.raises(UserError, match="Unfinished' does not define score"):
+        build_metric(path_of(Unfinished))
+
+
+def test_a_module_that_ends_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_script.py").write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(UserError, match="cannot import metric 'mine_script:polite': SystemExit: 2"):
+        build_metric("mine_script:polite")
+
+
+class Talker(Participant):
+    async def observe(self, conversation: Conversation) -> Observation:
+        return "hello"  # type: ignore[return-value]
+
+
+def test_an_answer_that_is_no_observation_is_told() -> None:
+    with pytest.raises(TypeError, match=r"Talker\.observe should return an Observation, not 'hello' \(str\)"):
+        asyncio.run(_observe(Talker(), talk("hi")))

@@ -252,7 +252,7 @@ def test_an_estimator_that_raises_is_named_with_the_line() -> None:
 
     with pytest.raises(UserError, match=r"here:divides' raised ZeroDivisionError: no group \(test_.*\.py, line"):
         estimator(path_of(divides))([credits([1.0])])
-    with pytest.raises(UserError, match=r"is called with \(step\), but takes \(\)"):
+    with pytest.raises(UserError, match=r"is called with \(step\), but takes \(\*, margin=0\.0\)"):
         estimator(path_of(lambda *, margin=0.0: [[[margin]]]))
 
 

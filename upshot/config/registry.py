@@ -86,10 +86,8 @@ class Registry(Generic[T]):
         if name in self._things:
             return self._things[name]
         place = f" in {where}" if where else ""
-        raise UserError(
-            f"unknown {self.kind} '{name}'{place}; {did_you_mean(name, self._things)} "
-            f"(your own: 'my_package.module:Thing')"
-        )
+        nearest = did_you_mean(name, self._things)
+        raise UserError(f"unknown {self.kind} '{name}'{place}; {nearest} (your own: 'my_package.module:Thing')")
 
     def _check_kind(self, thing: Any, path: str) -> None:
         """Refuse what is not of this kind, before it is called: a recipe could name anything that Python can import."""
@@ -111,6 +109,8 @@ class Registry(Generic[T]):
         """
         thing = self.get(name, where)
         arguments = check_options(thing, options or {}, context, f"{self.kind} '{name}'", where)
+        if lacking := ", ".join(sorted(getattr(thing, "__abstractmethods__", ()))):
+            raise UserError(f"{self.kind} '{name}' does not define {lacking}")
         with naming_errors(f"{self.kind} '{name}'"):
             return thing(**arguments)
 
@@ -160,17 +160,13 @@ def import_thing(path: str, what: str, where: str = "") -> Any:
     importlib.invalidate_caches()  # the file may be younger than the folder's listing
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise UserError(
-                f"cannot import {what} '{path}'{place}: its module needs '{error.name}': {error}"
-            ) from error
-        raise UserError(
-            f"cannot import {what} '{path}'{place}: {error}; searched {Path().resolve()}, the recipe's folder "
-            "and Python's path"
-        ) from error
     except (Exception, SystemExit) as error:  # the user's own module: whatever it raises is theirs to fix
-        raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            searched = f"{error}; searched {Path().resolve()}, the recipe's folder and Python's path"
+            found = not f"{module_name}.".startswith(f"{error.name}.")
+            why = f"its module needs '{error.name}': {error}" if found else searched
+        raise UserError(f"cannot import {what} '{path}'{place}: {why}") from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]
         nearest = did_you_mean(attribute, public)
@@ -229,12 +225,11 @@ def with_options(
 ) -> Callable[..., T]:
     """A function with its options from a recipe filled in; it is called with `places` by position, whatever it calls
     them."""
-    parameters = inspect.signature(function).parameters.values()
-    any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [parameter.name for parameter in parameters if parameter.kind in by_place][: len(places)]
-    if len(names) < len(places) and not any_number:
-        raise UserError(f"{what} in {where} is called with ({', '.join(places)}), but takes ({', '.join(names)})")
+    signature = inspect.signature(function)
+    try:
+        names = list(signature.bind_partial(*places).arguments)
+    except TypeError:
+        raise UserError(f"{what} in {where} is called with ({', '.join(places)}), but takes {signature}") from None
     checked = check_options(function, options or {}, dict.fromkeys(names), what, where)
     return partial(function, **{name: value for name, value in checked.items() if name not in names})
 

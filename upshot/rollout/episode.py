@@ -15,7 +15,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Sample, Tools, Turn, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score
+from upshot.core.score import Score, show
 from upshot.core.thought import MARKERS, find_thought, split_thought
 from upshot.core.time_limit import limit_call
 from upshot.models.base import Model, Request
@@ -226,6 +226,8 @@ async def play_future(
 async def _observe(participant: Participant, conversation: Conversation) -> Observation:
     """What a participant says to the conversation so far, its numbers counted."""
     observation = await limit_call(participant, participant.observe, conversation)
+    if not isinstance(observation, Observation):
+        raise TypeError(f"{type(participant).__name__}.observe should return an Observation, not {show(observation)}")
     if observation.metrics:
         conversation.count(observation.metrics)
     return observation

@@ -39,8 +39,7 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
     else:
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.resolve_steps(examples).steps
-    seen = steps * config.prompts_per_step / max(examples, 1)
-    passes = f" ({seen:.3g} epochs)" if config.epochs is not None else ""
+    passes = f" ({steps * config.prompts_per_step / examples:.3g} epochs)" if config.epochs and examples else ""
     schedule = f"learning rate {config.lr:g} ({config.schedule.name})"
     lines.append(f"training   {config.method}, {steps} steps{passes}, {schedule}")
     if config.samples:

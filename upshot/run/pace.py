@@ -29,10 +29,9 @@ def sampled_tokens(recipe: Recipe, steps: int) -> int:
 
 def reply_limit(recipe: Recipe) -> int:
     """The most tokens that a turn of the policy may have; a model that is not on this machine sets no limit."""
-    context = 0
     with suppress(UserError):
-        context = find_context(recipe.model)
-    return min(recipe.episode.max_tokens, context or recipe.episode.max_tokens)
+        return min(recipe.episode.max_tokens, find_context(recipe.model) or recipe.episode.max_tokens)
+    return recipe.episode.max_tokens
 
 
 def count_talks(recipe: Recipe, steps: int) -> int:

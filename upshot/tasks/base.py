@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message, Row, Tools
 from upshot.core.errors import UserError
-from upshot.core.score import Reason, Score
+from upshot.core.score import Reason, Score, naming_errors
 from upshot.core.time_limit import limit_call_now
 from upshot.tasks.environments.agent import AgentFunction
 from upshot.tasks.participants.base import Participant
@@ -150,6 +151,23 @@ class TaskRegistry(Registry[Task]):
             return add(task)
 
         return add_named
+
+    def create(self, name: str, *options: Any, **context: Any) -> Task:
+        """See `Registry`. The rows of a task of the user's own are checked."""
+        task = super().create(name, *options, **context)
+        if ":" in name:
+            task.rows = partial(_read_rows, task.rows, name)  # type: ignore[method-assign]
+        return task
+
+
+def _read_rows(rows: Callable[[str], Iterable[Row] | None], name: str, split: str) -> list[Row]:
+    """The rows by a task of the user's own; refused if they are not rows that begin with messages."""
+    with naming_errors(f"rows('{split}') of task '{name}'"):
+        listed = list(rows(split) or ())
+    for row in listed:
+        if not isinstance(row, Row) or not all(isinstance(message, Message) for message in row.messages):
+            raise UserError(f"rows('{split}') of '{name}' should be Row objects with Message objects, not {row!r:.120}")
+    return listed
 
 
 tasks = TaskRegistry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)

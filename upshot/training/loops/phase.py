@@ -109,8 +109,7 @@ class TrainingPhase:
         self.eval = run.recipe.eval if run.phase != WARM_START else EvalConfig()
         self.tracker = BestTracker.from_lines(run.recipe, run.lines())
         if config.epochs is not None:
-            each = config.prompts_per_step
-            run.say(f"{config.epochs:g} epochs of {examples} examples: {self.config.steps} whole steps of {each}")
+            run.say(f"{config.epochs:g} epochs of {examples} examples: {self.config.steps} whole steps")
 
     @property
     def stopped(self) -> bool:
