@@ -68,8 +68,8 @@ class Raises(WholeReply):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Silent, r"credit\(\) of Silent should return a Credit; it returned None"),
-        (Raises, r"credit rule Raises raised KeyError: 'x' \(test_turns\.py, line"),
+        (Silent, r"credit\.by '.*:Silent': credit\(\) should return a Credit; it returned None"),
+        (Raises, r"credit\.by '.*:Raises' raised KeyError: 'x' \(test_turns\.py, line"),
     ],
 )
 def test_a_credit_rule_of_the_users_own_is_named_by_its_path_and_its_faults_are_told(rule: Any, message: str) -> None:

@@ -163,10 +163,10 @@ class Score:
     @classmethod
     def of(cls, result: object, who: str) -> Score:
         """The score that user code returned, a `Score` or a plain number; missing if it is neither."""
+        if isinstance(result, Score) and abs(result.value or 0.0) <= LARGEST:
+            return result
         given = result.value if isinstance(result, Score) else result
         value = read_number(given)
-        if isinstance(result, Score) and (given is None or value is not None):
-            return result
         if value is not None:
             return cls(value)
         needed = f"a Score or a number within ±{LARGEST:g}"

@@ -15,15 +15,16 @@ It knows neither how futures are played nor how advantages are estimated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from upshot.config.recipe import CreditConfig
 from upshot.config.registry import Registry, parameters_of
 from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score, mean_score, show
+from upshot.core.score import Score, mean_score, naming_errors, show
 from upshot.rewards.credit import MAIN, Credit, MetricWeight, Reward, Span, combine, restrict_to, sampled_spans
 from upshot.rollout.reply import Branch, Future, Rollout
 
@@ -70,7 +71,19 @@ SHARED = ("tokens", "gamma", "split", "forks")
 
 def credit_rule(config: CreditConfig) -> CreditRule:
     """The rule of a recipe."""
-    return rules.create(config.by, config.options, "credit", **{name: getattr(config, name) for name in SHARED})
+    rule = rules.create(config.by, config.options, "credit", **{name: getattr(config, name) for name in SHARED})
+    if ":" in config.by:
+        rule.credit = partial(_checked, rule.credit, config.by)  # type: ignore[method-assign]
+    return rule
+
+
+def _checked(credit: Callable[[Rollout, Score], Credit], name: str, reply: Rollout, total: Score) -> Credit:
+    """The credit by a rule of the user's own; refused if it is not a `Credit`."""
+    with naming_errors(f"credit.by '{name}'"):
+        credited = credit(reply, total)
+    if not isinstance(credited, Credit):
+        raise UserError(f"credit.by '{name}': credit() should return a Credit; it returned {show(credited)}")
+    return credited
 
 
 def check_rule(config: CreditConfig) -> None:
@@ -80,13 +93,6 @@ def check_rule(config: CreditConfig) -> None:
     for name in SHARED:
         if name not in named and getattr(config, name) != type(config).model_fields[name].default:
             raise UserError(f"credit.{name} has no effect with credit.by={config.by}; leave it out")
-
-
-def check_credit(rule: CreditRule, credit: object) -> Credit:
-    """What a rule returned; refused if it is not a `Credit`."""
-    if isinstance(credit, Credit):
-        return credit
-    raise UserError(f"credit.by: credit() of {type(rule).__name__} should return a Credit; it returned {show(credit)}")
 
 
 @rules.register("reply")

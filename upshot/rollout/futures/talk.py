@@ -24,10 +24,9 @@ from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.event_loop import at_work, gather
 from upshot.core.helper import Helper
-from upshot.core.score import naming_errors
 from upshot.rewards.credit import Credit, MetricWeight, Reward, relabel, token_ranges
 from upshot.rewards.metric import Metric, score_conversation
-from upshot.rollout.credit.rules import ScoredFutures, check_credit, credit_rule
+from upshot.rollout.credit.rules import ScoredFutures, credit_rule
 from upshot.rollout.episode import Policy, catch_failure, play_future
 from upshot.rollout.reply import Future, Rollout
 from upshot.tasks.participants.base import Participant
@@ -156,10 +155,8 @@ class Talk(Futures):
         """The weighted metrics, averaged over the futures, credited by the recipe's rule."""
         talks = [future for future in reply.futures if not future.cut]
         main = {name: how for name, how in self.weights.items() if how.tokens == "all"}
-        with naming_errors(f"credit rule {type(self.rule).__name__}"):
-            reward, credit = self.rule.score(reply, ScoredFutures(talks, self.weights, main, self.every_turn))
+        reward, credit = self.rule.score(reply, ScoredFutures(talks, self.weights, main, self.every_turn))
         # What only thoughts or answers earn is a part of its own.
-        credit = check_credit(self.rule, credit)
         spans, parts = credit.spans, dict(credit.parts)
         for name, how in self.weights.items():
             if how.tokens != "all" and how.weight:
@@ -170,7 +167,7 @@ class Talk(Futures):
 
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """See `Futures`."""
-        return check_credit(self.rule, self.rule.credit(reply, reward.total))
+        return self.rule.credit(reply, reward.total)
 
 
 @kinds.register("none")
