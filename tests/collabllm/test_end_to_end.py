@@ -49,7 +49,7 @@ def test_a_recipe_is_shown_and_planned_offline(
     monkeypatch.setenv("OPENAI_API_KEY", "a key")  # a dry run looks for it, offline too
     name = f"collabllm-{method}{setting}"
     said = [{"role": "user", "content": "Hi"}]
-    reply = [{"role": "assistant", "content": "Hello"}]
+    reply, worse = ([{"role": "assistant", "content": text}] for text in ("Hello", "No"))
 
     def history(goal: str) -> dict[str, Any]:
         return {"prompt": said, "extra_info": {"interaction_kwargs": {"single_turn_prompt": goal}}}
@@ -58,7 +58,7 @@ def test_a_recipe_is_shown_and_planned_offline(
         "rl_train": history("Do it."),
         "rl_validation": history("Do the other thing."),
         "sft_train": {"messages": [*said, *reply]},
-        "dpo_train": {"prompt": said, "chosen": reply, "rejected": reply, "score_chosen": 1.0, "score_rejected": 0.0},
+        "dpo_train": {"prompt": said, "chosen": reply, "rejected": worse, "score_chosen": 1.0, "score_rejected": 0.0},
     }
     for file, row in examples.items():
         write_parquet(tmp_path / f"{file}.parquet", [row], schema_for(file.partition("_")[0]))
