@@ -171,11 +171,10 @@ def test_what_fails_while_reading_is_not_called_a_full_disk(tmp_path: Path) -> N
         write_folder(tmp_path / "whole", write)
 
 
-def test_files_that_a_library_wrote_for_its_owner_alone_follow_the_umask(tmp_path: Path) -> None:
+def test_weights_that_a_library_wrote_for_the_owner_alone_follow_the_umask(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
-        for name in ("model.safetensors", "config.json"):
-            (folder / name).write_bytes(b"")
-            (folder / name).chmod(0o600)
+        (folder / "model.safetensors").write_bytes(b"")
+        (folder / "model.safetensors").chmod(0o600)
 
     before = os.umask(0o027)
     try:

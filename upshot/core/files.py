@@ -243,6 +243,12 @@ def fsync_all(*paths: Path) -> None:
             os.close(handle)
 
 
+def open_to_readers(folder: Path) -> None:
+    """Let those read a folder's weights who may read the folder: safetensors writes for the owner alone."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o666)
+
+
 FULL = ("PytorchStreamWriter", "inline_container", "iostream", "(os error 28)", "(os error 122)")
 """Parts of the errors by which torch, tokenizers and safetensors say that a file was not written to its end."""
 
@@ -258,8 +264,7 @@ def write_folder(final: Path, write: Callable[[Path], None], what: str = "", way
     try:
         partial.mkdir(parents=True)
         write(partial)
-        for path in partial.rglob("*"):  # safetensors writes for its owner alone; the folder's mode follows the umask
-            path.chmod(path.stat().st_mode | partial.stat().st_mode & 0o666)
+        open_to_readers(partial)
         fsync_all(*partial.rglob("*"), partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)

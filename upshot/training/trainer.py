@@ -25,6 +25,7 @@ from upshot.config.validation import check_value, explain_error
 from upshot.core.conversation import Conversation, Message, Row, Tools, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.event_loop import gather
+from upshot.core.files import open_to_readers
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
@@ -205,8 +206,8 @@ class Trainer:
 
     def save(self, folder: str | Path) -> None:
         """Weights and tokenizer as a Hugging Face folder."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
         self.learner.save(Path(folder))
+        open_to_readers(Path(folder))
 
     async def aclose(self) -> None:
         """Release the engine's memory."""

@@ -161,7 +161,7 @@ def _checked(surrogate: Surrogate, name: str, batch: TrainBatch, logprobs_M: Ten
     """The losses by a surrogate of the user's own; refused if they are not one number per trained token (a mean over
     them would be divided by their number once more), or have no gradient."""
     loss = surrogate(batch, logprobs_M, config)
-    message = f"train.loss '{name}' should return a PolicyLoss with one number a trained token; "
+    message = f"train.loss '{name}' should return a PolicyLoss with one number per trained token, not a sum or mean; "
     if not isinstance(loss, PolicyLoss):
         raise UserError(f"{message}it returned {show(loss)}")
     for field in ("loss_M", "ratio_M", "clipped_M"):
@@ -169,8 +169,7 @@ def _checked(surrogate: Surrogate, name: str, batch: TrainBatch, logprobs_M: Ten
         if shape is None:
             raise UserError(f"{message}its {field} is {show(value)}, not a tensor")
         if shape != logprobs_M.shape:
-            wanted = f"{tuple(logprobs_M.shape)}: leave sums and means to train.length_norm"
-            raise UserError(f"{message}its {field} has the shape {tuple(shape)} instead of {wanted}")
+            raise UserError(f"{message}its {field} has the shape {tuple(shape)} instead of {tuple(logprobs_M.shape)}")
     if logprobs_M.requires_grad and not loss.loss_M.requires_grad:
         raise UserError(f"train.loss '{name}': loss_M has no gradient; compute it from logprobs_M without detach()")
     return loss
