@@ -191,7 +191,7 @@ def test_joined_projections_and_pages_lie_in_the_arena_and_nowhere_else() -> Non
 def test_a_place_that_is_too_small_for_the_weights_is_refused_with_both_sizes() -> None:
     found = lay_out({"m4": 1 << 15}, 1 << 15)
     assert found is not None
-    with pytest.raises(UserError, match=r"'m4' have .* MiB, the memory plan has 0\.0 MiB"):
+    with pytest.raises(UserError, match=r"'m4' take .* MiB, but the memory plan reserves 0\.0 MiB"):
         ModelPool(found, "cpu").slots["m4"].furnish(make("m4"))
 
 

@@ -491,7 +491,7 @@ def test_memory_given_by_number_needs_no_device_of_that_name(folder: Path) -> No
 
 def test_the_table_says_what_was_chosen() -> None:
     said = memory_table(plan(24, LORA))
-    assert "each block of the first 29 layers is computed again" in said and "merged in place" in said
+    assert "each block of the first 29 layers is recomputed" in said and "merged in place" in said
     assert "gives its memory back while the learner works" in said
     assert "host" in said
 

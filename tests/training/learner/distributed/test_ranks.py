@@ -219,7 +219,7 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
 
 def test_what_cannot_be_handed_over_is_named() -> None:
     conversation = Conversation(Row("a", (), goal=threading.Lock()))
-    with pytest.raises(UserError, match=r"cannot be handed to the other ranks: .*lock.*plain data"):
+    with pytest.raises(UserError, match=r"cannot be sent to the other ranks: .*lock.*plain data"):
         dumps([Rollout(conversation)])
 
 
@@ -295,9 +295,9 @@ def test_whoever_waits_for_a_rank_that_is_gone_is_told_which() -> None:
         if ranks.rank == 1:
             return
         ranks._pids[1] = gone.pid
-        with pytest.raises(RankLost, match=rf"rank 1 \(process {gone.pid}\) is gone"):
+        with pytest.raises(RankLost, match=rf"rank 1 \(process {gone.pid}\) has ended"):
             ranks.all_gather_object("play", None)
-        assert not ranks.stop("lost", whole=True) and "is gone" in ranks.reason
+        assert not ranks.stop("lost", whole=True) and "has ended" in ranks.reason
 
     on_ranks(2, work)
 

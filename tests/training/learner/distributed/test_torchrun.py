@@ -119,7 +119,7 @@ def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_che
         os.kill(process, signal.SIGKILL)
         wait_until(lambda: agent.poll() is not None, 25)  # torch's own limit is minutes
         told, _ = agent.communicate()
-    assert agent.returncode and f"rank {lost} (process {process}) is gone" in told
+    assert agent.returncode and f"rank {lost} (process {process}) has ended" in told
     latest = RunFolder.open(folder).latest()
     assert latest is not None and latest.step % 2 == 0
     assert main(["train", "--quiet", "--resume", str(folder), f"train.steps={latest.step + 1}"]) == 0
