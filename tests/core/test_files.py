@@ -150,6 +150,7 @@ def test_a_home_that_no_shell_has_expanded_is_found(monkeypatch: pytest.MonkeyPa
             RuntimeError("PytorchStreamWriter failed writing file data/0"),
             "cannot write adapter .*No space left on device",
         ),
+        (Exception("File too large (os error 27)"), "cannot write adapter .*File too large; delete"),
         (Exception("No space left on device (os error 28)"), "cannot write adapter .*No space left on device; delete"),
         (UserError("no such model 'm' (os error 28)"), "^no such model 'm'"),
     ],

@@ -237,7 +237,7 @@ def test_a_program_that_forks_and_fills_memory_fails_and_is_no_fault(when: str, 
 def test_a_silent_zygote_is_a_timeout_where_the_program_was_running_and_a_fault_where_not(
     walls: bool, box: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def say_nothing(self: Zygote, patience: float) -> Any:
+    async def say_nothing(self: Zygote, _: float) -> Any:
         if walls:
             await asyncio.sleep(patience(1.0))
         self.close()

@@ -12,6 +12,7 @@ What this does not do: keep two processes from writing the same file (`run/lock.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -249,7 +250,7 @@ def open_to_readers(folder: Path) -> None:
         path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o666)
 
 
-FULL = ("PytorchStreamWriter", "inline_container", "iostream", "(os error 28)", "(os error 122)")
+_FULL = re.compile(r"PytorchStreamWriter|inline_container|iostream|\(os error (27|28|122)\)")
 """Parts of the errors by which torch, tokenizers and safetensors say that a file was not written to its end."""
 
 
@@ -272,7 +273,8 @@ def write_folder(final: Path, write: Callable[[Path], None], what: str = "", way
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
             raise UserError(f"cannot write {what}'{final}': {error.strerror or error}; {way_out}") from error
-        if not isinstance(error, UserError) and any(part in repr(error) for part in FULL):
-            raise UserError(f"cannot write {what}'{final}': No space left on device; {way_out}") from error
+        if not isinstance(error, UserError) and (full := _FULL.search(repr(error))):
+            reason = os.strerror(int(full[1] or errno.ENOSPC))
+            raise UserError(f"cannot write {what}'{final}': {reason}; {way_out}") from error
         raise
     fsync_all(final.parent)
