@@ -160,7 +160,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     ray.shutdown()
     found = out.non_tensor_batch
     return {
-        "heard": [float(value) for value in found[f"{here}:heard"]],
+        "heard": [float(value) for value in found["heard"]],
         "verdicts": [float(value) for value in found["verifier"]],
         "index": [int(value) for value in found["index"]],
         "view": view,
