@@ -91,6 +91,8 @@ def visit(browser: Any, serve: Serve) -> Iterator[Open]:
 
 
 def texts(page: Any, selector: str) -> list[str]:
+    """The texts of what matches, once something does: a live page asks the server for what it draws."""
+    page.locator(selector).first.wait_for(state="attached")
     return page.locator(selector).all_text_contents()
 
 
