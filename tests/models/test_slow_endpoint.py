@@ -60,7 +60,7 @@ def test_where_an_answer_has_come_in_time_a_timeout_is_worth_all_retries() -> No
         async with MisbehavingServer(reply) as server:
             model = await judge_of(server, timeout_s=60.0)
             await model.generate(ask("quick"))
-            model.spec = model.spec.model_copy(update={"timeout_s": patience(0.2)})
+            model._client.timeout_s = patience(0.2)  # type: ignore[attr-defined]
             (answer,) = await model.generate(ask("slow"))
             await model.aclose()
             return answer.text
