@@ -26,6 +26,7 @@ from upshot.engine.cuda import runner as cuda_runner
 from upshot.engine.cuda.steps import COMPILING, LongRuns
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.kernels import fp8
 from upshot.engine.kernels.decode import DecodePlan
 from upshot.engine.llama.eight_bit import narrow_projections
 from upshot.engine.llama.merged import MergedWeight
@@ -393,12 +394,15 @@ def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> No
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
 
 
-def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: Make) -> None:
-    model = small(make_llama)
-    engine = Engine(
-        model, eos_ids=set(), settings=EngineSettings(page_size=16, kernels=True, max_running=4, kv_bytes=1 << 20)
-    )
-    runner = engine.runner
+@pytest.mark.parametrize("weights", ["model", "fp8"])
+def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(
+    make_llama: Make, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    if DEVICE.type == "cpu":  # the interpreter takes its time for many rows
+        monkeypatch.setattr("upshot.engine.cuda.warm.BUCKETS", [1, 2])
+        monkeypatch.setattr(fp8, "tile_for", lambda rows, *_: fp8.Tile8(16, 16) if rows == 1 else None)
+    settings = EngineSettings(page_size=16, kernels=True, max_running=4, kv_bytes=1 << 20, weights=weights)
+    runner = Engine(smallest(make_llama), eos_ids=set(), settings=settings).runner
     state = [runner.slots.tokens, runner.slots.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]
     before = [x.clone() for x in state]
     common, fused = _common(runner), _fused(runner, runner.driver)

@@ -60,7 +60,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of an SFT that trained adapters."""
     base = tmp_path_factory.mktemp("sft")
     train(recipe(base / "base", steps=1, warm=False))
-    model = {"model": {"path": str(newest(base / "base")), "lora": SHAPE}}
+    model = {"model": {"path": str(newest(base / "base")), "lora": SHAPE, "dtype": "float32"}}
     train(recipe(base / "sft", method="sft", warm=False, steps=20, lr=3e-2, more=model))
     found = newest(base / "sft")
     assert not torch.allclose(loaded(found), loaded(newest(base / "base")), atol=0.3)
@@ -69,7 +69,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(sft: Path, lora: Mapping[str, Any] | None) -> dict[str, Any]:
     more = {
-        "model": {"path": str(sft), "lora": lora},
+        "model": {"path": str(sft), "lora": lora, "dtype": "float32"},
         "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]},
     }
     return {"warm": False, "steps": 3, "save": {"every": 1}, "kl": 0.1, "more": more}

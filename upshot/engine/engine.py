@@ -295,10 +295,10 @@ class Engine:
         self._drain()
         self.version += 1
         self.scheduler.restart()
-        self.pool.forget()
         if not self.parked:
             with self._own_device(weights_written=True):
                 self.runner.forget()
+        self.pool.forget()  # while the device merges adapters
         return self.version
 
     def park(self, keep_steps: bool = False) -> None:

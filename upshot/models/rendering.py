@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Tools
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS
-from upshot.models.tokens import GUARD, SpecialTokens, TokenPieces
+from upshot.models.tokens import GUARD, RECENT, SpecialTokens, TokenPieces
 from upshot.models.turn_marks import TurnMarks, find_turn_marks
 
 STAND_IN = f"{GUARD}reply{GUARD}"
@@ -263,6 +263,15 @@ class Renderer:
         self, messages: Sequence[Message], tools: Tools, generation: bool, before: Sequence[Message] = ()
     ) -> str:
         """The template's rendering of messages whose special tokens are guarded; `before`: messages of our own."""
+        if tools or any(message.tool_calls for message in messages):  # mappings, by which nothing can be found again
+            return self._render(messages, tools, generation, before)
+        return self._recent(tuple(messages), (), generation, tuple(before))
+
+    @cached_property
+    def _recent(self) -> Callable[..., str]:
+        return lru_cache(RECENT)(self._render)
+
+    def _render(self, messages: Sequence[Message], tools: Tools, generation: bool, before: Sequence[Message]) -> str:
         shown = [_for_template(message) for message in before]
         for message in messages:
             shown.append(self._special.guard_all(_for_template(message), self._keep(message.role)))

@@ -40,7 +40,7 @@ from upshot.engine.kernels.fp8 import E4M3
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.driver import Driver, ModuleDriver
+from upshot.engine.llama.driver import BlockDriver, Driver
 from upshot.engine.llama.select import disagreement, select_driver
 from upshot.engine.llama.shape import Shape
 from upshot.engine.sampling import ScoreRequest, apply_grammars, by_sequence, given_logprobs, score_request
@@ -52,6 +52,11 @@ T = TypeVar("T")
 
 LEAST_HEAD = 16
 """Least width of a head: what a matrix product on a GPU takes. Padded smaller heads have not been confirmed on one."""
+
+
+GRAPH_WORK = 1_000_000_000_000
+"""Ids times weights of a layer: for longer prompts a graph gains nothing, as the GPU takes much longer than the host.
+Their capture would cost as much as reading them, and they are read without padding instead."""
 
 
 def counts_on_host(model: torch.nn.Module, dtype: torch.dtype) -> bool:
@@ -107,9 +112,14 @@ class CudaRunner:
         self.use_graphs = settings.graphs and self.on_gpu and not counts_on_host(model, shape.dtype)
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
+        self.most_graphed = 0
+        """Ids of the longest prompts that are captured."""
         self.driver = select_driver(model, shape, settings, kernels=True, check=self._disagreement)
-        if not isinstance(self.driver, ModuleDriver):
+        if isinstance(self.driver, BlockDriver):
             self.graphed = self.driver
+            weights = sum(p.numel() for p in self.driver.core.layers[0].parameters())
+            sparse = self.driver.layers[0].experts is not None
+            self.most_graphed = PREFILL_BUCKETS[-1] if sparse else GRAPH_WORK // weights
         self._pointers = self._weight_pointers()
         self.logits = self._logits_of(max_running) if self.use_graphs else None
         """Where every captured step leaves its logits: each would keep its own otherwise."""
@@ -319,7 +329,7 @@ class CudaRunner:
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> Tensor:
         tokens, blocks = pack_chunks(chunks, self.page_size)
         n, count = tokens.shape[1], blocks.shape[1]
-        size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
+        size = next((b for b in PREFILL_BUCKETS if self.most_graphed >= b >= n), 0)
         rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
         # Blocks of queries: those that are full, and a broken one for each sequence that ends here (or that the
         # chunk cuts). Four at a time, as rows of the table must begin at multiples of 16 bytes.

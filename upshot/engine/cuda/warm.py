@@ -114,13 +114,13 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
 
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     """Kernels of the fused block."""
-    shape, cache, device = runner.shape, runner.cache, runner.shape.device
+    if driver.narrow:
+        return _fused8(runner, driver)
+    shape, device = runner.shape, runner.shape.device
     layer = driver.layers[0]
     hidden = driver.core.norm.weight.shape[0]
     x = torch.zeros(1, hidden, dtype=shape.dtype, device=device)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    cos, sin = driver.tables[layer.rotation]
 
     def join(y: torch.Tensor, h: torch.Tensor | None = x, after: Any = layer.after2) -> Task:
         return lambda: driver._join(y, h, after, layer.norm2)
@@ -128,53 +128,74 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     def norm(parts: int) -> Task:
         return join(torch.zeros(parts, 1, hidden, device=device))
 
-    def fused(rows: int) -> Task:
-        slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
+    def attend(rows: int, fused: bool) -> Task:
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
-        return lambda: fused_decode_attention(
-            qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
-            shape.heads, layer.attention, layer.head_norms,
-        )  # fmt: skip
+        return lambda: _read_qkv(runner, driver, qkv, rows, fused)
 
-    first: list[Task] = [
-        join(x, None, None),
-        join(x),
-        norm(4),
-        lambda: rotate_store(
-            torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, cos, sin,
-            cache.k[0], cache.v[0], shape.heads, layer.head_norms,
-        ),
-    ]  # fmt: skip
-    more: list[Task] = [norm(2)]
-    if can_fuse(shape.head_dim, cos, layer.head_norms):
-        kinds = {tune(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
-        more += [fused(rows) for rows in kinds.values()]
+    first = [join(x, None, None), join(x), norm(4), attend(1, False)]
+    more = [norm(2), *(attend(rows, True) for rows in _tunings(runner, driver).values())]
     if layer.experts is None:
-        gates, larger = _products8(layer, driver) if driver.narrow else _gates(layer, hidden, driver)
+        gates, larger = _gates(layer, hidden, driver)
         first, more = first + gates, more + larger
     return first, more
 
 
-def _products8(layer: Layer, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """The gate and the products in 8 bits: those of the first ids, and those of more rows."""
-    shape, tasks = driver.shape, dict[fp8.Tile8, Task]()
-    both = torch.zeros(1, 2 * layer.down.joined.weight.shape[1], dtype=shape.dtype, device=shape.device)
-    alone: Task = lambda: gate(both, driver.options.act, narrow=True)  # noqa: E731
+def _tunings(runner: Any, driver: FusedDriver) -> dict[Any, int]:
+    """The forms of fused attention, and rows of a step that has each."""
+    layer = driver.layers[0]
+    if not can_fuse(runner.shape.head_dim, driver.tables[layer.rotation][0], layer.head_norms):
+        return {}
+    return {tune(rows * runner.shape.kv_heads, runner.cache.k[0]): rows for rows in reversed(BUCKETS)}
 
-    def launch(projections: Any, rows: int, parts: bool) -> None:
-        n, width = projections.joined.weight.shape
-        tile = fp8.tile_for(rows, n, width, processors(shape.device), parts)
-        if tile is not None:
-            x = torch.zeros(rows, width, dtype=shape.dtype, device=shape.device)
-            tasks[tile] = lambda: projections.in_parts(x) if parts else projections(x)
 
-    for rows in reversed(BUCKETS):
-        for projections in (layer.qkv, layer.gate_up):
-            launch(projections, rows, parts=False)
-        for projections in (layer.o, layer.down):
-            launch(projections, rows, parts=True)
-    small = [tile for tile in tasks if tile.rows == min(other.rows for other in tasks)]
-    return [alone, *(tasks[tile] for tile in small)], [tasks[tile] for tile in tasks if tile not in small]
+def _read_qkv(runner: Any, driver: FusedDriver, qkv: Any, rows: int, fused: bool) -> None:
+    """Rotate and store rows of the joined product that belong to nobody; `fused`: and attend."""
+    shape, cache, layer = runner.shape, runner.cache, driver.layers[0]
+    cos, sin = driver.tables[layer.rotation]
+    if not fused:
+        page = torch.zeros(rows, dtype=torch.int64, device=shape.device)
+        rotate_store(qkv, page, page, cos, sin, cache.k[0], cache.v[0], shape.heads, layer.head_norms)
+        return
+    slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=shape.device)
+    fused_decode_attention(
+        qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), cos, sin,
+        shape.heads, layer.attention, layer.head_norms,
+    )  # fmt: skip
+
+
+def _fused8(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
+    """Products in 8 bits, and what reads them in the form in which they come: those of the first ids, and of more."""
+    shape, layer = driver.shape, driver.layers[0]
+    hidden, dtype, device = driver.core.norm.weight.shape[0], shape.dtype, shape.device
+    tasks = dict[tuple[Any, ...], Task]()
+
+    def run(name: str, rows: int, fused: bool) -> None:
+        projections, back = getattr(layer, name), name in ("o", "down")
+        x = torch.zeros(rows, projections.joined.weight.shape[1], dtype=dtype, device=device)
+        y = projections.in_parts(x) if back else projections(x)
+        if back:
+            driver._join(y, torch.zeros(rows, hidden, dtype=dtype, device=device), layer.after2, layer.norm2)
+        elif name == "gate_up":
+            gate(y, driver.options.act, narrow=True)
+        else:
+            _read_qkv(runner, driver, y, rows, fused)
+
+    def add(name: str, rows: int, tuning: Any = None) -> None:
+        n, width = getattr(layer, name).joined.weight.shape
+        tile = fp8.tile_for(rows, n, width, processors(device), name in ("o", "down"))
+        tasks[name, tile, tuning] = lambda: run(name, rows, tuning is not None)
+
+    fuses = bool(_tunings(runner, driver))
+    for rows in reversed(BUCKETS):  # the fewest rows of each form come last, and stay
+        for name in ("qkv", "o", "gate_up", "down"):
+            add(name, rows)
+        if fuses:
+            add("qkv", rows, tune(rows * shape.kv_heads, runner.cache.k[0]))
+    least = min(tile.rows for _, tile, _ in tasks if tile)
+    x = torch.zeros(1, hidden, dtype=dtype, device=device)
+    first: list[Task] = [lambda: driver._join(x, None, None, layer.norm2)]
+    first += [task for (_, tile, _), task in tasks.items() if tile is None or tile.rows == least]
+    return first, [task for (_, tile, _), task in tasks.items() if tile and tile.rows != least]
 
 
 def _gates(layer: Layer, hidden: int, driver: FusedDriver) -> tuple[list[Task], list[Task]]:

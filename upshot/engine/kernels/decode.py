@@ -227,26 +227,32 @@ def _merge(
     count = tl.load(rows_ptr + row * 2 + 1)
     if count != 1:  # a row of nobody has none
         heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
-        each = tl.arange(0, PARTS)
         dims = tl.arange(0, WIDTH)
         real = heads < HEADS
         top = tl.full([HEAD_TILE], -1e30, dtype=tl.float32)
         total = tl.zeros([HEAD_TILE], dtype=tl.float32)
         acc = tl.zeros([HEAD_TILE, WIDTH], dtype=tl.float32)
         for start in range(0, count, PARTS):
-            live = real[:, None] & (start + each < count)[None, :]
-            at = (first + start + each)[None, :] * HEADS + heads[:, None]
-            sums = tl.load(sums_ptr + at, mask=live, other=-1e30)
+            at = (first + start) * HEADS + heads
+            read = start + tl.zeros_like(heads)  # as a vector: the interpreter makes no mask of a number
             # Each part is relative to its own sum; the largest of them makes them comparable.
-            new = tl.maximum(top, tl.max(sums, 1))
-            weight = tl.where(live, tl.exp2(sums - new[:, None]), 0.0)
-            there = live[:, :, None]
-            if WIDTH > D:
-                there = there & (dims < D)[None, None, :]
-            value = tl.load(parts_ptr + at[:, :, None] * D + dims[None, None, :], mask=there, other=0.0)
+            new = top
+            for part in tl.static_range(PARTS):
+                live = real & (read + part < count)
+                new = tl.maximum(new, tl.load(sums_ptr + at + part * HEADS, mask=live, other=-1e30))
             old = tl.exp2(top - new)
-            acc = acc * old[:, None] + tl.sum(value.to(tl.float32) * weight[:, :, None], 1)
-            total = total * old + tl.sum(weight, 1)
+            acc *= old[:, None]
+            total *= old
+            for part in tl.static_range(PARTS):
+                live = real & (read + part < count)
+                sums = tl.load(sums_ptr + at + part * HEADS, mask=live, other=-1e30)
+                weight = tl.where(live, tl.exp2(sums - new), 0.0)
+                there = live[:, None]
+                if WIDTH > D:
+                    there = there & (dims < D)[None, :]
+                value = tl.load(parts_ptr + (at + part * HEADS)[:, None] * D + dims[None, :], mask=there, other=0.0)
+                acc += value.to(tl.float32) * weight[:, None]
+                total += weight
             top = new
         inside = real[:, None]
         if WIDTH > D:
@@ -360,7 +366,9 @@ def decode_attention(
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))  # a product is at least 16 deep
     scale, window, softcap, sinks, _ = options
     out = torch.empty_like(q)
-    parts = torch.empty(plan.parts, heads, dim, dtype=torch.float32, device=q.device)
+    # Where keys and values are rounded to 8 bits, 16 are enough for a part.
+    kind = q.dtype if in_8_bits(k) else torch.float32
+    parts = torch.empty(plan.parts, heads, dim, dtype=kind, device=q.device)
     sums = torch.empty(plan.parts, heads, dtype=torch.float32, device=q.device)
 
     def read(pieces: Tensor, tuning: Tuning) -> None:
@@ -384,6 +392,6 @@ def decode_attention(
     if plan.parts:
         some = min(8, triton.next_power_of_2(heads))
         _merge[(rows, triton.cdiv(heads, some))](
-            parts, sums, out, plan.rows, HEADS=heads, D=dim, WIDTH=width, PARTS=8, HEAD_TILE=some, num_warps=4
+            parts, sums, out, plan.rows, HEADS=heads, D=dim, WIDTH=width, PARTS=4, HEAD_TILE=some, num_warps=4
         )  # fmt: skip
     return out

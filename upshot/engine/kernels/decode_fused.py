@@ -14,13 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from upshot.engine.kernels.decode import add_sinks, attend, tune
+from upshot.engine.kernels.fp8 import ScaledRows, parts_of
 from upshot.engine.kernels.kv8 import KEY_FACTOR, VALUE_FACTOR, in_8_bits, to_8_bits, value_place
 from upshot.engine.kernels.plain import AttentionOptions, HeadNorms
-from upshot.engine.kernels.rotary import scale_heads
+from upshot.engine.kernels.rotary import load_scaled, scale_heads
 
 
 @triton.jit
-def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr):
+def _rotate_rows(
+    x_ptr, factor, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr
+):  # fmt: skip
     """Rows of the product at `at` (normed if NORM), rotated."""
     HALF: tl.constexpr = D // 2
     dims = tl.arange(0, D)
@@ -28,8 +31,8 @@ def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NO
     # halves that were rotated apart would have to be put together first.
     others = (dims + HALF) % D
     dtype = x_ptr.dtype.element_ty
-    x = tl.load(x_ptr + at + dims[None, :], mask=live, other=0.0).to(tl.float32)
-    y = tl.load(x_ptr + at + others[None, :], mask=live, other=0.0).to(tl.float32)
+    x = load_scaled(x_ptr, at + dims[None, :], live, factor, dtype).to(tl.float32)
+    y = load_scaled(x_ptr, at + others[None, :], live, factor, dtype).to(tl.float32)
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         w = tl.load(weight_ptr + dims)[None, :].to(tl.float32)
@@ -41,11 +44,12 @@ def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NO
 
 @triton.jit
 def _fused_rows(
-    qkv_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, lengths_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
-    sinks_ptr, table_stride, scale, softcap, window, eps,
+    qkv_ptr, factor_ptr, k_ptr, v_ptr, out_ptr, table_ptr, slots_ptr, lengths_ptr, cos_ptr, sin_ptr, q_weight_ptr,
+    k_weight_ptr, sinks_ptr, table_stride, scale, softcap, window, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PAIR: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr,
-    FORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+    FORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, EIGHT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
     head = tl.program_id(0)
@@ -59,11 +63,15 @@ def _fused_rows(
     cos = tl.load(cos_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     base = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
+    factor = 1.0
+    if SCALED:
+        factor = tl.load(factor_ptr + row)
     at = base + (head * GROUP + lanes)[:, None] * D
-    q = _rotate_rows(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM, FORM)
+    q = _rotate_rows(qkv_ptr, factor, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM, FORM)
     key_at = base + (HEADS + head) * D + tl.arange(0, 1)[:, None]
-    k_new = _rotate_rows(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM, FORM)
-    v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
+    k_new = _rotate_rows(qkv_ptr, factor, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM, FORM)
+    v_at = base + (HEADS + KV_HEADS + head) * D + dims[None, :]
+    v_new = load_scaled(qkv_ptr, v_at, v_at >= 0, factor, qkv_ptr.dtype.element_ty)
     own_page = tl.load(table_row + position // PAGE).to(tl.int64)
     own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
     if EIGHT:  # attended to as rounded: the next step reads them so
@@ -103,7 +111,7 @@ def can_fuse(dim: int, cos: Tensor, norms: HeadNorms | None) -> bool:
 
 
 def fused_decode_attention(
-    qkv: Tensor,
+    product: Tensor | ScaledRows,
     k: Tensor,
     v: Tensor,
     table: Tensor,
@@ -116,16 +124,18 @@ def fused_decode_attention(
     norms: HeadNorms | None = None,
 ) -> Tensor:
     """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
+    qkv, factor, scaled = parts_of(product)
     rows, (scale, window, softcap, sinks, _) = qkv.shape[0], options
     kv_heads, page, dim = k.shape[1:]
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     tuning = tune(kv_heads * rows, k)
     _fused_rows[(kv_heads, rows)](
-        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight,
+        qkv, factor, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight,
         qkv if sinks is None else sinks, table.stride(0), scale, softcap, window, eps, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page,
         BLOCK_N=tuning.block, PAIR=tuning.pair, WINDOW=window > 0, NORM=norms is not None, FORM=form,
-        SOFTCAP=softcap > 0, SINKS=sinks is not None, EIGHT=in_8_bits(k), STAGES=tuning.stages, num_warps=tuning.warps,
+        SOFTCAP=softcap > 0, SINKS=sinks is not None, SCALED=scaled, EIGHT=in_8_bits(k), STAGES=tuning.stages,
+        num_warps=tuning.warps,
     )  # fmt: skip
     return out

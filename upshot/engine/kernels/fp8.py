@@ -1,14 +1,17 @@
-"""Products in 8 bits: E4M3 weights with a scale for each row of them, activations with a scale for each token.
+"""Products in 8 bits: E4M3 weights with one scale, activations with a scale for each token.
 
-`norm.add_norm` and `gate.gate` quantize what they write; `quantize` does it for what comes from elsewhere (attention)
-and for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's; of few rows
-reading the weights is all the work, and `_product` does it at the memory's speed, in parts of the sum where one wave of
-programs would leave the GPU half idle. Tiles come by the copy engine (Hopper and later).
+`norm.add_norm` and `gate.gate` quantize what they write; `quantize` does it for what comes from elsewhere (attention),
+`quantize_weight` for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's.
+With a scale for each token it is up to a third slower than without, so it leaves them out, and whoever reads the result
+multiplies by them: `norm.add_norm`, `gate.gate`, `rotary.rotate_store` and `decode_fused`. Of few rows reading the
+weights is all the work, and `_product` does it at the memory's speed, in parts of the sum where one wave of programs
+would leave the GPU half idle. Tiles come by the copy engine (Hopper and later).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -26,25 +29,33 @@ LEAST = tl.constexpr(1e-12)
 """A row of zeros has a scale, too."""
 MOST_RANK = 128
 """Of an adapter that is merged on the way."""
+MOST_UNSCALED = 1024
+"""Rows of a product; of more, the library scales them as fast as not."""
 
 
-class Rows8(NamedTuple):
-    """Rows of numbers in 8 bits, [rows, n], and what each row is to be multiplied by."""
+class ScaledRows(NamedTuple):
+    """Rows of numbers [rows, n], in 8 bits or a product of such rows, and what each row is to be multiplied by; of a
+    weight one number for all rows."""
 
     values: Tensor
     scale: Tensor
 
 
-def empty_rows8(rows: int, n: int, device: torch.device) -> Rows8:
+def parts_of(x: Tensor | ScaledRows) -> tuple[Tensor, Tensor, bool]:
+    """For a kernel: numbers, what rows are to be multiplied by, and whether they are."""
+    return (*x, True) if isinstance(x, ScaledRows) else (x, x, False)
+
+
+def empty_rows8(rows: int, n: int, device: torch.device) -> ScaledRows:
     """Room for rows."""
-    return Rows8(torch.empty(rows, n, dtype=E4M3, device=device), torch.empty(rows, device=device))
+    return ScaledRows(torch.empty(rows, n, dtype=E4M3, device=device), torch.empty(rows, device=device))
 
 
 @triton.jit
 def store_row(x, row, cols, live, out_ptr, scale_ptr, N: tl.constexpr):
     """Quantize a whole row of float32 numbers by its largest."""
     step = tl.maximum(tl.max(tl.abs(x), 0), LEAST) / LARGEST
-    tl.store(out_ptr + row * N + cols, (x / step).to(out_ptr.dtype.element_ty), mask=live)
+    tl.store(out_ptr + row * N + cols, (x * (1.0 / step)).to(out_ptr.dtype.element_ty), mask=live)
     tl.store(scale_ptr + row, step)
 
 
@@ -65,7 +76,7 @@ def row_warps(block: int) -> int:
     return 4 if block < 2048 else 8 if block < 8192 else 16
 
 
-def quantize(x: Tensor, out: Rows8 | None = None) -> Rows8:
+def quantize(x: Tensor, out: ScaledRows | None = None) -> ScaledRows:
     """Rows in 8 bits."""
     rows, n = x.shape
     out = empty_rows8(rows, n, x.device) if out is None else out
@@ -75,43 +86,51 @@ def quantize(x: Tensor, out: Rows8 | None = None) -> Rows8:
 
 
 @triton.jit(do_not_specialize=["rows", "alpha"])
-def _quantize_merged(
+def _quantize_weight(
     x_ptr, up_ptr, down_ptr, out_ptr, scale_ptr, rows, alpha,
     N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of W + alpha × up × down, computed twice: for their largest number, and to be written."""
+    """Rows of W + alpha × up × down: into the scale what their largest number needs, or (WRITE) by the scale."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    rank = tl.arange(0, RANK)
     cols = tl.arange(0, BLOCK_N)
     here = (row < rows)[:, None]
-    up = tl.load(up_ptr + row[:, None] * R + rank[None, :], mask=here & (rank < R)[None, :], other=0.0)
-    up = (up.to(tl.float32) * alpha).to(tl.float32)
     at = row.to(tl.int64)[:, None] * N + cols[None, :]
-    below = down_ptr + rank[:, None] * N + cols[None, :]
-    most = tl.full([BLOCK_M], LEAST, dtype=tl.float32)
+    most = tl.zeros([BLOCK_M], dtype=tl.float32)
+    scale = 1.0
+    if WRITE:
+        scale = tl.load(scale_ptr)
+    if RANK > 0:
+        rank = tl.arange(0, RANK)
+        up = tl.load(up_ptr + row[:, None] * R + rank[None, :], mask=here & (rank < R)[None, :], other=0.0)
+        up = (up.to(tl.float32) * alpha).to(tl.float32)
+        below = down_ptr + rank[:, None] * N + cols[None, :]
     for n in range(0, N, BLOCK_N):
         live = (n + cols < N)[None, :]
-        down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.max(tl.abs(tl.dot(up, down, x, input_precision="tf32")), 1))
-    step = most / LARGEST
-    tl.store(scale_ptr + row, step, mask=row < rows)
-    for n in range(0, N, BLOCK_N):
-        live = (n + cols < N)[None, :]
-        down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
-        x = tl.dot(up, down, x, input_precision="tf32") / step[:, None]
-        tl.store(out_ptr + at + n, x.to(out_ptr.dtype.element_ty), mask=here & live)
+        if RANK > 0:
+            down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
+            x = tl.dot(up, down, x, input_precision="tf32")
+        if WRITE:
+            tl.store(out_ptr + at + n, (x / scale).to(out_ptr.dtype.element_ty), mask=here & live)
+        else:
+            most = tl.maximum(most, tl.max(tl.abs(x), 1))
+    if not WRITE:
+        tl.atomic_max(scale_ptr, tl.max(most, 0) / LARGEST)
 
 
-_launch_merged = Launcher(_quantize_merged)
+_launch_weight = Launcher(_quantize_weight)
 
 
-def quantize_merged(x: Tensor, up: Tensor, down: Tensor, alpha: float, out: Rows8) -> None:
-    """Rows of x + alpha × up × down in 8 bits."""
-    (rows, n), rank = x.shape, up.shape[1]
-    padded = max(16, triton.next_power_of_2(rank))
-    _launch_merged((triton.cdiv(rows, 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256), 4)
+def quantize_weight(x: Tensor, adapter: tuple[Tensor, Tensor, float] | None, out: ScaledRows, write: bool) -> None:
+    """Rows of x, with an adapter's alpha × up × down in them: first they raise the scale in `out` to what they need,
+    then they are written by it, which may be that of several weights."""
+    (rows, n), (up, down, alpha) = x.shape, adapter or (x, x, 0.0)
+    rank = up.shape[1] if adapter else 0
+    padded = max(16, triton.next_power_of_2(rank)) if rank else 0
+    _launch_weight(
+        (triton.cdiv(rows, 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256, write), 4
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +164,13 @@ def _product(
         acc = tl.dot(weight, x_desc.load([row, k]).T, acc)
     cols = col + tl.arange(0, BLOCK_N)
     rows = row + tl.arange(0, BLOCK_M)
-    acc *= tl.load(weight_scale_ptr + cols, mask=cols < N, other=0.0)[:, None]
-    acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[None, :]
+    acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[None, :] * tl.load(weight_scale_ptr)
     at = (part.to(tl.int64) * M + rows.to(tl.int64))[:, None] * N + cols[None, :]
     live = (rows < M)[:, None] & (cols < N)[None, :]
     tl.store(out_ptr + at, acc.T.to(out_ptr.dtype.element_ty), mask=live)
 
 
-def tile_product(x: Rows8, weight: Rows8, tile: Tile8, dtype: torch.dtype) -> Tensor:
+def tile_product(x: ScaledRows, weight: ScaledRows, tile: Tile8, dtype: torch.dtype) -> Tensor:
     """x · weightᵀ; where the tile says so as float32 parts of its sum [parts, rows, n]."""
     (rows, width), n = x.values.shape, weight.values.shape[0]
     shape, kind = ((rows, n), dtype) if tile.parts == 1 else ((tile.parts, rows, n), torch.float32)
@@ -166,11 +184,17 @@ def tile_product(x: Rows8, weight: Rows8, tile: Tile8, dtype: torch.dtype) -> Te
     return out
 
 
-def library_product(x: Rows8, weight: Rows8, dtype: torch.dtype) -> Tensor:
-    """x · weightᵀ by the library."""
-    return torch._scaled_mm(
-        x.values, weight.values.t(), x.scale[:, None], weight.scale[None], out_dtype=dtype, use_fast_accum=True
-    )
+@cache
+def _ones(count: int, device: torch.device) -> Tensor:
+    return torch.ones(count, device=device)
+
+
+def library_product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype) -> Tensor | ScaledRows:
+    """x · weightᵀ by the library; of few rows still to be scaled."""
+    ones, by_row = _ones(len(weight.values), x.values.device), len(x.values) > MOST_UNSCALED
+    scale, other = ((x.scale * weight.scale)[:, None], ones[None]) if by_row else (ones[:1], weight.scale)
+    values = torch._scaled_mm(x.values, weight.values.t(), scale, other, out_dtype=dtype, use_fast_accum=True)
+    return values if by_row else ScaledRows(values, x.scale)
 
 
 def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | None:
@@ -187,21 +211,11 @@ def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | 
     if rows <= 32:
         height = 16 if rows <= 16 else 32
         return Tile8(height, 64, 256, cut(height, 64, 2 * units), 4)
-    if rows <= 64:
-        split = cut(64, 64, units)
-        alone = split * triton.cdiv(n, 64) <= units
-        return Tile8(64, 64, 256, split, 4) if alone else Tile8(64, 64, 128, split, 6)
-    if rows <= 128 and parts:
-        return Tile8(128, 64, 128, cut(128, 64, 2 * units), 4)
-    if rows <= 128 and triton.cdiv(n, 64) <= units:
-        return Tile8(128, 64, 256, 1, 3)
-    if rows <= 256 and cut(128, 128, units) > 1:
-        return Tile8(128, 128, 128, cut(128, 128, units), 4, 8)
     return None
 
 
-def product(x: Rows8, weight: Rows8, dtype: torch.dtype, parts: bool = False) -> Tensor:
-    """x · weightᵀ; `parts`: it may also be the float32 parts of its sum [parts, rows, n]."""
+def product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype, parts: bool = False) -> Tensor | ScaledRows:
+    """x · weightᵀ, maybe with rows still to be scaled; `parts`: or the float32 parts of its sum [parts, rows, n]."""
     (n, width), device = weight.values.shape, weight.values.device
     if not len(x.values):  # the last layer of a chunk that nobody samples from; a tile has at least one row
         return torch.empty(0, n, dtype=dtype, device=device)

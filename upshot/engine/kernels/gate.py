@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from upshot.engine.kernels.fp8 import empty_rows8, row_warps, store_row
+from upshot.engine.kernels.fp8 import ScaledRows, empty_rows8, parts_of, row_warps, store_row
 from upshot.engine.kernels.launch import Launcher, processors, shared_memory
 from upshot.engine.kernels.plain import SILU
 
@@ -35,34 +35,41 @@ def _activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def _gate(x_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr, NARROW: tl.constexpr):
+def _gate(
+    x_ptr, factor_ptr, out_ptr, scale_ptr,
+    N: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr, SCALED: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = cols < N
     dtype = x_ptr.dtype.element_ty
     gate = tl.load(x_ptr + row * 2 * N + cols, mask=live, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * N + N + cols, mask=live, other=0.0).to(tl.float32)
-    act = _activate(gate, ACT).to(dtype).to(tl.float32)
-    gated = (act * up).to(dtype)
-    if NARROW:
-        store_row(gated.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
+    if SCALED:
+        factor = tl.load(factor_ptr + row)
+        gate *= factor
+        up *= factor
+    act = _activate(gate, ACT)
+    if NARROW:  # rounded once: rounding each number to 16 bits first takes as long as the rest
+        store_row(act * up, row, cols, live, out_ptr, scale_ptr, N)
     else:
-        tl.store(out_ptr + row * N + cols, gated, mask=live)
+        tl.store(out_ptr + row * N + cols, (act.to(dtype).to(tl.float32) * up).to(dtype), mask=live)
 
 
 _launch_gate = Launcher(_gate)
 
 
-def gate(x: Tensor, act: int = SILU, narrow: bool = False) -> Any:
-    """silu(first half) × second half, or gelu; `narrow`: as `Rows8`, by a program that sees the whole row."""
+def gate(product: Tensor | ScaledRows, act: int = SILU, narrow: bool = False) -> Any:
+    """silu(first half) × second half, or gelu; `narrow`: in 8 bits, by a program that sees the whole row."""
+    x, factor, scaled = parts_of(product)
     rows, n = x.shape[0], x.shape[1] // 2
     whole = triton.next_power_of_2(n)
     if narrow:
         narrowed = empty_rows8(rows, n, x.device)
-        _launch_gate((rows, 1, 1), (x, *narrowed), (), (n, whole, act, True), row_warps(whole))
+        _launch_gate((rows, 1, 1), (x, factor, *narrowed), (), (n, whole, act, scaled, True), row_warps(whole))
         return narrowed
     out, block = x.new_empty(rows, n), min(2048, whole)
-    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out, x), (), (n, block, act, False), 4)
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, factor, out, x), (), (n, block, act, scaled, False), 4)
     return out
 
 

@@ -19,15 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from upshot.engine.kernels.fp8 import Rows8, empty_rows8, store_row
+from upshot.engine.kernels.fp8 import ScaledRows, empty_rows8, parts_of, store_row
 from upshot.engine.kernels.launch import Launcher, processors
 from upshot.engine.kernels.plain import EARLY
 
 
 @triton.jit
-def _norm_row(x, weight_ptr, cols, live, eps, like_ptr, N: tl.constexpr, FORM: tl.constexpr):
-    """A row's norm, rounded as its form says (plain.EARLY, LATE, OFFSET), in the dtype of `like_ptr`."""
-    dtype = like_ptr.dtype.element_ty
+def _norm_row(x, weight_ptr, cols, live, eps, dtype: tl.constexpr, N: tl.constexpr, FORM: tl.constexpr):
+    """A row's norm, rounded to the dtype as its form says (plain.EARLY, LATE, OFFSET)."""
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
     if FORM == 0:
@@ -41,9 +40,9 @@ def _norm_row(x, weight_ptr, cols, live, eps, like_ptr, N: tl.constexpr, FORM: t
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm(
-    x_ptr, residual_ptr, weight_ptr, after_ptr, sum_ptr, out_ptr, scale_ptr, rows, eps, factor,
+    x_ptr, x_scale_ptr, residual_ptr, weight_ptr, after_ptr, sum_ptr, out_ptr, scale_ptr, rows, eps, factor,
     N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, FACTOR: tl.constexpr, NARROW: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, FACTOR: tl.constexpr, SCALED: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -56,20 +55,24 @@ def _add_norm(
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
         x = x.to(dtype).to(tl.float32)
+    if SCALED:
+        x *= tl.load(x_scale_ptr + row)
     if AFTER:
-        x = _norm_row(x, after_ptr, cols, live, eps, sum_ptr, N, FORM).to(tl.float32)
+        x = _norm_row(x, after_ptr, cols, live, eps, dtype, N, FORM).to(tl.float32)
     if FACTOR:
         x = (x * factor).to(dtype).to(tl.float32)
     if ADD:
         residual = tl.load(residual_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
-        summed = (x + residual).to(dtype)
-        tl.store(sum_ptr + row * N + cols, summed, mask=live)
-        x = summed.to(tl.float32)
+        x += residual
+        tl.store(sum_ptr + row * N + cols, x.to(dtype), mask=live)
+        if not NARROW:
+            x = x.to(dtype).to(tl.float32)
     if BEFORE:
-        normed = _norm_row(x, weight_ptr, cols, live, eps, sum_ptr, N, FORM)
-        if NARROW:
-            store_row(normed.to(tl.float32), row, cols, live, out_ptr, scale_ptr, N)
+        if NARROW:  # rounded once, as in gate.py
+            normed = _norm_row(x, weight_ptr, cols, live, eps, tl.float32, N, FORM)
+            store_row(normed, row, cols, live, out_ptr, scale_ptr, N)
         else:
+            normed = _norm_row(x, weight_ptr, cols, live, eps, dtype, N, FORM)
             tl.store(out_ptr + row * N + cols, normed, mask=live)
 
 
@@ -77,7 +80,7 @@ _launch_add_norm = Launcher(_add_norm)
 
 
 def add_norm(
-    x: Tensor,
+    x: Tensor | ScaledRows,
     residual: Tensor | None,
     weight: Tensor | None,
     eps: float,
@@ -86,23 +89,25 @@ def add_norm(
     factor: float = 1.0,
     narrow: bool = False,
 ) -> tuple[Any, Tensor]:
-    """See `plain.add_norm`; x may be [parts, rows, n], the float32 parts of a sum; `narrow`: the norm is `Rows8`."""
+    """See `plain.add_norm`; x may be [parts, rows, n], the float32 parts of a sum; `narrow`: the norm is in 8 bits."""
+    x, x_scale, scaled = parts_of(x)
     if residual is None and weight is None:
         return x, x
     rows, n = x.shape[-2:]
     parts = x.shape[0] if x.dim() == 3 else 1
     like = x if residual is None else residual  # the parts of a sum are wider than the model
     summed = x if residual is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
-    out: Tensor | Rows8 = summed if weight is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
+    out: Tensor | ScaledRows = summed if weight is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
     if narrow:
         out = empty_rows8(rows, n, x.device)
-    written = out if isinstance(out, Rows8) else (out, like)
+    written = out if isinstance(out, ScaledRows) else (out, like)
     block = triton.next_power_of_2(n)
+    kinds = (weight is not None, after is not None, factor != 1.0, scaled, narrow)
     _launch_add_norm(
         (rows, 1, 1),
-        (x, like, like if weight is None else weight, like if after is None else after, summed, *written),
+        (x, x_scale, like, like if weight is None else weight, like if after is None else after, summed, *written),
         (rows, eps, factor),
-        (n, block, residual is not None, parts, form, weight is not None, after is not None, factor != 1.0, narrow),
+        (n, block, residual is not None, parts, form, *kinds),
         4 if block < 2048 else 8 if parts == 1 else 16,
     )
     return out, summed

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upshot.engine.kernels.fp8 import ScaledRows, parts_of
 from upshot.engine.kernels.kv8 import KEY_FACTOR, VALUE_FACTOR, in_8_bits, to_8_bits, value_place
 from upshot.engine.kernels.launch import Launcher, processors
 from upshot.engine.kernels.plain import HeadNorms, Rotation
@@ -71,43 +72,51 @@ def _wide_weights(
 
 @triton.jit
 def _put(
-    q_ptr, k_ptr, v_ptr, turned, raw, heads, dims, inside, token, cell,
+    q_ptr, k_ptr, x, heads, dims, inside, token, cell,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
-    """The columns `dims` of every head: queries to their tensor, keys and (raw) values to their cell."""
+    """The columns `dims` of queries and keys: queries to their tensor, keys to their cell."""
     there = inside[None, :]
     q_at = (token * HEADS + heads[:, None]) * D + dims[None, :]
-    tl.store(q_ptr + q_at, turned, mask=(heads < HEADS)[:, None] & there)
+    tl.store(q_ptr + q_at, x, mask=(heads < HEADS)[:, None] & there)
     head = heads - HEADS
     k_at = ((cell // PAGE * KV_HEADS + head[:, None]) * PAGE + cell % PAGE) * D + dims[None, :]
-    v_at = k_at - KV_HEADS * PAGE * D
     if EIGHT:
-        turned, raw = to_8_bits(turned, KEY_FACTOR), to_8_bits(raw, VALUE_FACTOR)
-        v_at = value_place(cell // PAGE, head[:, None] - KV_HEADS, cell % PAGE, dims[None, :], KV_HEADS, D, PAGE)
-    tl.store(k_ptr + k_at, turned, mask=(head >= 0)[:, None] & (head < KV_HEADS)[:, None] & there)
-    tl.store(v_ptr + v_at, raw, mask=(head >= KV_HEADS)[:, None] & (head < 2 * KV_HEADS)[:, None] & there)
+        x = to_8_bits(x, KEY_FACTOR)
+    tl.store(k_ptr + k_at, x, mask=(head >= 0)[:, None] & (head < KV_HEADS)[:, None] & there)
+
+
+@triton.jit
+def load_scaled(x_ptr, at, live, factor, dtype: tl.constexpr):
+    """Numbers of a product whose rows are still to be scaled, rounded as the product would be."""
+    return (tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32) * factor).to(dtype)
 
 
 @triton.jit
 def _rotate_store(
-    qkv_ptr, positions_ptr, cells_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps,
+    qkv_ptr, factor_ptr, positions_ptr, cells_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
+    eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    REST: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
-    FORM: tl.constexpr, EIGHT: tl.constexpr,
+    REST: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, VALUES: tl.constexpr, ACROSS: tl.constexpr,
+    NORM: tl.constexpr, WIDE: tl.constexpr, FORM: tl.constexpr, SCALED: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     BOTH: tl.constexpr = HEADS + KV_HEADS
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
     heads = tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
     inside = dims < HALF
     position = tl.load(positions_ptr + token).to(tl.int64)
     cell = tl.load(cells_ptr + token).to(tl.int64)
-    base = token * ((BOTH + KV_HEADS) * D) + heads[:, None] * D
-    real = (heads < BOTH + KV_HEADS)[:, None]
+    factor = 1.0
+    if SCALED:
+        factor = tl.load(factor_ptr + token)
+    row = qkv_ptr + token * ((BOTH + KV_HEADS) * D)
+    real = (heads < BOTH)[:, None]
     live = real & inside[None, :]
-    raw1 = tl.load(qkv_ptr + base + dims[None, :], mask=live, other=0.0)
-    raw2 = tl.load(qkv_ptr + base + HALF + dims[None, :], mask=live, other=0.0)
-    x1, x2 = raw1.to(tl.float32), raw2.to(tl.float32)
+    at = heads[:, None] * D + dims[None, :]
+    x1 = load_scaled(row, at, live, factor, dtype).to(tl.float32)
+    x2 = load_scaled(row, at + HALF, live, factor, dtype).to(tl.float32)
     if NORM:
         if WIDE:
             squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
@@ -123,13 +132,23 @@ def _rotate_store(
     cos = tl.load(cos_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + position * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     r1, r2 = _rotate_halves(x1, x2, cos, sin, q_ptr)
-    _put(q_ptr, k_ptr, v_ptr, r1, raw1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
-    _put(q_ptr, k_ptr, v_ptr, r2, raw2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
+    _put(q_ptr, k_ptr, r1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
+    _put(q_ptr, k_ptr, r2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
     if REST > 0:  # behind the part that is rotated
         more = 2 * HALF + tl.arange(0, REST)
         there = more < D
-        raw3 = tl.load(qkv_ptr + base + more[None, :], mask=real & there[None, :], other=0.0)
-        _put(q_ptr, k_ptr, v_ptr, raw3, raw3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
+        x3 = load_scaled(row, heads[:, None] * D + more[None, :], real & there[None, :], factor, dtype)
+        _put(q_ptr, k_ptr, x3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
+    # Values by themselves: in 8 bits each number has a place of its own, and no thread looks for it in vain.
+    owner = tl.arange(0, VALUES)[:, None]
+    columns = tl.arange(0, ACROSS)[None, :]
+    live = (owner < KV_HEADS) & (columns < D)
+    v = load_scaled(row, (BOTH + owner) * D + columns, live, factor, dtype)
+    v_at = ((cell // PAGE * KV_HEADS + owner) * PAGE + cell % PAGE) * D + columns
+    if EIGHT:
+        v = to_8_bits(v, VALUE_FACTOR)
+        v_at = value_place(cell // PAGE, owner, cell % PAGE, columns, KV_HEADS, D, PAGE)
+    tl.store(v_ptr + v_at, v, mask=live)
 
 
 def _refuse_odd(dim: int, half: int, norms: HeadNorms | None) -> None:
@@ -138,7 +157,7 @@ def _refuse_odd(dim: int, half: int, norms: HeadNorms | None) -> None:
 
 
 def rotate_store(
-    qkv: Tensor,
+    product: Tensor | ScaledRows,
     positions: Tensor,
     cells: Tensor,
     cos: Tensor,
@@ -149,6 +168,7 @@ def rotate_store(
     norms: HeadNorms | None = None,
 ) -> Tensor:
     """Rotated queries [tokens, heads, dim]; rotated keys and values go to their cells (page × page_size + offset)."""
+    qkv, factor, scaled = parts_of(product)
     tokens = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
     half = cos.shape[1]
@@ -157,11 +177,11 @@ def rotate_store(
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps, form = norms if norms is not None else (qkv, qkv, 0.0, 0)
     _rotate_store[(tokens,)](
-        qkv, positions, cells, cos, sin, q_weight, k_weight, q, k, v, eps,
+        qkv, factor, positions, cells, cos, sin, q_weight, k_weight, q, k, v, eps,
         HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half, WIDTH=triton.next_power_of_2(half),
-        REST=triton.next_power_of_2(rest) if rest else 0, PAGE=page, TILE=triton.next_power_of_2(heads + 2 * kv_heads),
-        NORM=norms is not None, WIDE=norms is not None and len(q_weight) != dim, FORM=form, EIGHT=in_8_bits(k),
-        num_warps=4,
+        REST=triton.next_power_of_2(rest) if rest else 0, PAGE=page, TILE=triton.next_power_of_2(heads + kv_heads),
+        VALUES=triton.next_power_of_2(kv_heads), ACROSS=triton.next_power_of_2(dim), NORM=norms is not None,
+        WIDE=norms is not None and len(q_weight) != dim, FORM=form, SCALED=scaled, EIGHT=in_8_bits(k), num_warps=4,
     )  # fmt: skip
     return q
 

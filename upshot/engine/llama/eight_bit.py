@@ -24,7 +24,7 @@ FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 """Families whose block was run in 8 bits; what others add to it (experts, norms behind products) was not."""
 WAY_OUT = "leave it out to sample with the weights as they are"
 LARGEST, LEAST = 448.0, 1e-12
-"""The largest number of E4M3; a row of zeros has a scale, too."""
+"""The largest number of E4M3; zeros have a scale, too."""
 MOST_KEY_BIAS = 10.0
 """In 8 bits a number is off by up to a sixteenth of itself. Around a large bias (Qwen2.5 is known for them) it is more
 than the difference between keys: with 60 log-probabilities were off by 0.55 on average instead of 0.08
@@ -32,34 +32,37 @@ than the difference between keys: with 60 log-probabilities were off by 0.55 on 
 
 
 class Linear8(torch.nn.Module):
-    """A projection in 8 bits with a scale for each row, in a model that is not trained."""
+    """A projection in 8 bits with one scale, in a model that is not trained."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear, scale: Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         with torch.no_grad():
-            wide = linear.weight.detach().float()
-            scale = wide.abs().amax(1).clamp_min_(LEAST).div_(LARGEST)
-            values = wide.div_(scale[:, None]).to(torch.float8_e4m3fn)
+            values = linear.weight.detach().float().div_(scale).to(torch.float8_e4m3fn)
         self.weight = torch.nn.Parameter(values, requires_grad=False)
         self.scale = torch.nn.Parameter(scale, requires_grad=False)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """The product in the dtype of x: what the engine's own is compared with."""
-        return F.linear(x, (self.weight.float() * self.scale[:, None]).to(x.dtype), self.bias)
+        return F.linear(x, (self.weight.float() * self.scale).to(x.dtype), self.bias)
 
 
 def narrow_projections(model: torch.nn.Module) -> None:
-    """Put `Linear8` in the place of every projection of the model's blocks."""
+    """Put `Linear8` in the place of every projection of the model's blocks; those of one input have one scale."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if name in PROJECTIONS and type(child) is torch.nn.Linear:
-                setattr(parent, name, Linear8(child))
+        for names in (*TOGETHER, ("o_proj",), ("down_proj",)):
+            plain = {n: m for n, m in parent.named_children() if n in names and type(m) is torch.nn.Linear}
+            if plain:
+                largest = torch.stack([m.weight.detach().abs().amax() for m in plain.values()]).amax().float()
+                scale = largest.clamp_min_(LEAST).div_(LARGEST).view(1)
+                for name, module in plain.items():
+                    setattr(parent, name, Linear8(module, scale.clone()))
 
 
 class Projections8(Projections):
-    """Several projections of one input by one product in 8 bits; the input may be quantized already (`Rows8`)."""
+    """Several projections of one input by one product in 8 bits; the input may be quantized already
+    (`ScaledRows`)."""
 
     joined: Any
     """`merged.MergedWeight` or `Joined8`."""
@@ -67,20 +70,23 @@ class Projections8(Projections):
     def __init__(self, modules: Sequence[Any], joined: Any) -> None:
         self.modules, self.joined = list(modules), joined
 
-    def __call__(self, x: Any) -> Tensor:
-        """All results, one after the other in each row."""
+    def __call__(self, x: Any) -> Any:
+        """All results, one after the other in each row, maybe with rows still to be scaled (`ScaledRows`)."""
         return self._product(x, False)
 
-    def in_parts(self, x: Any) -> Tensor:
+    def in_parts(self, x: Any) -> Any:
         """The same, or where that is faster the float32 parts of its sum [parts, rows, n], which `add_norm` adds up."""
         return self._product(x, self.joined.bias is None)
 
-    def _product(self, x: Any, parts: bool) -> Tensor:
-        from upshot.engine.kernels.fp8 import Rows8, product, quantize
+    def _product(self, x: Any, parts: bool) -> Any:
+        from upshot.engine.kernels.fp8 import ScaledRows, product, quantize
 
-        narrow = x if isinstance(x, Rows8) else quantize(x)
-        out = product(narrow, Rows8(self.joined.weight, self.joined.scale), self.joined.dtype, parts)
-        return out if self.joined.bias is None else out.add_(self.joined.bias)
+        narrow = x if isinstance(x, ScaledRows) else quantize(x)
+        out = product(narrow, ScaledRows(self.joined.weight, self.joined.scale), self.joined.dtype, parts)
+        if self.joined.bias is None:
+            return out
+        out = out.values.mul_(out.scale[:, None]) if isinstance(out, ScaledRows) else out
+        return out.add_(self.joined.bias)
 
 
 class Joined8:
@@ -95,24 +101,28 @@ class Joined8:
 
     def refresh(self) -> None:
         """Look where they lie; nothing else of them changes."""
-        self.weight, self.scale = (join_rows([getattr(m, name) for m in self.modules]) for name in ("weight", "scale"))
+        self.weight, self.scale = join_rows([module.weight for module in self.modules]), self.modules[0].scale
         biases = [module.bias.detach() for module in self.modules if module.bias is not None]
         if biases:  # in its place: captured steps go on reading it
             self.bias = torch.cat(biases, out=self.bias)
 
 
-def write_quantized(module: Any, values: Tensor, scale: Tensor) -> None:
-    """A projection's weight with its adapters in it, in 8 bits."""
-    from upshot.engine.kernels.fp8 import MOST_RANK, Rows8, quantize, quantize_merged
+def quantize_together(modules: Sequence[Any], values: Sequence[Tensor], scale: Tensor) -> None:
+    """Weights of several projections with their adapters in them, in 8 bits with one scale."""
+    from upshot.engine.kernels.fp8 import MOST_RANK, ScaledRows, quantize_weight
 
-    base, parts, out = base_weight(module), adapters_of(module), Rows8(values, scale)
-    if not parts:
-        quantize(base, out)
-    elif len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK:
-        quantize_merged(base, parts[0].up, parts[0].down, parts[0].scale, out)
-    else:
-        for rows, merged in merge_chunks(base, parts):
-            quantize(merged, Rows8(values[rows], scale[rows]))
+    adapters = [adapters_of(module) for module in modules]
+    scale.fill_(LEAST)
+    for write in (False, True):  # first they raise the scale to what they need
+        for module, parts, out in zip(modules, adapters, values, strict=True):
+            base = base_weight(module)
+            if not parts:
+                quantize_weight(base, None, ScaledRows(out, scale), write)
+            elif len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK:
+                quantize_weight(base, parts[0][:3], ScaledRows(out, scale), write)
+            else:
+                for rows, merged in merge_chunks(base, parts):
+                    quantize_weight(merged, None, ScaledRows(out[rows], scale), write)
 
 
 def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from upshot.engine.llama.eight_bit import Joined8, Linear8, Projections8, check_projections, write_quantized
+from upshot.engine.llama.eight_bit import Joined8, Linear8, Projections8, check_projections, quantize_together
 from upshot.engine.llama.linear import OneWeight, Projections
 from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, is_plain, merge_chunks, own_module
 
@@ -34,7 +34,7 @@ def write_merged(module: Any, out: Tensor) -> None:
 
 class MergedWeight:
     """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own; or
-    `narrow`, in 8 bits with a scale for each row, for products of `dtype`."""
+    `narrow`, in 8 bits with one scale, for products of `dtype`."""
 
     def __init__(self, modules: Sequence[Any], dtype: torch.dtype, narrow: bool = False) -> None:
         if narrow:
@@ -44,23 +44,23 @@ class MergedWeight:
         rows, columns = sum(_shape(module)[0] for module in modules), _shape(modules[0])[1]
         device = self._bases[0].weight.device
         self.weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn if narrow else dtype, device=device)
-        self.scale = torch.empty(rows, device=device) if narrow else None
+        self.scale = torch.empty(1, device=device) if narrow else None
         bias = getattr(self._bases[0], "bias", None)
         self.bias = None if bias is None else torch.empty(rows, dtype=dtype, device=device)
         self.refresh()
 
     def refresh(self) -> None:
         """Merge the adapters as they are now."""
-        at = 0
-        for module, base in zip(self.modules, self._bases, strict=True):
-            end = at + _shape(module)[0]
-            if self.scale is None:
-                write_merged(module, self.weight[at:end])
-            else:
-                write_quantized(module, self.weight[at:end], self.scale[at:end])
-            if self.bias is not None:
-                self.bias[at:end].copy_(base.bias.detach())
-            at = end
+        sizes = [_shape(module)[0] for module in self.modules]
+        rows = self.weight.split(sizes)
+        if self.scale is not None:
+            quantize_together(self.modules, rows, self.scale)
+        else:
+            for module, out in zip(self.modules, rows, strict=True):
+                write_merged(module, out)
+        if self.bias is not None:
+            for base, out in zip(self._bases, self.bias.split(sizes), strict=True):
+                out.copy_(base.bias.detach())
 
 
 def _shape(module: Any) -> tuple[int, int]:

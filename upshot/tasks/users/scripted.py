@@ -25,8 +25,7 @@ class ScriptedUser(User):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The next line, or its leaving when no line is left or the answer has been given."""
-        sentences = (part.strip() for part in _SENTENCE_END.split(as_text(conversation.row.goal)))
-        lines = conversation.row.meta.get("script") or self.lines or [part for part in sentences if part]
+        lines = conversation.row.meta.get("script") or self.lines or _sentences(as_text(conversation.row.goal))
         turns = conversation.session.get("user", {"turns": 0})["turns"]
         if turns >= len(lines) or (self.leave_when_answered and self._has_answer(conversation)):
             return self.reply("", {"user_ended": 1.0}, done=True)
@@ -39,3 +38,7 @@ class ScriptedUser(User):
         if not reference or last is None:
             return False
         return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", last.content) is not None
+
+
+def _sentences(text: str) -> list[str]:
+    return [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
