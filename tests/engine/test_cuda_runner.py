@@ -400,7 +400,8 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(
 ) -> None:
     if DEVICE.type == "cpu":  # the interpreter takes its time for many rows
         monkeypatch.setattr("upshot.engine.cuda.warm.BUCKETS", [1, 2])
-        monkeypatch.setattr(fp8, "tile_for", lambda rows, *_: fp8.Tile8(16, 16) if rows == 1 else None)
+        monkeypatch.setattr(fp8, "MOST_TILED", 2)
+        monkeypatch.setattr(fp8, "MOST_UNSCALED", 4)
     settings = EngineSettings(page_size=16, kernels=True, max_running=4, kv_bytes=1 << 20, weights=weights)
     runner = Engine(smallest(make_llama), eos_ids=set(), settings=settings).runner
     state = [runner.slots.tokens, runner.slots.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]

@@ -239,9 +239,10 @@ class PagePool:
     def forget(self) -> None:
         """Make no page findable any more (the weights changed); idle ones become free."""
         self.settle()
-        while self._n_idle:
-            self._free.append(self._oldest_idle())
+        refs, key = self._refs, self._key
+        self._free += [page for page in dict.fromkeys(self._idle) if refs[page] == 0 and key[page] is not None]
         self._idle.clear()
+        self._n_idle = 0
         self._entries = [0] * self.n_pages
         self._chains[:] = ROOT
         self._trails.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,12 +165,11 @@ def _read_qkv(runner: Any, driver: FusedDriver, qkv: Any, rows: int, fused: bool
 
 
 def _fused8(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """Products in 8 bits, and what reads them in the form in which they come: those of the first ids, and of more."""
+    """Products in 8 bits, and what reads them in the form in which they come, which depends on the rows."""
     shape, layer = driver.shape, driver.layers[0]
     hidden, dtype, device = driver.core.norm.weight.shape[0], shape.dtype, shape.device
-    tasks = dict[tuple[Any, ...], Task]()
 
-    def run(name: str, rows: int, fused: bool) -> None:
+    def run(name: str, rows: int, fused: bool = False) -> None:
         projections, back = getattr(layer, name), name in ("o", "down")
         x = torch.zeros(rows, projections.joined.weight.shape[1], dtype=dtype, device=device)
         y = projections.in_parts(x) if back else projections(x)
@@ -180,22 +180,13 @@ def _fused8(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         else:
             _read_qkv(runner, driver, y, rows, fused)
 
-    def add(name: str, rows: int, tuning: Any = None) -> None:
-        n, width = getattr(layer, name).joined.weight.shape
-        tile = fp8.tile_for(rows, n, width, processors(device), name in ("o", "down"))
-        tasks[name, tile, tuning] = lambda: run(name, rows, tuning is not None)
+    def each(rows: int) -> list[Task]:
+        return [partial(run, name, rows) for name in ("qkv", "o", "gate_up", "down")]
 
-    fuses = bool(_tunings(runner, driver))
-    for rows in reversed(BUCKETS):  # the fewest rows of each form come last, and stay
-        for name in ("qkv", "o", "gate_up", "down"):
-            add(name, rows)
-        if fuses:
-            add("qkv", rows, tune(rows * shape.kv_heads, runner.cache.k[0]))
-    least = min(tile.rows for _, tile, _ in tasks if tile)
-    x = torch.zeros(1, hidden, dtype=dtype, device=device)
-    first: list[Task] = [lambda: driver._join(x, None, None, layer.norm2)]
-    first += [task for (_, tile, _), task in tasks.items() if tile is None or tile.rows == least]
-    return first, [task for (_, tile, _), task in tasks.items() if tile and tile.rows != least]
+    few, many = fp8.MOST_TILED, fp8.MOST_UNSCALED
+    begin = partial(driver._join, torch.zeros(1, hidden, dtype=dtype, device=device), None, None, layer.norm2)
+    attend = [partial(run, "qkv", rows, True) for rows in (*_tunings(runner, driver).values(), few + 1)]
+    return [begin, *each(1), *each(few + 1)], [*each(few), *each(many + 1), *attend]
 
 
 def _gates(layer: Layer, hidden: int, driver: FusedDriver) -> tuple[list[Task], list[Task]]:

@@ -29,6 +29,8 @@ LEAST = tl.constexpr(1e-12)
 """A row of zeros has a scale, too."""
 MOST_RANK = 128
 """Of an adapter that is merged on the way."""
+MOST_TILED = 32
+"""Rows up to which our own product is faster than the library's."""
 MOST_UNSCALED = 1024
 """Rows of a product; of more, the library scales them as fast as not."""
 
@@ -200,18 +202,15 @@ def library_product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype) -> Te
 def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | None:
     """The tile with which this is faster than the library's product on `units` multiprocessors, if any.
 
-    Measured (docs/dev/performance-2026-11.md): up to 128 rows all that counts is that every multiprocessor reads
-    weights, as many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, which must fit at once.
+    Measured (docs/dev/performance-2026-11.md): of few rows all that counts is that every multiprocessor reads weights,
+    as many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, which must fit at once.
     """
-
-    def cut(height: int, cols: int, slots: int) -> int:
-        tiles = triton.cdiv(rows, height) * triton.cdiv(n, cols)
-        return next((p for p in (8, 4, 2) if parts and p * tiles <= slots and p * 512 <= width), 1)
-
-    if rows <= 32:
-        height = 16 if rows <= 16 else 32
-        return Tile8(height, 64, 256, cut(height, 64, 2 * units), 4)
-    return None
+    if rows > MOST_TILED:
+        return None
+    height = 16 if rows <= 16 else 32
+    tiles = triton.cdiv(n, 64)
+    cuts = (p for p in (8, 4, 2) if parts and p * tiles <= 2 * units and p * 512 <= width)
+    return Tile8(height, 64, 256, next(cuts, 1), 4)
 
 
 def product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype, parts: bool = False) -> Tensor | ScaledRows:
