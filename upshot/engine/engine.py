@@ -61,8 +61,8 @@ class EngineSettings:
     model's own weights while the engine is not parked; nothing else may use the model then. never: adapters are called
     as modules, which is slower."""
     weights: Literal["model", "fp8"] = "model"
-    """fp8: projections in 8 bits, a scale for each row of weights and each token (llama/eight_bit.py; Hopper and
-    later)."""
+    """fp8: projections in 8 bits, one scale for those of one input and one for each token (llama/eight_bit.py; Hopper
+    and later)."""
     kv: Literal["model", "fp8"] = "model"
     """fp8: keys and values in 8 bits, half the memory and half of what a step reads of them (kernels/kv8.py)."""
     kernels: bool = False
