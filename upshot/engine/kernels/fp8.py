@@ -130,9 +130,7 @@ def quantize_weight(x: Tensor, adapter: tuple[Tensor, Tensor, float] | None, out
     (rows, n), (up, down, alpha) = x.shape, adapter or (x, x, 0.0)
     rank = up.shape[1] if adapter else 0
     padded = max(16, triton.next_power_of_2(rank)) if rank else 0
-    _launch_weight(
-        (triton.cdiv(rows, 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256, write), 4
-    )
+    _launch_weight((-(-rows // 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256, write), 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,11 +111,10 @@ def quantize_together(modules: Sequence[Any], values: Sequence[Tensor], scale: T
     """Weights of several projections with their adapters in them, in 8 bits with one scale."""
     from upshot.engine.kernels.fp8 import MOST_RANK, ScaledRows, quantize_weight
 
-    adapters = [adapters_of(module) for module in modules]
+    weights = [(base_weight(module), adapters_of(module), out) for module, out in zip(modules, values, strict=True)]
     scale.fill_(LEAST)
     for write in (False, True):  # first they raise the scale to what they need
-        for module, parts, out in zip(modules, adapters, values, strict=True):
-            base = base_weight(module)
+        for base, parts, out in weights:
             if not parts:
                 quantize_weight(base, None, ScaledRows(out, scale), write)
             elif len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK:
