@@ -406,7 +406,7 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(
     runner = Engine(smallest(make_llama), eos_ids=set(), settings=settings).runner
     state = [runner.slots.tokens, runner.slots.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]
     before = [x.clone() for x in state]
-    common, fused = _common(runner), _fused(runner, runner.driver)
+    common, fused = _common(runner, runner.driver), _fused(runner, runner.driver)
     with torch.inference_mode():
         for task in [*common[0], *common[1], *fused[0], *fused[1]]:
             task()
@@ -419,12 +419,12 @@ def test_what_is_compiled_ahead_does_not_read_the_plan_of_a_step_that_runs_meanw
     """A plan names the rows of its step. The kernel that is compiled has one row, and would write beyond its end."""
     settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
     engine = Engine(small(make_llama), eos_ids=set(), settings=settings)
-    tasks = [task for some in _common(engine.runner) for task in some]
+    tasks = [task for some in _common(engine.runner, engine.runner.driver) for task in some]
     seqs = engine.submit([3 + i % 50 for i in range(40)], Rules(max_tokens=4), n=4)
     while not (engine.runner.batch.launches and all(seq.sampled for seq in seqs)):
         engine.step()
     plans: list[DecodePlan] = []
-    monkeypatch.setattr("upshot.engine.cuda.warm.decode_attention", lambda *args: plans.append(args[-1]))
+    monkeypatch.setattr("upshot.engine.cuda.warm.decode_attention", lambda *args: plans.append(args[7]))
     with torch.inference_mode():
         for task in tasks:
             task()

@@ -250,6 +250,26 @@ def test_attention_over_keys_and_values_in_8_bits(dim: int, page: int, window: i
         torch.testing.assert_close(read[row], expected, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize(("heads", "dim", "dtype"), [(6, 16, torch.float32), (3, 24, None)])
+def test_for_a_product_in_8_bits_merged_attention_is_quantized_by_the_row(
+    heads: int, dim: int, dtype: torch.dtype | None
+) -> None:
+    """Rows of several parts, of one (which another kernel wrote already) and of nobody."""
+    lengths = [5, 100, 150, 80]
+    case = Case(random.Random(4), heads // 3, 3, dim, 16, lengths)
+    k, v = case.narrowed()
+    q = torch.randn(4, heads, dim, device=DEVICE).to(dtype or dtype_here())
+    plan = case.plan(eight=True)
+    plan.rows[3, 1] = 0
+    args = (q, k, v, case.table, case.slots, case.lengths, AttentionOptions(dim**-0.5), plan)
+    assert {0, 1} < set(plan.rows[:, 1].tolist()), "and some with more"
+    wider, narrow = decode_attention(*args), decode_attention(*args, narrow=True)
+    assert isinstance(wider, torch.Tensor) and isinstance(narrow, ScaledRows)
+    assert narrow.values.shape == (4, heads * dim) and not bool(narrow.values[3].float().any())
+    kept = ScaledRows(narrow.values[:3], narrow.scale[:3])
+    assert_narrow(kept, wider.flatten(1)[:3], 1e-5 if q.dtype == torch.float32 else 2**-7)
+
+
 def test_every_plan_fits_into_the_room_that_a_captured_step_has_for_it() -> None:
     """Nothing checks this on the device: a part beyond the room would be written over something else."""
     rng = random.Random(0)

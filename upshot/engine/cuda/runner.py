@@ -36,7 +36,7 @@ from upshot.engine.cuda.steps import (
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import decode_attention, tiles_for
 from upshot.engine.kernels.decode_fused import fused_decode_attention
-from upshot.engine.kernels.fp8 import E4M3
+from upshot.engine.kernels.fp8 import E4M3, ScaledRows
 from upshot.engine.kernels.long import SHORTEST, cudnn_takes
 from upshot.engine.kernels.plain import AttentionOptions
 from upshot.engine.kernels.prefill import prefill_attention
@@ -441,8 +441,8 @@ class CudaRunner:
         table, heads = self.cache.table, self.shape.heads
         plan = self.batch.plan(len(slots), launches)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-            return decode_attention(q, k, v, table, slots, lengths, options, plan)
+        def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor | ScaledRows:
+            return decode_attention(q, k, v, table, slots, lengths, options, plan, self.driver.narrow)
 
         def fused(
             qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions

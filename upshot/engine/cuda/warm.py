@@ -39,7 +39,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
     import triton.runtime.driver
 
     triton.runtime.driver.active.get_current_device()  # builds its own helpers, once, before there are threads
-    first, later = _common(runner)
+    first, later = _common(runner, driver)
     if isinstance(driver, FusedDriver):
         more_first, more_later = _fused(runner, driver)
         first, later = first + more_first, later + more_later
@@ -75,7 +75,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
     return wait
 
 
-def _common(runner: Any) -> tuple[list[Task], list[Task]]:
+def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
     """Kernels every driver needs: reading prompts, attention over pages, sampling."""
     shape, cache, state, device = runner.shape, runner.cache, runner.slots, runner.shape.device
     slots = torch.full((1,), state.count, dtype=torch.int32, device=device)
@@ -93,7 +93,7 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         live = runner.batch.plan(1, launches)
         narrow, rows = torch.zeros_like(live.narrow), torch.zeros_like(live.rows)
         plan = DecodePlan(narrow, None if live.wide is None else torch.zeros_like(live.wide), rows, live.parts)
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan)
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan, driver.narrow)
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(

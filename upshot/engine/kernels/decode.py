@@ -7,7 +7,8 @@ third in decode_fused.py for rows that share nothing and are read whole):
 - `_read`: each program one piece of a context and one key head, for all rows that share the piece. In 16 bits
   it runs in two sizes side by side: with as many rows as the least tile holds, and with up to MEMBERS; in 8 bits in
   the first;
-- `_merge`: combines the parts of each row (but an only part is the result, which `_read` writes itself).
+- `_merge`: combines the parts of each row (but an only part is the result, which `_read` writes itself); for a product
+  in 8 bits it quantizes all rows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from upshot.engine.decode_plan import OPEN, DecodeTiles
+from upshot.engine.kernels.fp8 import ScaledRows, empty_rows8, store_row
 from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 from upshot.engine.kernels.launch import processors, shared_memory
 from upshot.engine.kernels.plain import AttentionOptions
@@ -219,20 +221,21 @@ def _read(
 
 @triton.jit
 def _merge(
-    parts_ptr, sums_ptr, out_ptr, rows_ptr,
+    parts_ptr, sums_ptr, out_ptr, narrow_ptr, scale_ptr, rows_ptr,
     HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, HEAD_TILE: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     first = tl.load(rows_ptr + row * 2).to(tl.int64)
     count = tl.load(rows_ptr + row * 2 + 1)
-    if count != 1:  # a row of nobody has none
+    if NARROW or count != 1:  # a row of nobody has none
         heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
         dims = tl.arange(0, WIDTH)
         real = heads < HEADS
         top = tl.full([HEAD_TILE], -1e30, dtype=tl.float32)
         total = tl.zeros([HEAD_TILE], dtype=tl.float32)
         acc = tl.zeros([HEAD_TILE, WIDTH], dtype=tl.float32)
-        for start in range(0, count, PARTS):
+        for start in range(0, tl.where(count == 1, 0, count), PARTS):
             at = (first + start) * HEADS + heads
             read = start + tl.zeros_like(heads)  # as a vector: the interpreter makes no mask of a number
             # Each part is relative to its own sum; the largest of them makes them comparable.
@@ -258,8 +261,13 @@ def _merge(
         if WIDTH > D:
             inside = inside & (dims < D)[None, :]
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
-        place = out_ptr + (row * HEADS + heads)[:, None] * D + dims[None, :]
-        tl.store(place, out.to(out_ptr.dtype.element_ty), mask=inside)
+        cells = heads[:, None] * D + dims[None, :]
+        if NARROW:
+            ready = inside & (count + tl.zeros_like(heads) == 1)[:, None]  # `_read` wrote it, and there are no parts
+            out += tl.load(out_ptr + row * HEADS * D + cells, mask=ready, other=0.0).to(tl.float32)
+            store_row(out, row, cells, inside, narrow_ptr, scale_ptr, HEADS * D)
+        else:
+            tl.store(out_ptr + row * HEADS * D + cells, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
@@ -359,8 +367,10 @@ def decode_attention(
     lengths: Tensor,
     options: AttentionOptions,
     plan: DecodePlan,
-) -> Tensor:
-    """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
+    narrow: bool = False,
+) -> Tensor | ScaledRows:
+    """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages; `narrow`: in
+    8 bits [rows, heads × dim] if parts are merged, where it costs nothing."""
     rows, heads, dim = q.shape
     kv_heads, page = k.shape[1], k.shape[2]
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))  # a product is at least 16 deep
@@ -389,9 +399,14 @@ def decode_attention(
     read(plan.narrow, tune(0 if plan.parts else kv_heads * rows, k))
     if side is not None:
         torch.cuda.current_stream().wait_stream(side)
-    if plan.parts:
-        some = min(8, triton.next_power_of_2(heads))
-        _merge[(rows, triton.cdiv(heads, some))](
-            parts, sums, out, plan.rows, HEADS=heads, D=dim, WIDTH=width, PARTS=4, HEAD_TILE=some, num_warps=4
-        )  # fmt: skip
-    return out
+    if not plan.parts:
+        return out
+    # A row has one scale: the program that quantizes it holds all of its heads.
+    most = triton.next_power_of_2(heads)
+    some, warps = (most, min(16, max(4, most // 2))) if narrow else (min(8, most), 4)
+    small = empty_rows8(rows, heads * dim, q.device) if narrow else ScaledRows(out, sums)
+    _merge[(rows, triton.cdiv(heads, some))](
+        parts, sums, out, *small, plan.rows,
+        HEADS=heads, D=dim, WIDTH=width, PARTS=4, HEAD_TILE=some, NARROW=narrow, num_warps=warps,
+    )  # fmt: skip
+    return small if narrow else out

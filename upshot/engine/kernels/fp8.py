@@ -1,7 +1,7 @@
 """Products in 8 bits: E4M3 weights with one scale, activations with a scale for each token.
 
-`norm.add_norm` and `gate.gate` quantize what they write; `quantize` does it for what comes from elsewhere (attention),
-`quantize_weight` for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's.
+`norm.add_norm` and `gate.gate` quantize what they write, and so does `decode.decode_attention` where it merges parts;
+`quantize` does it for what comes from elsewhere, `quantize_weight` for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's.
 With a scale for each token it is up to a third slower than without, so it leaves them out, and whoever reads the result
 multiplies by them: `norm.add_norm`, `gate.gate`, `rotary.rotate_store` and `decode_fused`. Of few rows reading the
 weights is all the work, and `_product` does it at the memory's speed, in parts of the sum where one wave of programs
@@ -55,8 +55,8 @@ def empty_rows8(rows: int, n: int, device: torch.device) -> ScaledRows:
 
 @triton.jit
 def store_row(x, row, cols, live, out_ptr, scale_ptr, N: tl.constexpr):
-    """Quantize a whole row of float32 numbers by its largest."""
-    step = tl.maximum(tl.max(tl.abs(x), 0), LEAST) / LARGEST
+    """Quantize a whole row of float32 numbers, in a tile of any shape, by its largest."""
+    step = tl.maximum(tl.max(tl.abs(x)), LEAST) / LARGEST
     tl.store(out_ptr + row * N + cols, (x * (1.0 / step)).to(out_ptr.dtype.element_ty), mask=live)
     tl.store(scale_ptr + row, step)
 

@@ -33,6 +33,8 @@ class Driver(ABC):
     """The causal LM."""
     rough = False
     """Whether its logits are only near the model's."""
+    narrow = False
+    """Whether its projections are in 8 bits."""
     has_adapters = False
     """Whether it reads adapters itself, merged or not."""
     by_block = False
@@ -194,7 +196,7 @@ class BlockDriver(Driver):
             rotations = self._rotations(h, positions)
             x, h = self._join(h, None, None, self.layers[0].norm1)
             for index, layer in enumerate(self.layers):
-                half = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step).flatten(1)
+                half = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step)
                 final = index + 1 == len(self.layers)
                 if final and last is not None:  # of the other tokens only keys and values are needed
                     half, h = half[last], h[last]
@@ -225,8 +227,8 @@ class BlockDriver(Driver):
             rotations[kind] = cos[0][:, None].repeat(1, 1, times), sin[0][:, None].repeat(1, 1, times)
         return rotations
 
-    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
-        """Attention [tokens, heads, dim] out of the joined product."""
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Any:
+        """Attention [tokens, heads × dim] out of the joined product; where it suits a product in 8 bits, too."""
         shape = self.shape
         heads, both = shape.heads, shape.heads + shape.kv_heads
         qkv = qkv.view(len(qkv), both + shape.kv_heads, shape.head_dim)
@@ -238,7 +240,7 @@ class BlockDriver(Driver):
         if layer.rotates:
             qk = plain.rotate(qk, *rotation)
         q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, both:]
-        return step.attend(index, q, k, v, layer.attention)
+        return step.attend(index, q, k, v, layer.attention).flatten(1)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The second half: up, gated, and down."""

@@ -73,9 +73,10 @@ class FusedDriver(BlockDriver):
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
         return self.tables
 
-    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Any:
         cos, sin = rotation if layer.rotates else self._still[layer.rotation]
-        return step.rotate_attend(index, qkv, cos, sin, layer.head_norms, layer.attention)  # type: ignore[attr-defined,no-any-return]
+        out = step.rotate_attend(index, qkv, cos, sin, layer.head_norms, layer.attention)  # type: ignore[attr-defined]
+        return out.flatten(1) if isinstance(out, Tensor) else out  # rows in 8 bits are flat
 
     def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
         if self.narrow and before not in (None, self.core.norm):  # the head reads what the model's dtype holds
