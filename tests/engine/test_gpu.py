@@ -11,6 +11,8 @@ import torch
 
 from tests.engine.conftest import tiny_llama
 from tests.engine.test_families import BLOCK, FAMILIES, build
+from tests.patience import wait_until
+from upshot.engine.cuda.steps import COMPILING
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 
@@ -45,8 +47,7 @@ def engine_on(model: torch.nn.Module, **over: Any) -> Engine:
     """An engine with a small cache."""
     settings = {"kv_bytes": 64 << 20, "max_running": 64, **over}
     engine = Engine(model, eos_ids=set(), settings=EngineSettings(**settings))
-    for kernel in engine.runner.compiling:
-        kernel.exception()  # until then no step is captured
+    wait_until(lambda: not COMPILING)  # until then no step is captured
     return engine
 
 

@@ -473,7 +473,7 @@ def dtype_here() -> torch.dtype:
     return torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
-@pytest.mark.parametrize("dtype", {torch.float32, dtype_here()}, ids=str)
+@pytest.mark.parametrize("dtype", dict.fromkeys((torch.float32, dtype_here())), ids=str)
 def test_norm_and_gate_in_8_bits_are_the_plain_ones_rounded(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     rtol = 1e-5 if dtype == torch.float32 else 2**-7  # the plain ones are rounded to 16 bits
