@@ -86,14 +86,14 @@ def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
     blocks = torch.zeros(4, 4, dtype=torch.int32, device=device)
     logits = torch.zeros(1, shape.vocab, dtype=shape.dtype, device=device)
 
-    plain = AttentionOptions(1.0)
+    plain, eight = AttentionOptions(1.0), driver.narrow
 
     def attend(launches: int) -> Task:
         # Tables of its own. Those of the runner change while this compiles: they would name rows that q does not have.
         live = runner.batch.plan(1, launches)
         narrow, rows = torch.zeros_like(live.narrow), torch.zeros_like(live.rows)
         plan = DecodePlan(narrow, None if live.wide is None else torch.zeros_like(live.wide), rows, live.parts)
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan, driver.narrow)
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan, eight)
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(

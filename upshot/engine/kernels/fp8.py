@@ -1,11 +1,13 @@
 """Products in 8 bits: E4M3 weights with one scale, activations with a scale for each token.
 
-`norm.add_norm` and `gate.gate` quantize what they write, and so does `decode.decode_attention` where it merges parts;
-`quantize` does it for what comes from elsewhere, `quantize_weight` for weights, with a low-rank adapter in them if there is one. `product` of many rows is the library's.
-With a scale for each token it is up to a third slower than without, so it leaves them out, and whoever reads the result
-multiplies by them: `norm.add_norm`, `gate.gate`, `rotary.rotate_store` and `decode_fused`. Of few rows reading the
-weights is all the work, and `_product` does it at the memory's speed, in parts of the sum where one wave of programs
-would leave the GPU half idle. Tiles come by the copy engine (Hopper and later).
+`norm.add_norm` and `gate.gate` quantize what they write, and so does `decode.decode_attention` where it merges parts.
+`quantize` does it for every other input, `quantize_weight` for weights, with a low-rank adapter in them if any.
+
+`product` calls the library for many rows. With a scale for each token the library's product is up to a third slower, so
+those scales are left out, and the kernel that reads the result multiplies by them: `norm.add_norm`, `gate.gate`,
+`rotary.rotate_store` and `decode_fused`. With few rows, reading the weights takes all the time. `_product` reads them
+at the memory's bandwidth and splits the sum into parts if one wave of programs would leave half of the GPU idle. Its
+tiles are loaded by the tensor memory accelerator (Hopper and later).
 """
 
 from __future__ import annotations
