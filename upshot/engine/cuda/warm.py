@@ -93,7 +93,9 @@ def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
         live = runner.batch.plan(1, launches)
         narrow, rows = torch.zeros_like(live.narrow), torch.zeros_like(live.rows)
         plan = DecodePlan(narrow, None if live.wide is None else torch.zeros_like(live.wide), rows, live.parts)
-        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan, driver.narrow)
+        return lambda: decode_attention(
+            q, cache.k[0], cache.v[0], cache.table, slots, lengths, plain, plan, driver.narrow
+        )
 
     def draw(cuts: bool) -> Task:
         return lambda: sample_kernels.draw(
