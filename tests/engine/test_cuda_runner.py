@@ -102,6 +102,24 @@ def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> 
     assert engine.pool.held == 0
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_fork_of_a_running_sequence_continues_from_its_last_id_and_leaves_it_alone(
+    make_llama: Make, exact: bool
+) -> None:
+    model = small(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20, exact=exact)
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    prompt = [3 + (7 * i) % 60 for i in range(5)]
+    [seq] = engine.submit(prompt, Rules(max_tokens=5, temperature=0))
+    for _ in range(3):
+        engine.step()
+    fork = engine.fork(seq, Rules(max_tokens=2, temperature=0))
+    assert len(seq.ids) == fork.prompt_len == 8  # three ids were sampled, and the fork reads no prompt
+    engine.run_until_done()
+    expected = greedy(model, prompt, 5)
+    assert (seq.ids, fork.ids) == (expected, expected)
+
+
 def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(make_llama)
     prompts = [[3 + (i * j) % 60 for j in range(1, 6)] for i in range(1, 5)]

@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.sampling import RowRules, sample
 from upshot.engine.sequence import Rules
 
 Make = Callable[..., LlamaForCausalLM]
@@ -182,6 +184,32 @@ def test_weights_of_an_older_version_are_never_read_again(make_llama: Make) -> N
     assert after.ids == greedy(model, prompt, 20)
     assert (before.version, crossing.version, after.version) == (0, 0, 1)
     assert crossing.ids == greedy(model, crossing.ids[:kept], 40 - (kept - len(prompt)))
+
+
+def test_whether_rows_fit_into_the_window_does_not_depend_on_earlier_steps(llama: LlamaForCausalLM) -> None:
+    cell = 2 * 2 * 2 * 16 * 4  # a key and a value: two layers, two heads of 16 numbers, float32
+    windows = []
+    for earlier in (0, 64):
+        settings = EngineSettings(kv_bytes=16 * 192 * cell)  # 16 rows of 192 ids
+        engine = Engine(llama, eos_ids=set(), settings=settings)
+        for i in range(earlier):
+            engine.submit([3 + i, 4], Rules(max_tokens=3))
+        engine.run_until_done()
+        for prompt in prompts_of(2, 150, 151, seed=4):
+            engine.submit(prompt, Rules(max_tokens=4))
+        for _ in range(3):
+            engine.step()
+        windows.append(len(engine.runner.window.rows))
+    assert windows == [2, 2]
+
+
+def test_logits_that_are_not_numbers_give_some_id_and_leave_other_rows_alone() -> None:
+    logits = torch.zeros(3, 50)
+    logits[1] = torch.nan
+    rules = [Rules(), Rules(), Rules(top_k=3)]
+    ids, logprobs, _ = sample(logits, RowRules(rules), np.array([1, 2, 3]))
+    assert bool((ids >= 0).all() and (ids < 50).all())
+    assert logprobs.isnan().tolist() == [False, True, False]
 
 
 def test_the_learner_is_left_as_it_was(make_llama: Make) -> None:

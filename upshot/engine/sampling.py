@@ -94,6 +94,7 @@ def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tenso
         point = torch.from_numpy(uniforms(rows.seeds, positions))[:, None] * total
         # Rounding may leave the point at the very end: then the last id with any mass is meant.
         ids = torch.minimum(torch.searchsorted(mass, point, right=True), torch.searchsorted(mass, total))[:, 0]
+        ids = ids.clamp(max=logits.shape[-1] - 1)  # NaN logits: any id, as on a GPU
         if rows.any_greedy:
             ids = torch.where(torch.from_numpy(rows.greedy), logprobs.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None])[:, 0], logprobs

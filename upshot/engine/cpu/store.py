@@ -286,21 +286,23 @@ class Window:
             self._prefixes = {page: prefix for page, prefix in self._prefixes.items() if id(prefix) in used}
 
     def _grow(self, rows: int, length: int) -> bool:
+        layers, _, heads, dim = self.store.k.shape
+        limit = self.limit // (2 * layers * heads * dim * self.store.k.element_size())
+        rows, roomy, length = -(-rows // 16) * 16, -(-(length + length // 4) // 32) * 32, -(-length // 32) * 32
+        # This depends on nothing but the step: a resumed run must round as the run that it continues would have.
+        if rows * length > limit:
+            return False
         have_rows, have_length = self._shape
         if rows <= have_rows and length <= have_length:
             return True
-        # More than is needed now: growing copies everything, and a sequence grows at every step.
-        rows = max(have_rows, -(-rows // 16) * 16)
-        length = max(have_length, -(-(length + length // 4) // 32) * 32)
-        store = self.store.k
-        layers, _, heads, dim = store.shape
-        if 2 * layers * rows * heads * length * dim * store.element_size() > self.limit:
-            return False
+        # Leave room to grow, since growing copies everything and every step adds an id to each sequence.
+        if max(rows, have_rows) * max(roomy, have_length) <= limit:
+            rows, length = max(rows, have_rows), max(roomy, have_length)
+        kept = min(length, have_length)
         for name in ("k", "v"):
-            old = getattr(self, name)
-            new = store.new_zeros(layers, rows, heads, length, dim)
+            new = self.store.k.new_zeros(layers, rows, heads, length, dim)
             if self.rows:
-                new[:, : len(self.rows), :, :have_length] = old[:, : len(self.rows)]
+                new[:, : len(self.rows), :, :kept] = getattr(self, name)[:, : len(self.rows), :, :kept]
             setattr(self, name, new)
         self._shape = (rows, length)
         return True

@@ -82,7 +82,11 @@ class DeviceSlots:
 
     def _send_rules(self, seqs: list[Sequence]) -> None:
         rules = [s.rules for s in seqs]
-        slots, seeds = upload(np.array([[s.slot for s in seqs], [r.seed for r in rules]], dtype=np.int64), self.device)
+        state = np.array([[s.slot, s.rules.seed, s.ids[-1], len(s.ids) - 1] for s in seqs], dtype=np.int64)
+        slots, seeds, tokens, places = upload(state.T, self.device)
+        # A prefill step overwrites both when it samples; a fork of a running sequence is never prefilled.
+        self.tokens.index_copy_(0, slots, tokens)
+        self.place.index_copy_(0, slots, places.int())
         cuts = np.array([[r.temperature, r.top_p, r.min_p, r.top_k] for r in rules], dtype=np.float32)
         numbers = upload(cuts.T, self.device)
         self.rules.seeds.index_copy_(0, slots, seeds)
