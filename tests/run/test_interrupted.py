@@ -86,6 +86,18 @@ def test_an_error_before_the_update_saves_the_step_before_with_its_random_state(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight"), "dropout draws again what it drew"
 
 
+@pytest.mark.parametrize("method", ["sft", "rl"])
+def test_a_new_model_in_16_bits_is_the_one_that_its_checkpoint_holds(method: str, tmp_path: Path) -> None:
+    narrow = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "dtype": "bfloat16"}}
+    settings: dict[str, Any] = {"warm": False, "method": method, "save": {"every": 0}, "more": narrow}
+    train(recipe(tmp_path / "straight", steps=2, **settings))
+    train(recipe(tmp_path / "run", steps=1, **settings))
+    longer = RunFolder.open(tmp_path / "run").recipe
+    longer = longer.model_copy(update={"train": longer.train.model_copy(update={"steps": 2})})
+    train(longer, RunFolder.open(tmp_path / "run"))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
 def test_numbers_and_details_that_json_has_not_do_not_end_a_run(tmp_path: Path) -> None:
     odd = [{"name": f"tests.training.helpers:{name}"} for name in ("Odd", "NoMapping")]
     train(recipe(tmp_path / "run", warm=False, steps=1, more={"reward": {"metrics": odd}}))

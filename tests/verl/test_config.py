@@ -83,7 +83,7 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
     [
         ("train.schedule=linear", "no schedule 'linear'"),
         ("train.loss=reinforce", "no loss 'reinforce'"),
-        ("train.kl.estimator=k3-corrected", "no KL estimator"),
+        ("train.kl={weight: 0.1, estimator: k3-corrected}", "no KL estimator"),
         ("train.method=dpo", "rl and ppo run on verl, the others"),
         ("train.prompts_per_step=65", "there are 64"),
         ("models.judge=policy@start", "models.judge=/model"),

@@ -24,11 +24,11 @@ from upshot.config.layers import (
     tag,
     untag,
 )
-from upshot.config.method import describe_unread
 from upshot.config.recipe import Recipe
 from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.recipe.reward import list_metrics
 from upshot.config.registry import look_in, path_of
+from upshot.config.unread import describe_unread
 from upshot.config.validation import explain_error, field_at, first_error
 from upshot.config.yaml_text import parse_yaml
 from upshot.core.errors import UserError, near
@@ -87,9 +87,9 @@ def load_recipe(
     origins = {key: leaf.origin for key, leaf in leaves(tree)}
     loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
     # Files may share a section `train` between methods; who sets a key here and now expects it to do something.
-    for key, says in describe_unread(loaded.recipe.train).items():
+    for key, says in describe_unread(loaded.recipe).items():
         for name, origin in origins.items():
-            if origin in (COMMAND_LINE, CALL) and f"{name}.".startswith(f"train.{key}."):
+            if origin in (COMMAND_LINE, CALL) and f"{name}.".startswith(f"{key}."):
                 raise UserError(f"{origin}: {says}")
     for folder in loaded.recipe.code:
         look_in(Path(folder))

@@ -105,17 +105,3 @@ methods: Registry[TrainingMethod] = Registry("training method", "upshot.training
 def method_of(name: str) -> TrainingMethod:
     """The method of a name or path."""
     return methods.create(name, where="train.method")
-
-
-def describe_unread(config: Any) -> dict[str, str]:
-    """What to say of each key of a section `train` that is set and has no effect with its method."""
-    known, fields = {name: method_of(name).reads for name in methods.names()}, type(config).model_fields
-    messages = {}
-    for key in fields if config.method in known else ():  # what code of the user's own reads is not known
-        readers = ", ".join(name for name, keys in known.items() if key in keys)
-        is_set = getattr(config, key) != fields[key].get_default(call_default_factory=True)
-        if readers and key not in known[config.method] and is_set:
-            messages[key] = (
-                f"train.{key} has no effect with train.method={config.method}, only with {readers}; leave it out"
-            )
-    return messages

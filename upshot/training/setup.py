@@ -44,7 +44,9 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
         from upshot.models.tiny import tiny_model
 
         tokenizer = _new_tokenizer(task)
-        module = tiny_model(config.tiny, tokenizer, seed).to(device, pick_dtype(config.dtype, device))
+        module = tiny_model(config.tiny, tokenizer, seed).to(device)
+        for weight in module.parameters():  # buffers stay float32, as in a model that is loaded: a resumed run loads it
+            weight.data = weight.data.to(pick_dtype(config.dtype, device))
     return module, _set_template(tokenizer, config)
 
 

@@ -62,8 +62,7 @@ class FrozenPolicy(EngineModel):
     def catch_up(self, step: int) -> None:
         """Take over the policy's weights, which have taken this many steps."""
         trained = dict(self.policy.named_parameters())
-        self.load({name: trained[name].detach() for name in self.own})
-        self.engine.version = step  # as its samples say
+        self.load({name: trained[name].detach() for name in self.own}, step)
 
     @property
     def own(self) -> dict[str, Tensor]:
@@ -71,12 +70,13 @@ class FrozenPolicy(EngineModel):
         shared = {id(p) for p in self.policy.parameters()}
         return {name: p for name, p in self.module.named_parameters() if id(p) not in shared}
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over these weights."""
+    def load(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
+        """Take over these weights; `version`: of which step they are, as its samples say."""
         with torch.no_grad():
             for name, weight in self.own.items():
                 weight.copy_(weights[name])
         self.engine.weights_changed()
+        self.engine.version = version
 
 
 class RenewedPolicy(Model):

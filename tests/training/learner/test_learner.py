@@ -17,6 +17,7 @@ from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.config.recipe.train import OptimizerConfig
 from upshot.training.adapters import add_lora
 from upshot.training.learner.forward.padded import token_logprobs
+from upshot.training.learner.forward.select import forward_of
 from upshot.training.learner.learner import Learner, learning_rate
 from upshot.training.learner.optim.adamw import MasterAdamW
 from upshot.training.loops.dpo import Dpo
@@ -263,11 +264,26 @@ def test_save_and_load_go_on_exactly_as_if_nothing_had_happened(dtype: torch.dty
         assert torch.equal(a, b)
 
 
+def test_a_resumed_learner_reads_with_the_forward_that_the_run_began_with(tmp_path: Path) -> None:
+    """Rounding decides where two are close, and the weights of a checkpoint are not those of the beginning."""
+    began, resumed = learner(), learner()
+    began.forward = forward_of(began.module, chosen="transformers")
+    assert (began.forward.name, resumed.forward.name) == ("transformers", "lean")
+    began.save(tmp_path)
+    resumed.load(tmp_path)
+    assert resumed.forward.name == "transformers"
+
+
 def test_a_warm_up_below_one_is_a_share_of_all_updates() -> None:
     share = TrainConfig(steps=20, lr=1.0, schedule={"name": "cosine", "warmup_steps": 0.1})
     steps = TrainConfig(steps=20, lr=1.0, schedule={"name": "cosine", "warmup_steps": 2})
     assert [learning_rate(share, n) for n in range(20)] == [learning_rate(steps, n) for n in range(20)]
     assert learning_rate(share, 0) == 0.5
+
+
+def test_a_warm_up_of_a_broken_number_of_updates_never_exceeds_the_learning_rate() -> None:
+    config = TrainConfig(steps=20, lr=1.0, schedule={"warmup_steps": 1.5})
+    assert [learning_rate(config, n) for n in range(3)] == [0.5, 1.0, 1.0]
 
 
 def test_gradients_never_come_from_the_attention_that_pytorch_prefers_on_hopper() -> None:

@@ -95,7 +95,17 @@ def test_the_drift_of_a_round_is_that_before_its_first_update() -> None:
 
 def test_nothing_to_learn_from_makes_no_update() -> None:
     own = learner(minibatches=2)
+    before = [p.detach().clone() for p in own.parameters]
     given = Lesson([], lambda: PolicyGradient(TrainConfig()), {"policy/x": 1.0})
-    assert (
-        update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0, "train/tokens": 0.0} and own.steps == 0
-    )
+    assert update(own, given, seed=0) == {"policy/x": 1.0, "train/sequences": 0.0, "train/tokens": 0.0}
+    assert all(torch.equal(a, b) for a, b in zip(before, own.parameters, strict=True))
+
+
+def test_the_learning_rate_falls_by_the_steps_of_the_run_also_where_some_have_little_to_learn_from() -> None:
+    """Online DPO may have no pair in a step, and fewer pairs than minibatches."""
+    own = learner(steps=5, minibatches=3, lr=1.0, schedule="linear")
+    rates = []
+    for count in (9, 0, 2, 9, 9):
+        logs = update(own, Lesson([[d] for d in data(count)], lambda: PolicyGradient(own.config)), seed=0)
+        rates.append(logs.get("train/lr"))
+    assert [rate if rate is None else round(15 * rate, 6) for rate in rates] == [13, None, 8, 4, 1]

@@ -24,7 +24,7 @@ class ScheduleConfig(Section):
     name: Literal["constant", "cosine", "linear"] = "constant"
     """After the warm-up: constant, or decay to `lr * min_lr` along a cosine or a line."""
     warmup_steps: float = Field(0, ge=0)
-    """Steps of linear warm-up; a value below 1 is a share of all steps."""
+    """Updates of linear warm-up (`minibatches` in each step); a value below 1 is a share of all of them."""
     min_lr: float = Field(0.0, ge=0, le=1)
     """Final learning rate as a share of the peak."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from upshot.config.method import describe_unread, method_of
+from upshot.config.method import method_of
+from upshot.config.unread import describe_unread
 from upshot.rollout.check_names import thought_key
 from upshot.run.checks.context import CheckContext, Finding
 
@@ -13,7 +14,7 @@ from upshot.run.checks.context import CheckContext, Finding
 def check(context: CheckContext) -> Iterator[Finding]:
     """Look at what the method reads, at how the policy is sampled and at what of its replies is trained."""
     # Files may share a section `train` between methods, so this is only worth knowing.
-    yield from (Finding(says, fatal=False) for says in describe_unread(context.recipe.train).values())
+    yield from (Finding(says, fatal=False) for says in describe_unread(context.recipe).values())
     if not context.sampled:
         return
     method_of(context.recipe.train.method).check_loss(context.recipe)

@@ -60,9 +60,11 @@ class Learner:
         if module.device.type == "cuda":
             torch.cuda.set_device(module.device)  # kernels are launched on the current one
         choose_attention_without_cudnn()
+        self.exact = exact
         self.forward: Forward = forward_of(module, exact)
         """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
+        """Updates, and those that a step had no data for: the learning rate follows them."""
         self.read = 0
         """Tokens that went through forward and backward, context included."""
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -155,6 +157,7 @@ class Learner:
         state = {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
+            "forward": self.forward.name,
             **random,
             "other_ranks": self.ranks.all_gather_object("random", random)[1:],
             "value_head": self.value_head.state_dict() if self.value_head is not None else None,
@@ -172,6 +175,7 @@ class Learner:
                 f"'{folder / 'learner.pt'}' is damaged or belongs to another model ({describe_damage(error)}); "
                 f"delete the folder {folder.name}, then --resume continues from the checkpoint before it"
             ) from error
+        self.forward = forward_of(self.module, self.exact, state.get("forward", self.forward.name))
         states_of_rank = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
         for random in states_of_rank:  # none where the checkpoint is of fewer ranks
             torch.set_rng_state(random["torch_rng"])
@@ -228,7 +232,7 @@ def random_states() -> dict[str, Any]:
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The rate of a step (counted from 0): linear warm-up, then constant, cosine or linear to lr × min_lr."""
     updates, warmup = config.steps * config.minibatches, config.schedule.warmup_steps
-    warmup = math.ceil(warmup * updates) if warmup < 1 else warmup
+    warmup = math.ceil(warmup * updates if warmup < 1 else warmup)
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.schedule.name == "constant":

@@ -197,13 +197,15 @@ def learn(learner: Learner, items: Sequence[T], seed: int, prepare: Callable[[Le
     lesson = prepare(learner, items)
     learned: dict[str, list[tuple[float, Objective]]] = {}
     drift: Logs = {}
-    for units in minibatches(lesson.units, learner.config.minibatches, seed):
+    parts = minibatches(lesson.units, learner.config.minibatches, seed)
+    for units in parts:
         objective = lesson.objective()
         logs = learner.forward_backward(units, objective)
         if MEAN not in lesson.logs:
             drift = drift or objective.drift(learner.ranks)
         for name, value in (logs | learner.step()).items():
             learned.setdefault(name, []).append((value, objective))
+    learner.steps += learner.config.minibatches - len(parts)
     joined: Logs = {} if lesson.units else {SEQUENCES: 0.0, TOKENS: 0.0}
     for name, by_minibatch in learned.items():
         values = [value for value, _ in by_minibatch]
