@@ -88,12 +88,12 @@ class Paper:
         overrides: Sequence[str] = (),
         verl: Sequence[str] = (),
     ) -> None:
-        self.file, first = read_paper(name)
+        self.file, shared = read_paper(name)
         tasks = self.file.get("tasks", {"": {}})
         if task is not None and task not in tasks:
             raise UserError(f"{name} has no task '{task}'; {did_you_mean(task, [one for one in tasks if one])}")
         self.name, self.task = name, next(iter(tasks)) if task is None else task
-        whole = "-".join(filter(None, (first.replace("/", "-"), self.task, "small" if small else "")))
+        whole = "-".join(filter(None, (shared.replace("/", "-"), self.task, "small" if small else "")))
         self.out = out or Path("runs") / whole
         smaller = self.file["small"] if small else {}
         commands = {**smaller.get("stages", {}), **self.file["stages"]}
@@ -182,18 +182,21 @@ class Paper:
 
 
 def read_paper(name: str) -> tuple[dict[str, Any], str]:
-    """A file merged over the files it extends, and the name of the first of these, whose stages they share."""
+    """A file merged over the files it extends, and the table whose folder it uses: that of the file it extends, whose
+    stages it shares, unless it gives a variable or phrase of these stages another value."""
     file = FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"unknown table '{name}'; {did_you_mean(name, list_papers())}")
     paper: dict[str, Any] = read_yaml(file, "paper")
     parent = paper.pop("extends", "")
-    base, first = read_paper(parent) if parent else ({}, name)
+    base, folder = read_paper(parent) if parent else ({}, name)
+    if any(paper.get(section, {}).keys() & base.get(section, {}).keys() for section in ("variables", "phrases")):
+        folder = name
     for section in ("tasks", "table", "notes"):  # a file with its own table does not inherit these
         base.pop(section, None) if section in paper else None
     merge(base, paper)
     base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
-    return base, first
+    return base, folder
 
 
 def _same(ours: Any, published: Any) -> bool:
