@@ -12,7 +12,7 @@ from upshot.cli import main
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
 from upshot.offline.costs import cost_of
-from upshot.offline.reproduce import Paper, list_papers, run_stage
+from upshot.offline.reproduce import Paper, PaperStage, list_papers, run_stage
 from upshot.run.folder import RunFolder
 
 PUBLISHED = {
@@ -177,6 +177,36 @@ def test_a_stage_runs_once_and_a_broken_training_is_resumed(tmp_path: Path) -> N
     other = Paper("gsm8k-multiturn", out=tmp_path, small=True, overrides=["small_model.train.lr=1e-4"]).stages[0]
     with pytest.raises(UserError, match="was made with other settings"):
         run_stage(tmp_path / "stages.json", other, command)
+
+
+def test_a_training_that_has_begun_is_not_resumed_under_other_settings(tmp_path: Path) -> None:
+    def stage(*overrides: str) -> PaperStage:
+        return Paper("gsm8k-multiturn", out=tmp_path, small=True, overrides=overrides).stages[0]
+
+    recipe = stage().recipe
+    assert recipe is not None
+    RunFolder.create(recipe).append_metrics("sft", 1, {})
+    with pytest.raises(UserError, match=r"was made with other settings \(train.lr=0.005\); choose another --out"):
+        run_stage(tmp_path / "stages.json", stage("small_model.train.lr=1e-4"), lambda words: 0)
+    run_stage(tmp_path / "stages.json", stage(), lambda words: 0)
+
+
+def test_the_table_says_how_many_scores_are_missing(tmp_path: Path) -> None:
+    paper = Paper("collabllm/table-1", out=tmp_path)
+    cells = {"task metric": {"mean": 12.0, "missing": {"timeout": 2, "refused": 1}}, "k-tokens": {"missing": {}}}
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "table.json").write_text(json.dumps({"cells": {"base": cells}}))
+    assert paper.table()[1] == ["base", "12.0 (11), 3 missing", "– (3.4)"]
+
+
+def test_what_the_stages_cost_is_printed_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("upshot.offline.reproduce.run_stage", lambda *_: print("a stage"))
+    monkeypatch.setattr("upshot.offline.reproduce.print_paper", lambda _: None)
+    assert main(["reproduce", "collabllm/table-1", "--out", str(tmp_path)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("all stages") and "calls" in first and "$" in first and second == "a stage"
 
 
 def test_a_stage_that_was_interrupted_ends_the_command_as_an_interrupt(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ Cost = Mapping[str, float]
 
 def describe_costs(
     commands: Mapping[str, Sequence[str]], shown: Sequence[str], model: str, examples: int, assume: Mapping[str, int]
-) -> str:
-    """Two lines for each stage, and their sum.
+) -> list[str]:
+    """Two lines for each stage, and one for their sum.
 
     `shown`: what each stage would run now. `model`: the model that is trained.
     `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
@@ -55,7 +55,7 @@ def describe_costs(
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
     stages = zip(costs.items(), shown, strict=True)
     lines = [f"{name:<14}{_line(cost)}\n{'':<14}upshot {command}" for (name, cost), command in stages]
-    return "\n".join([*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"])
+    return [*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"]
 
 
 def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
