@@ -11,24 +11,34 @@ import pytest
 from upshot.cli import main
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
-from upshot.offline.reproduce import Paper, list_papers, run_stage
+from upshot.offline.costs import cost_of
+from upshot.offline.reproduce import Paper, PaperStage, list_papers, run_stage
 from upshot.run.folder import RunFolder
 
 PUBLISHED = {
     "collabllm/table-1": {
-        "sft": {"train.lr": 1e-5, "train.epochs": 3, "train.prompts_per_step": 64, "model.lora.r": 32},
-        "dpo": {"train.lr": 5e-6, "train.epochs": 8, "train.prompts_per_step": 64, "train.dpo.beta": 0.1},
-        "online_dpo": {"train.lr": 5e-6, "train.epochs": 1, "train.prompts_per_step": 32, "train.group_size": 2},
-        "ppo": {"train.lr": 2e-6, "train.epochs": 5, "train.prompts_per_step": 64, "futures.samples": 3},
+        "sft": {"train.lr": 1e-5, "train.epochs": 3, "train.prompts_per_step": 64, "model.lora.r": 32}
+        | {"train.schedule.name": "cosine", "train.schedule.warmup_steps": 0},
+        "dpo": {"train.lr": 5e-6, "train.epochs": 8, "train.prompts_per_step": 64, "train.dpo.beta": 0.1}
+        | {"train.dpo.min_gap": 0.02, "train.schedule.name": "cosine", "train.schedule.warmup_steps": 0},
+        "online_dpo": {"train.lr": 5e-6, "train.epochs": 1, "train.prompts_per_step": 32, "train.group_size": 2}
+        | {"train.dpo.min_gap": 0, "train.schedule.name": "cosine"},
+        "ppo": {"train.lr": 2e-6, "train.epochs": 5, "train.prompts_per_step": 64, "futures.samples": 3}
+        | {"train.schedule.name": "constant", "train.kl.weight": 0.2, "train.ppo.value_weight": 0.1},
     },
     "classmates/gsm8k": {
         "classmates": {"train.lr": 3e-7, "train.prompts_per_step": 512, "train.kl.weight": 0.1, "futures.samples": 1}
+        | {"train.advantage.name": "grpo", "train.length_norm": "token"}
     },
     "classmates/math": {"classmates": {"train.lr": 2e-7, "train.kl.weight": 0.1, "episode.max_tokens": 1024}},
     "classmates/sycophancy": {
         "classmates": {"train.lr": 1e-5, "train.kl.weight": 0, "train.steps": 1500, "episode.max_tokens": 3072}
+        | {"train.advantage.name": "dr-grpo", "train.length_norm": "constant"}
     },
-    "classmates/mmlu-hint": {"classmates": {"train.lr": 1e-5, "train.group_size": 8, "eval.monitor": "monitor"}},
+    "classmates/mmlu-hint": {
+        "classmates": {"train.lr": 1e-6, "train.prompts_per_step": 64, "train.minibatches": 4, "train.group_size": 8}
+        | {"train.advantage.name": "gdpo", "train.length_norm": "token", "eval.monitor": "monitor"}
+    },
     "gsm8k-multiturn": {
         "trained": {"train.prompts_per_step": 8, "train.group_size": 2, "episode.temperature": 0.8}
         | {"episode.max_turns": 3, "episode.max_tokens": 192, "train.kl.weight": 1e-4}
@@ -83,6 +93,20 @@ def test_a_changed_setting_is_listed() -> None:
     assert "sft: model.path is smollm2-135m; published: meta-llama/Llama-3.1-8B-Instruct" in told
 
 
+def test_tables_about_the_same_models_share_a_folder_and_others_have_their_own() -> None:
+    folders = {name: Paper(name, "medium" if name.startswith("collabllm") else None).out for name in list_papers()}
+    assert len({folder for name, folder in folders.items() if name.startswith("collabllm")}) == 1
+    assert folders["classmates/math"] == Path("runs/classmates-math"), "not in the way of classmates/gsm8k"
+    assert len({folder for name, folder in folders.items() if name.startswith("classmates")}) == 4
+
+
+@pytest.mark.parametrize("name", ["classmates/gsm8k", "classmates/math"])
+def test_classmates_of_a_model_that_marks_no_thoughts_get_its_replies(name: str) -> None:
+    (recipe,) = [stage.recipe for stage in Paper(name).stages if stage.name == "classmates"]
+    assert recipe is not None and recipe.model.path.startswith("allenai/OLMo-2")
+    assert recipe.futures.options["thought"] == "reply" and recipe.futures.options["keep"] == 0.8
+
+
 def test_each_training_starts_from_the_one_before_it(tmp_path: Path) -> None:
     stages = {stage.name: stage.recipe for stage in Paper("collabllm/table-1", out=tmp_path).stages}
     starts = {name: recipe.model.path for name, recipe in stages.items() if recipe is not None}
@@ -111,6 +135,15 @@ def test_a_plan_counts_calls_dollars_and_hours(capsys: pytest.CaptureFixture[str
     # 93 steps of 32 prompts, 2 replies, 3 futures of 2 rounds: as many user turns as judged scores.
     assert "calls" in lines["online_dpo"] and "$" in lines["online_dpo"] and " 0.0 GPU" not in lines["online_dpo"]
     assert "about 0 calls" in lines["sft"] and " 0.0 GPU" not in lines["sft"]
+
+
+def test_a_plan_counts_the_calls_that_extract_a_document_and_the_verdicts_of_judges() -> None:
+    for task in ("math-hard", "medium", "bigcodebench"):  # accuracy or extraction, and interactivity
+        (words,) = [stage.words for stage in Paper("collabllm/table-1", task).stages if stage.name == "online_dpo"]
+        assert cost_of(words, 8e9, 3000, 0)["calls"] == 94 * 32 * 2 * 3 * (2 + 2)
+    stages = {stage.name: stage.words for stage in Paper("classmates/sycophancy").stages}
+    assert cost_of(stages["baseline"], 0.0, 8000, 0)["calls"] == 1500 * 16 * 8
+    assert cost_of(stages["classmates"], 0.0, 8000, 0)["calls"] == 1500 * 16 * 8 * 2, "the classmate's answers, too"
 
 
 def test_wrong_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +177,36 @@ def test_a_stage_runs_once_and_a_broken_training_is_resumed(tmp_path: Path) -> N
     other = Paper("gsm8k-multiturn", out=tmp_path, small=True, overrides=["small_model.train.lr=1e-4"]).stages[0]
     with pytest.raises(UserError, match="was made with other settings"):
         run_stage(tmp_path / "stages.json", other, command)
+
+
+def test_a_training_that_has_begun_is_not_resumed_under_other_settings(tmp_path: Path) -> None:
+    def stage(*overrides: str) -> PaperStage:
+        return Paper("gsm8k-multiturn", out=tmp_path, small=True, overrides=overrides).stages[0]
+
+    recipe = stage().recipe
+    assert recipe is not None
+    RunFolder.create(recipe).append_metrics("sft", 1, {})
+    with pytest.raises(UserError, match=r"was made with other settings \(train.lr=0.005\); choose another --out"):
+        run_stage(tmp_path / "stages.json", stage("small_model.train.lr=1e-4"), lambda words: 0)
+    run_stage(tmp_path / "stages.json", stage(), lambda words: 0)
+
+
+def test_the_table_says_how_many_scores_are_missing(tmp_path: Path) -> None:
+    paper = Paper("collabllm/table-1", out=tmp_path)
+    cells = {"task metric": {"mean": 12.0, "missing": {"timeout": 2, "refused": 1}}, "k-tokens": {"missing": {}}}
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "table.json").write_text(json.dumps({"cells": {"base": cells}}))
+    assert paper.table()[1] == ["base", "12.0 (11), 3 missing", "– (3.4)"]
+
+
+def test_what_the_stages_cost_is_printed_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("upshot.offline.reproduce.run_stage", lambda *_: print("a stage"))
+    monkeypatch.setattr("upshot.offline.reproduce.print_paper", lambda _: None)
+    assert main(["reproduce", "collabllm/table-1", "--out", str(tmp_path)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("all stages") and "calls" in first and "$" in first and second == "a stage"
 
 
 def test_a_stage_that_was_interrupted_ends_the_command_as_an_interrupt(tmp_path: Path) -> None:

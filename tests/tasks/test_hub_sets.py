@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -39,3 +40,24 @@ def test_documents_are_the_newest_short_articles_of_the_papers_set(monkeypatch: 
     loaded = tasks.create("medium", {}, "task").all_rows()
     titles = {row.meta["title"] for rows in loaded.values() for row in rows}
     assert titles == {f"t{n}" for n in range(390, 399)}  # 2.5 % of 400, of which one is too long
+
+
+def test_documents_and_code_are_tested_on_what_the_published_conversations_are_not_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    articles = [{"title": f"t{n}", "text": f"text {n}", "timestamp": f"2020-01-01 {n:05d}"} for n in range(4000)]
+    problems = [{"instruct_prompt": f"p{n}", "task_id": f"BigCodeBench/{n}"} for n in range(1140)]
+    undated = {"title": "undated", "text": "text", "timestamp": None}
+    serve(monkeypatch, {"Kamaljp/medium_articles": [undated, *articles], "bigcode/bigcodebench": problems})
+
+    recent = articles[3900:]  # as the original splits them: shuffled with seed 42, the first 0.5 % of all for testing
+    random.Random(42).shuffle(recent)
+    loaded = tasks.create("medium", {}, "task").all_rows()
+    assert {row.meta["title"] for row in loaded["test"]} == {article["title"] for article in recent[:20]}
+    assert {row.meta["title"] for row in loaded["train"]} == {article["title"] for article in recent[20:]}
+
+    order = list(range(1140))  # the last fifth of the numbers, shuffled with seed 42
+    random.Random(42).shuffle(order)
+    loaded = tasks.create("bigcodebench", {}, "task").all_rows()
+    assert {row.meta["task_id"] for row in loaded["test"]} == {f"BigCodeBench/{n}" for n in order[912:]}
+    assert len(loaded["train"]) == 912 and set(loaded) == {"train", "test"}

@@ -46,8 +46,8 @@ Cost = Mapping[str, float]
 
 def describe_costs(
     commands: Mapping[str, Sequence[str]], shown: Sequence[str], model: str, examples: int, assume: Mapping[str, int]
-) -> str:
-    """Two lines for each stage, and their sum.
+) -> list[str]:
+    """Two lines for each stage, and one for their sum.
 
     `shown`: what each stage would run now. `model`: the model that is trained.
     `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
@@ -55,7 +55,7 @@ def describe_costs(
     costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
     stages = zip(costs.items(), shown, strict=True)
     lines = [f"{name:<14}{_line(cost)}\n{'':<14}upshot {command}" for (name, cost), command in stages]
-    return "\n".join([*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"])
+    return [*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"]
 
 
 def cost_of(words: Sequence[str], weights: float, examples: int, goals: int) -> Cost:
@@ -92,8 +92,9 @@ def weights_of(name: str) -> float:
 
 def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
     """What a training costs; a file that does not exist yet is assumed to hold `examples` rows."""
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
     try:
-        there = count_examples(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"))
+        there = count_examples(recipe, task)
     except (UserError, OSError):
         there = examples
     config = recipe.train
@@ -105,7 +106,7 @@ def train_cost(recipe: Recipe, examples: int, weights: float) -> Cost:
     replies = steps * config.prompts_per_step * config.group_size
     learned = replies * (PROMPT_TOKENS + recipe.episode.max_turns * recipe.episode.max_tokens // 2)
     hours = (2 * weights * sampled / SAMPLING_RATE + 6 * weights * learned / LEARNING_RATE) / 3600
-    return _cost(helper_costs(recipe, steps), sampled, hours)
+    return _cost(helper_costs(recipe, task, steps), sampled, hours)
 
 
 def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
@@ -114,7 +115,7 @@ def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
     talks = int(options.get("--goals", goals)) * len(options.get("--models", "").split(","))
     turns = max(1, int(options.get("--max-messages", 2)) // 2)
     length = int(options.get("--max-tokens", 1024)) // 2
-    judged = count_judged(list(read_metrics([options.get("--metrics", "")])))
+    judged = count_judged(read_metrics([options.get("--metrics", "")]))
     calls = {"--user": talks * turns, "--judge": talks * judged}
     sampled = talks * turns * length
     specs = {option: ModelSpec.parse(read_model(options[option])) for option in calls if option in options}

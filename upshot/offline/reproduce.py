@@ -21,7 +21,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from upshot.config.layers import flatten, merge
+from upshot.config.layers import differences, flatten, merge
 from upshot.config.load import RECIPES, load_recipe, read_yaml
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, did_you_mean
@@ -29,7 +29,7 @@ from upshot.core.files import write_atomic, write_json
 from upshot.offline.costs import describe_costs
 from upshot.offline.sweep import TABLE
 from upshot.run.console import print_rows
-from upshot.run.folder import RunFolder
+from upshot.run.folder import RunFolder, with_whole_paths
 from upshot.verl.plan import is_theirs
 
 FOLDER = RECIPES / "papers"
@@ -54,10 +54,23 @@ class PaperStage:
         return load_recipe(self.words[1], self.words[2:]).recipe if self.words[0] == "train" else None
 
     @property
+    def begun(self) -> RunFolder | None:
+        """The run of a training that has begun."""
+        run = RunFolder(self.folder)
+        return run if self.words[0] == "train" and run.begun else None
+
+    @property
+    def begun_with(self) -> list[str]:
+        """The settings of a training that has begun which differ from those that are asked for now."""
+        if self.begun is None or self.recipe is None:
+            return []
+        changed = differences(with_whole_paths(self.begun.recipe), with_whole_paths(self.recipe))
+        return [f"{key}={value}" for key, (value, _) in changed.items()]
+
+    @property
     def command(self) -> list[str]:
         """The command line to run now: a training that has begun is resumed."""
-        begun = self.words[0] == "train" and RunFolder(self.folder).begun
-        words = ["train", "--resume", str(self.folder)] if begun else list(self.words)
+        words = ["train", "--resume", str(self.folder)] if self.begun else list(self.words)
         return [*words, *self.theirs, "--engine", "verl"] if self.on_verl else words
 
 
@@ -88,12 +101,12 @@ class Paper:
         overrides: Sequence[str] = (),
         verl: Sequence[str] = (),
     ) -> None:
-        self.file, first = read_paper(name)
+        self.file, shared = read_paper(name)
         tasks = self.file.get("tasks", {"": {}})
         if task is not None and task not in tasks:
             raise UserError(f"{name} has no task '{task}'; {did_you_mean(task, [one for one in tasks if one])}")
         self.name, self.task = name, next(iter(tasks)) if task is None else task
-        whole = "-".join(filter(None, (first.replace("/", "-"), self.task, "small" if small else "")))
+        whole = "-".join(filter(None, (shared.replace("/", "-"), self.task, "small" if small else "")))
         self.out = out or Path("runs") / whole
         smaller = self.file["small"] if small else {}
         commands = {**smaller.get("stages", {}), **self.file["stages"]}
@@ -182,18 +195,21 @@ class Paper:
 
 
 def read_paper(name: str) -> tuple[dict[str, Any], str]:
-    """A file merged over the files it extends, and the name of the first of these, whose stages they share."""
+    """A file merged over the files it extends, and the table whose folder it uses: that of the file it extends, whose
+    stages it shares, unless it gives a variable or phrase of these stages another value."""
     file = FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"unknown table '{name}'; {did_you_mean(name, list_papers())}")
     paper: dict[str, Any] = read_yaml(file, "paper")
     parent = paper.pop("extends", "")
-    base, first = read_paper(parent) if parent else ({}, name)
+    base, folder = read_paper(parent) if parent else ({}, name)
+    if any(paper.get(section, {}).keys() & base.get(section, {}).keys() for section in ("variables", "phrases")):
+        folder = name
     for section in ("tasks", "table", "notes"):  # a file with its own table does not inherit these
         base.pop(section, None) if section in paper else None
     merge(base, paper)
     base["stages"] = {stage: text for stage, text in base["stages"].items() if text is not None}
-    return base, first
+    return base, folder
 
 
 def _same(ours: Any, published: Any) -> bool:
@@ -204,22 +220,23 @@ def _same(ours: Any, published: Any) -> bool:
         return str(ours) == str(published)
 
 
-def _cell(ours: float | None, published: float | None) -> str:
-    beside = "" if published is None else f" ({published:g})"
-    return ("–" if ours is None else f"{ours:.2f}" if abs(ours) < 10 else f"{ours:.1f}") + beside
+def _cell(ours: Mapping[str, Any], published: float | None) -> str:
+    mean, missing = ours.get("mean"), sum(ours.get("missing", {}).values())
+    shown = "–" if mean is None else f"{mean:.2f}" if abs(mean) < 10 else f"{mean:.1f}"
+    return shown + ("" if published is None else f" ({published:g})") + (f", {missing} missing" if missing else "")
 
 
-def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[float | None]]:
+def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     """Our numbers by row: of an evaluation, of a sweep, or the last ones in the metrics of trainings (`runs`)."""
     if "runs" in about:
         lines = {row: RunFolder(folder.parent / stage).metrics for row, stage in about["runs"].items()}
-        return {row: [_last(row_cells, key) for key in about["metrics"]] for row, row_cells in lines.items()}
+        return {row: [{"mean": _last(of_row, key)} for key in about["metrics"]] for row, of_row in lines.items()}
     if (folder / TABLE).is_file():
         rows = json.loads((folder / TABLE).read_text(encoding="utf-8"))["rows"]
         cells = {row["setting"]: row["metrics"] for row in rows}
     else:
         cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
-    return {row: [cell.get("mean") for cell in row_cells.values()] for row, row_cells in cells.items()}
+    return {row: list(row_cells.values()) for row, row_cells in cells.items()}
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -235,10 +252,11 @@ def run(args: argparse.Namespace, command: Command) -> int:
     """Run the stages that are not done, and print the table; `command` runs one command line of Upshot."""
     out = Path(args.out) if args.out else None
     paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
+    commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
+    shown = [shlex.join(stage.command) for stage in paper.stages]
+    *each, in_all = describe_costs(commands, shown, paper.fill("$model"), examples, paper.file.get("assume", {}))
+    print("\n".join([*each, in_all] if args.dry_run else [in_all]), flush=True)
     if args.dry_run:
-        commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
-        shown = [shlex.join(stage.command) for stage in paper.stages]
-        print(describe_costs(commands, shown, paper.fill("$model"), examples, paper.file.get("assume", {})))
         print(f"data that are not prepared yet are assumed to have {examples} examples")
         print_differences(paper)
         return 0
@@ -256,9 +274,9 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
     if done.get(stage.name) == words:
         print(f"— {stage.name}: done before, in {stage.folder}", flush=True)
         return
-    if stage.name in done:
-        before = shlex.join(done[stage.name])
-        raise UserError(f"'{stage.folder}' was made with other settings ({before}); choose another --out")
+    other = shlex.join(done.get(stage.name, stage.begun_with))
+    if other:
+        raise UserError(f"'{stage.folder}' was made with other settings ({other}); choose another --out")
     print(f"— {stage.name}: upshot {shlex.join(stage.command)}", flush=True)
     if stage.on_verl:  # which may replace the process that starts it
         code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from upshot.config.method import method_of
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
 from upshot.config.registry import parameters_of
 from upshot.models.local import describe_choice
-from upshot.rewards.build import ARROW
+from upshot.rewards.build import ARROW, EXTRACTED
 from upshot.rewards.metric import metrics
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.run.pace import count_talks, estimate_time, reply_limit, sampled_tokens
 from upshot.tasks.base import Task, tasks
+from upshot.tasks.verified import VerifiedTask
+from upshot.tasks.verifiers.base import verifiers
 
 if TYPE_CHECKING:
     from upshot.training.learner.memory.plan import MemoryPlan
@@ -43,7 +45,7 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
     schedule = f"learning rate {config.lr:g} ({config.schedule.name})"
     lines.append(f"training   {config.method}, {steps} steps{passes}, {schedule}")
     if config.samples:
-        lines += estimate(recipe, steps)
+        lines += estimate(recipe, task, steps)
     lines.append(estimate_time(recipe, steps, tokens_per_s))
     if ranks > 1:
         lines.append(_ranks(recipe, ranks))
@@ -72,11 +74,11 @@ class HelperCost:
     """None: its prices are not known."""
 
 
-def estimate(recipe: Recipe, steps: int) -> list[str]:
+def estimate(recipe: Recipe, task: Task, steps: int) -> list[str]:
     """About how many tokens a run samples, and what its helpers cost, replies taken as half as long as they may be."""
     sampled = sampled_tokens(recipe, steps)
     lines = [f"tokens     about {amount(sampled)} sampled in {steps} steps, at most {amount(2 * sampled)}"]
-    for cost in helper_costs(recipe, steps):
+    for cost in helper_costs(recipe, task, steps):
         text = f"about {amount(cost.calls)} calls, {amount(cost.tokens_in)} tokens in, {amount(cost.tokens_out)} out"
         if cost.dollars is not None:
             text += f", ${cost.dollars:,.2f}"
@@ -86,18 +88,36 @@ def estimate(recipe: Recipe, steps: int) -> list[str]:
     return lines
 
 
-def helper_costs(recipe: Recipe, steps: int) -> list[HelperCost]:
-    """About what is asked of the user and the judge, where those are behind an address."""
+def helper_costs(recipe: Recipe, task: Task, steps: int) -> list[HelperCost]:
+    """About what is asked of the user, the judge and the classmates, where those are behind an address."""
     futures, talks = recipe.futures, count_talks(recipe, steps)
     heard = PROMPT_TOKENS + (1 + futures.rounds) * (reply_limit(recipe) // 2)
-    calls = {"user": talks * futures.rounds, "judge": talks * count_judged([m.name for m in recipe.reward.metrics])}
+    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
+    answers = dict.fromkeys(classmate_names(futures), replies * futures.leaves)
+    judged = count_judged({metric.name: metric.options for metric in recipe.reward.metrics})
+    calls = {**answers, "user": talks * futures.rounds, "judge": talks * judged}
+    if verified_by_judge(task):
+        calls["judge"] += talks + sum(answers.values())
     remote = {role: spec for role, spec in recipe.needed_models.items() if spec.kind in REMOTE}
     return [price(role, spec, calls[role], heard) for role, spec in remote.items() if calls.get(role)]
 
 
-def count_judged(names: Sequence[str]) -> int:
-    """How many of these metrics ask a judge."""
-    return sum("judge" in parameters_of(metrics.get(name.split(ARROW)[-1].strip()))[0] for name in names)
+def count_judged(named: Mapping[str, Any]) -> int:
+    """How often metrics, by name with their settings, ask a judge about one conversation."""
+    calls = 0
+    for name, settings in named.items():
+        _, arrow, inner = EXTRACTED.get(name, name).rpartition(ARROW)
+        calls += "judge" in parameters_of(metrics.get(inner.strip()))[0]
+        extracted_by = settings.get("extract", "judge") if isinstance(settings, Mapping) else "judge"
+        calls += bool(arrow) and extracted_by == "judge"
+    return calls
+
+
+def verified_by_judge(task: Task) -> bool:
+    """Whether the task's own verdict is a judge's; a mix of verifiers is not looked into."""
+    if not isinstance(task, VerifiedTask) or task.verifier not in verifiers:
+        return False
+    return "judge" in getattr(verifiers.get(task.verifier), "needs", ())
 
 
 def price(role: str, spec: ModelSpec, calls: int, heard: int) -> HelperCost:

@@ -12,6 +12,7 @@ has `prompt` and `completion` (or `goal` and `reference`).
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ PROACTIVE = (Path(__file__).parent / "proactive.txt").read_text("utf-8").strip()
 HARD = "Level 5"
 LONGEST_ARTICLE = 384
 """Words that make about 512 tokens."""
+PUBLISHED_SEED = 42
+"""Seed of the original's splits. Published conversations are about goals of its training split: others are held out."""
 SYSTEMS: dict[str, str] = {"plain": PLAIN, "proactive": PROACTIVE, "none": ""}
 
 
@@ -203,9 +206,10 @@ class Medium(CollabTask):
     other_hub = "fabiochiu/medium-articles"
     column = "text"
 
-    def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
-        """The rows of a file; of the whole Hub set the newest articles that are short enough, as the paper has them."""
-        return super().parse_table(split, newest(records) if self._file == self.hub else records)
+    def _read(self, source: str) -> dict[str, list[Record]]:
+        """The records of a source; of the whole Hub set what the paper takes of it, split as there."""
+        tables = super()._read(source)
+        return newest(tables["train"]) if source == self.hub else tables
 
     def parse(self, record: Record) -> Row | None:
         """An article with a text, which is goal and reference in one."""
@@ -216,11 +220,18 @@ class Medium(CollabTask):
         return _goal_row(self.name, goal, text, {"title": title, "tags": record.get("tags")})
 
 
-def newest(records: Sequence[Record]) -> list[Record]:
-    """The newest 2.5 % of articles (2 % to train on, 0.5 % held out), of those with at most 512 tokens."""
-    latest = sorted(records, key=lambda record: str(record.get("timestamp") or ""), reverse=True)
-    share = latest[: max(1, len(latest) // 40)]
-    return [record for record in share if len(str(record.get("text") or "").split()) <= LONGEST_ARTICLE]
+def newest(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The newest articles, 2 % to train on and 0.5 % to test with, of which those with at most 512 tokens are kept."""
+    dated = sorted((record for record in records if record.get("timestamp")), key=lambda r: str(r["timestamp"]))
+    tested, trained = int(len(dated) * 0.005), int(len(dated) * 0.02)
+    recent = dated[len(dated) - tested - trained :]
+    random.Random(PUBLISHED_SEED).shuffle(recent)
+    splits = {"test": recent[:tested], "train": recent[tested:]}
+    return {split: [r for r in rows if _words(r["text"]) <= LONGEST_ARTICLE] for split, rows in splits.items()}
+
+
+def _words(text: Any) -> int:
+    return len(str(text or "").split())
 
 
 @tasks.register("bigcodebench")
@@ -232,6 +243,18 @@ class BigCodeBench(CollabTask):
     hub = "bigcode/bigcodebench"
     hub_splits = ("v0.1.4", "v0.1.3", "v0.1.2", "v0.1.1", "v0.1.0_hf", "train")
     column = "instruct_prompt"
+
+    def _read(self, source: str) -> dict[str, list[Record]]:
+        """The records of a source; a fifth of the whole Hub set is for testing, the same as in the original."""
+        tables = super()._read(source)
+        if source == self.hub:
+            order = list(range(len(tables["train"])))
+            random.Random(PUBLISHED_SEED).shuffle(order)
+            tested = set(order[int(len(order) * 0.8) :])
+            both = list(enumerate(tables["train"]))
+            tables["test"] = [record for number, record in both if number in tested]
+            tables["train"] = [record for number, record in both if number not in tested]
+        return tables
 
     def parse(self, record: Record) -> Row:
         """A problem with its unit tests."""
@@ -261,8 +284,9 @@ class AbgCoqa(CollabTask):
         """A question about a story; the user has nothing to hide and says it at once."""
         target = record["target_turn"]
         history = "\n".join(f"Q: {turn['question']}\nA: {turn['answer']}" for turn in record.get("history_turns") or ())
-        parts = [str(record["story"]).strip(), history, f"Q: {target['question']}"]
-        text = "Read the story and answer the last question.\n\n" + "\n\n".join(part for part in parts if part)
+        # Nothing here says whether to answer or to ask back.
+        parts = ["I have a question about this story.", str(record["story"]).strip(), history]
+        text = "\n\n".join([*filter(None, parts), f"My question: {target['question']}"])
         ambiguous = record.get("ambiguity") == "ambiguous"
         meta = {"ambiguous": ambiguous, "clarification": record.get("clarification_turn")}
         row = _goal_row(self.name, text, str(target.get("answer") or ""), meta)

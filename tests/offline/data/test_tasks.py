@@ -39,7 +39,8 @@ def test_abg_coqa_opens_with_story_and_question_and_knows_what_is_ambiguous() ->
     task = tasks.create("abg-coqa", {"file": str(SAMPLES / "coqa_abg_test.json")})
     rows = task.rows("test")
     assert [task.groups(row)["question"] for row in rows] == ["ambiguous", "unambiguous"]
-    assert "Q: What does he play?" in rows[0].messages[-1].content
+    assert rows[0].messages[-1].content.endswith("\n\nMy question: What does he play?")
+    assert "answer" not in rows[0].messages[-1].content, "whether to answer or to ask back is the policy's choice"
     assert "How many brothers" in rows[0].messages[-1].content
     assert rows[0].goal and rows[0].messages[-1].role == "user"
 
