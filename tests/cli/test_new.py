@@ -57,10 +57,15 @@ def test_where_pytest_is_not_installed_the_command_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["new", "metric", "short", "--dir", str(tmp_path)]) == 0
-    assert "test     python -m pytest test_short.py" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"test     cd {tmp_path} && python -m pytest test_short.py" in said, "commands work where one stands"
+    assert f"try      cd {tmp_path} && upshot score" in said
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "metric", "tiny"]) == 0
+    assert "test     python -m pytest test_tiny.py" in capsys.readouterr().out
     monkeypatch.setattr("upshot.cli.new.find_spec", lambda name: None)
     assert main(["new", "metric", "brief", "--dir", str(tmp_path)]) == 0
-    assert "test     pip install pytest && python -m pytest test_brief.py" in capsys.readouterr().out
+    assert "pip install pytest && python -m pytest test_brief.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,7 @@ def test_where_pytest_is_not_installed_the_command_installs_it(
     [
         ("my-task", "'my-task' is not a valid module name"),
         ("Task", "use lower-case letters"),
+        ("class", "'class' is not a valid module name"),
         ("random", "Python would import an installed module"),
     ],
 )

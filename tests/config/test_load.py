@@ -80,6 +80,8 @@ def test_a_group_of_one_is_for_methods_that_compare_no_replies() -> None:
 
 
 def test_a_typo_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^command line: unknown key 'trian'; did you mean 'train'\?"):
+        load_recipe("quickstart", ["trian.steps=1"])  # a whole section that only the command line has
     with pytest.raises(UserError, match=r"^command line: unknown key 'stepz' in train; did you mean 'steps'\?"):
         load_recipe("quickstart", ["train.stepz=7"])
     with pytest.raises(UserError, match=r"^command line: 'reward.metrics' has no item 'acuracy'"):

@@ -218,6 +218,22 @@ def test_rows_that_are_none_are_refused_in_one_line(
         rows_by(monkeypatch, returns)
 
 
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (breaks, r"dialogues\('train'\) of task .*:Rows' raised ValueError: no file \(test_own_code\.py, line"),
+        (lambda split: ["hello"], r"should be tuples of Message objects, not 'hello'"),
+        (lambda split: [(Message("user", "hi"), Message("assistant", 3))], r"not Message\(role='assistant', content=3"),  # type: ignore[arg-type]
+    ],
+)
+def test_dialogues_that_are_none_are_refused_in_one_line(
+    returns: Callable[[str], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rows, "dialogues", lambda self, split: returns(split), raising=False)
+    with pytest.raises(UserError, match=message):
+        tasks.create(path_of(Rows), {}, "task").dialogues("train")
+
+
 class Unready(Metric):
     def __init__(self) -> None:
         raise ValueError("no rubric")

@@ -6,7 +6,9 @@ Write a complete, commented file that runs as it is, and a test for it. Nothing 
 from __future__ import annotations
 
 import argparse
+import shlex
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 PYTHON_KINDS = ("estimator", "loss", "metric", "user", "verifier")
@@ -46,8 +48,11 @@ def run(args: argparse.Namespace) -> int:
         write_atomic(folder / file, text.encode())
         print(f"written  {folder / file}")
     names = {"name": args.name, "class_name": class_name(args.name)}
+    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(args.dir)} && "
     install = "" if find_spec("pytest") else "pip install pytest && "
-    print(f"try      {NEXT[args.kind].format(**names)}\ntest     {install}python -m pytest test_{args.name}.py")
+    tell = NEXT[args.kind].format(**names)
+    print(f"try      {there if tell.startswith('upshot') else ''}{tell}")
+    print(f"test     {there}{install}python -m pytest test_{args.name}.py")
     return 0
 
 
@@ -57,7 +62,7 @@ def render(kind: str, name: str) -> dict[str, str]:
 
     from upshot.core.errors import UserError
 
-    if not name.isidentifier() or name != name.lower():
+    if not name.isidentifier() or iskeyword(name) or name != name.lower():
         raise UserError(f"'{name}' is not a valid module name; use lower-case letters, digits and _, as in my_{kind}")
     folder = files("upshot.cli") / "templates"
     texts = {file: (folder / f"{template}.txt").read_text("utf-8") for template, file in FILES[kind].items()}

@@ -175,7 +175,8 @@ def validate_recipe(
         return Recipe.model_validate(data)
     except ValidationError as error:
         key = ".".join(map(str, first_error(error)["loc"]))
-        if origins is not None and find_origin(key, origins) == COMMAND_LINE:
+        inside = [origin for name, origin in (origins or {}).items() if f"{name}.".startswith(f"{key}.")]
+        if COMMAND_LINE in (inside or [find_origin(key, origins or {})]):
             source = COMMAND_LINE
         raise UserError(f"{source}: {explain_error(error, Recipe)}") from None
 

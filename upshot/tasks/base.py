@@ -153,21 +153,30 @@ class TaskRegistry(Registry[Task]):
         return add_named
 
     def create(self, name: str, *options: Any, **context: Any) -> Task:
-        """See `Registry`. The rows of a task of the user's own are checked."""
+        """See `Registry`. The rows and dialogues of a task of the user's own are checked."""
         task = super().create(name, *options, **context)
         if ":" in name:
-            task.rows = partial(_read_rows, task.rows, name)  # type: ignore[method-assign]
+            task.rows = partial(_read, task.rows, "rows", name)  # type: ignore[method-assign]
+            task.dialogues = partial(_read, task.dialogues, "dialogues", name)  # type: ignore[method-assign]
         return task
 
 
-def _read_rows(rows: Callable[[str], Iterable[Row] | None], name: str, split: str) -> list[Row]:
-    """The rows by a task of the user's own; refused if they are not rows that begin with messages."""
-    with naming_errors(f"rows('{split}') of task '{name}'"):
-        listed = list(rows(split) or ())
-    for row in listed:
-        if not isinstance(row, Row) or not all(isinstance(message, Message) for message in row.messages):
-            raise UserError(f"rows('{split}') of '{name}' should be Row objects with Message objects, not {row!r:.120}")
+def _read(read: Callable[[str], Iterable[Any] | None], what: str, name: str, split: str) -> list[Any]:
+    """The rows or dialogues by a task of the user's own; refused if they do not consist of messages with text."""
+    with naming_errors(f"{what}('{split}') of task '{name}'"):
+        listed = list(read(split) or ())
+    for one in listed:
+        messages = one.messages if isinstance(one, Row) else () if what == "rows" else one
+        wrong = [one] if not isinstance(messages, tuple | list) else [m for m in messages if not _is_message(m)]
+        if wrong or (what == "rows" and not isinstance(one, Row)):
+            shown, kind = (one, "Row objects with Message") if what == "rows" else (wrong[0], "tuples of Message")
+            where = f"{what}('{split}') of '{name}'"
+            raise UserError(f"{where} should be {kind} objects, not {shown!r:.120}; the content of a message is text")
     return listed
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Message) and isinstance(value.content, str)
 
 
 tasks = TaskRegistry("task", "upshot.tasks", "upshot.tasks.dual", "upshot.tasks.environments", base=Task)

@@ -169,3 +169,19 @@ def test_logs_that_cannot_be_split_are_refused_before_rows_are_made(
         assert main(["logs", "prepare", str(log), "--out", f"out{share}", "--held-out", share, "--quiet"]) == 2
         assert "0 of 1 conversations are held out (by customer)" in capsys.readouterr().err
         assert not list(Path(f"out{share}").glob("*.parquet"))
+    assert main(["logs", "prepare", str(log), "--out", "out0", "--held-out", "0.5", "--quiet"]) == 2
+    assert "started with other settings" not in capsys.readouterr().err, "another --held-out is tried, as advised"
+
+
+def test_without_outcomes_on_the_held_out_side_the_recipe_learns_from_them_and_evaluates_nothing(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talks = [json.loads(line) for line in log.read_text().splitlines()]
+    plain = [{"messages": talk["messages"], "time": at} for at, talk in enumerate(talks)]
+    log.write_text(
+        "\n".join(json.dumps({**one, "solved": one["time"] % 2} if one["time"] < 5 else one) for one in plain)
+    )
+    assert main(["logs", "prepare", str(log), "--out", "out", "--quiet"]) == 0
+    recipe = yaml.safe_load(Path("out/recipe.yaml").read_text())
+    assert recipe["extends"] == "kto" and "eval" not in recipe
+    assert "good outcomes are those from 0.5 (--good-from): 2; bad ones: 3" in capsys.readouterr().out

@@ -78,7 +78,8 @@ BAD = {
     "unknown role 'critic' (map it: --roles critic=user)": json.dumps(
         {"messages": [ASKED, {"role": "critic", "content": "hm"}]}
     ),
-    "no messages (expected a list under messages, conversation, conversations …)": '{"text": "hello"}',
+    "no messages (expected a list under messages, conversation, conversations …; it has text)": '{"text": "hello"}',
+    "'messages' is NoneType, not a list of messages": '{"messages": null}',
     "a message is str, not an object": '{"messages": ["hello"]}',
     "a message has no role (role, from or speaker)": '{"messages": [{"content": "hello"}]}',
 }
@@ -205,6 +206,70 @@ def test_outcomes_of_mixed_types_are_numbers_or_missing(tmp_path: Path) -> None:
         "yes or no in 3 and a number in 3" in line or "a number in 3 and yes or no in 3" in line
         for line in reader.account()
     )
+
+
+def test_that_outcomes_are_of_several_fields_is_said_with_the_way_out(tmp_path: Path) -> None:
+    records = [{"rating": 4, "solved": True}, {"rating": 2}, {"score": 0.5}]
+    lines = [json.dumps(TALK | record) for record in records]
+    talks, reader = reading(tmp_path / "logs.jsonl", "\n".join(lines))
+    assert [talk.outcome for talk in talks] == [4, 2, 0.5]
+    assert reader.account() == [
+        "note: 1 × 'rating' is taken as the outcome, not 'solved' (--outcome names one) (logs.jsonl, line 1)",
+        "note: the outcome is 'rating' in 2 and 'score' in 1 conversations; --outcome names one",
+    ]
+    assert not reading(tmp_path / "logs.jsonl", lines[0], outcome="solved")[1].account()
+
+
+def test_free_text_as_outcome_is_one_reason_and_of_many_reasons_some_are_listed(tmp_path: Path) -> None:
+    lines = [json.dumps({**TALK, "feedback": f"it was {n}"}) for n in range(50)]
+    _, reader = reading(tmp_path / "logs.jsonl", "\n".join(lines))
+    (line,) = reader.account()
+    assert "50 × outcome is neither a number" in line and "logs.jsonl, line 2: 'it was 1'" in line
+    named = [{"messages": [{"role": f"agent {n}", "content": "hi"}]} for n in range(read.REASONS + 10)]
+    _, reader = reading(tmp_path / "logs.jsonl", "\n".join(map(json.dumps, named)))
+    assert len(reader.account()) == read.REASONS + 1
+    assert reader.account()[-1] == "left out: 10 × 10 other reasons"
+
+
+def test_one_broken_line_of_lines_called_json_loses_no_other(tmp_path: Path) -> None:
+    lines = [json.dumps(TALK), "oops {", json.dumps(TALK), json.dumps(TALK)]
+    talks, reader = reading(tmp_path / "logs.json", "\n".join(lines))
+    assert len(talks) == 3 and reader.account() == ["left out: 1 × broken line (not JSON) (logs.json, line 2)"]
+    assert reader.records == 4, "broken lines are records, too: what is left out and what is read add up"
+
+
+def test_what_is_left_out_of_a_conversation_is_noted(tmp_path: Path) -> None:
+    first, second, late = ({"role": "system", "content": text} for text in ("Be brief.", "Be kind.", "An agent joins."))
+    empty, call = {"role": "assistant", "content": " "}, {"role": "assistant", "tool_calls": "look()"}
+    ((found, *_), reader) = reading(
+        tmp_path / "logs.jsonl", json.dumps({"messages": [first, second, ASKED, empty, late, call]})
+    )
+    assert found.system == "Be brief.\nBe kind." and "look()" in found.messages[1].content
+    assert reader.notes == {"message without words left out": 1, "system message after the first turn left out": 1}
+
+
+def test_messages_may_be_json_text(tmp_path: Path) -> None:
+    (talk,), reader = reading(tmp_path / "logs.jsonl", json.dumps({"messages": json.dumps([ASKED, TOLD])}))
+    assert said(talk) == PLAIN and not reader.account()
+
+
+def test_a_time_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+    (talk,), reader = reading(tmp_path / "logs.jsonl", json.dumps({**TALK, "date": "yesterday"}))
+    assert talk.time == "yesterday" and "logs.jsonl, line 1: 'yesterday'" in reader.account()[0]
+
+
+@pytest.mark.parametrize(
+    "time",
+    ["1767607200", "1767607200000", "1767607200000000", "2026-01-05T10:00:00Z", "2026-01-05 11:00:00+01:00",
+     "2026-01-05 10:00", "Mon, 05 Jan 2026 10:00:00 GMT"],
+)  # fmt: skip
+def test_times_of_all_forms_are_the_same_moment(time: str) -> None:
+    assert read.moment_of(time) == 1767607200
+
+
+@pytest.mark.parametrize("time", ["", "nan", "inf", "01/05/2026", "soon", "1e300"])
+def test_what_is_no_time_is_no_moment(time: str) -> None:
+    assert read.moment_of(time) is None
 
 
 def test_fields_are_found_by_usual_names_or_by_path(tmp_path: Path) -> None:

@@ -14,14 +14,25 @@ from upshot.cli import main
 from upshot.core.conversation import Message
 from upshot.offline.logs.page import side
 from upshot.offline.logs.read import LoggedConversation
-from upshot.offline.logs.signs import TELLING, Mean, Survey, abandoned, asks, corrected, language, repeats
+from upshot.offline.logs.signs import (
+    KINDS,
+    OTHERS,
+    TELLING,
+    Mean,
+    Survey,
+    abandoned,
+    asks,
+    corrected,
+    language,
+    repeats,
+)
 from upshot.offline.statistics import wilson
 
 
-def talk(*said: str, outcome: float | None = None, place: str = "here") -> LoggedConversation:
+def talk(*said: str, outcome: float | None = None, place: str = "here", kind: str = "") -> LoggedConversation:
     roles = ("user", "assistant")
     messages = tuple(Message(roles[at % 2], text) for at, text in enumerate(said))
-    return LoggedConversation(messages, outcome=outcome, place=place)
+    return LoggedConversation(messages, outcome=outcome, place=place, kind=kind)
 
 
 def test_signs_are_read_off_the_words() -> None:
@@ -137,6 +148,23 @@ def test_an_interval_of_shares_stays_between_0_and_1_and_one_of_counts_is_not_ne
     estimate = mean_of(*values).estimate()
     assert estimate is not None and estimate.low <= estimate.mean <= estimate.high
     assert estimate.low >= min(0, *values) and estimate.high <= (1 if max(values) <= 1 else math.inf)
+
+
+def test_a_group_with_ones_only_has_the_interval_of_ratings_where_others_have_more() -> None:
+    survey = Survey()
+    for number in range(20):
+        survey.add(talk("hi", "which one?" if number < 4 else "done", outcome=1.0 if number < 4 else 5.0))
+    told = survey.to_dict()
+    assert told["signs"]["asks"]["with"]["low"] == 1.0, "0.51 is no rating from 1 to 5"
+    assert told["sizes"]["words of a user's turn"]["low"] == 1.0, "numbers of words are no shares"
+
+
+def test_kinds_beyond_the_first_are_one_kind_and_none_is_lost() -> None:
+    survey = Survey()
+    for number in range(KINDS + 7):
+        survey.add(talk("hi", "ho", outcome=1.0, kind=str(number)))
+    kinds = survey.to_dict()["kinds"]
+    assert len(kinds) == KINDS + 1 and kinds[OTHERS]["n"] == 7
 
 
 def test_halves_and_twos_are_no_zeros_and_ones() -> None:

@@ -204,9 +204,25 @@ def test_without_customers_the_latest_are_held_out_and_without_times_the_same_wo
     timed = [talk("a", "b", time=f"2026-01-{31 - n:02}") for n in range(20)]
     train, held_out, how = split(timed, 0.1, 0)
     assert (sorted(held_out), how) == ([0, 1], "the latest") and len(train) == 18
+    mixed = [talk("a", "b", time=time) for time in ("2026-01-05", "1767700000", "1767500000000")]
+    assert split(mixed, 0.3, 0)[1] == [1], "forms of times may be mixed"
+    unsure = [talk(str(n), "b", time="01/05/2026" if n else "1767700000") for n in range(10)]
+    assert split(unsure, 0.3, 0)[2] == "by what was said", (
+        "of a time that cannot be read nobody knows whether it is late"
+    )
     same = [talk(f"word {n % 5}", "b") for n in range(50)]
     train, held_out, _ = split(same, 0.2, 0)
     assert not {at % 5 for at in train} & {at % 5 for at in held_out}
+
+
+def test_repeated_conversations_are_counted_and_so_are_those_whose_outcomes_differ() -> None:
+    store = TalkStore(":memory:")
+    store.fill([talk("a", "b", outcome=1.0), talk("a", "b", outcome=0.0), talk("c", "d"), talk("c", "d"), talk("e")], 9)
+    assert store.describe_repeats() == [
+        "2 conversations repeat the words of another one; 2 have the same words and different outcomes"
+    ]
+    store.fill([talk("a", "b"), talk("c", "d")], 9)
+    assert store.describe_repeats() == []
 
 
 def test_of_more_conversations_than_wanted_some_stay_evenly_from_all_of_them() -> None:

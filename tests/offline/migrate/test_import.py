@@ -259,12 +259,28 @@ def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),
         ("b.sh", "python examples/finetune.py --seed 1", "launches 'examples/finetune.py', which has no"),
+        (
+            "c.sh",
+            "accelerate launch --config_file zero3.yaml trl/dpo.py --beta 1",
+            "launches 'trl/dpo.py', which has no",
+        ),
         ("a.yaml", "- 1", "nor a mapping"),
         ("a.txt", "", "neither a .sh"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=match):
             read(str(tmp_path / name), find_script)
+
+
+def test_a_setting_of_an_unknown_original_says_where_it_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trl.yaml").write_text("num_generations: 8\nloss_type: dr_grpo\nlogging_first_step: true\n")
+    assert main(["recipe", "import", str(tmp_path / "trl.yaml"), "task.name=gsm8k"]) == 2
+    err = capsys.readouterr().err
+    assert "--num_generations=8 (here it is train.group_size)" in err
+    assert "--loss_type=dr_grpo (here it is train.length_norm=constant)" in err
+    assert "--logging_first_step=True (no counterpart is known)" in err
 
 
 def test_ppo_starts_from_the_model_that_sft_made(tmp_path: Path) -> None:
@@ -392,9 +408,13 @@ def test_an_import_that_would_lose_what_changes_learning_stops(
         ("grad_clip=$CLIP", True),
         ("ppo_micro_batch_size_per_gpu=4", False),
         ("optim.exotic=1", True),
+        ("grad_clip=1 custom_reward_function.path=my_reward.py custom_reward_function.name=f", True),
+        ("grad_clip=1 custom_reward_function.path=/opt/verl/recipe/collabllm/reward_function.py", False),
+        ("grad_clip=1 +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True", True),
+        ("grad_clip=1 reward_model.overlong_buffer.enable=False", False),
     ):
         script.write_text(f"{start}{word} trainer.default_local_dir=$WHERE")
-        key = f"actor_rollout_ref.actor.{word.partition('=')[0]}"
+        key = f"actor_rollout_ref.actor.{word}".split()[-2 if "name=" in word else -1].partition("=")[0].lstrip("+")
         assert main(["recipe", "import", str(script), "--out", str(out)]) == (2 if stops else 0), word
         err = capsys.readouterr().err
         assert (f"To continue without them: --drop={key}" in err) == stops

@@ -95,6 +95,8 @@ def test_the_run_says_when_its_last_model_is_worse_than_its_best(tmp_path: Path)
     assert tracker.describe_loss() == "eval/reward/mean is 0.3 at the end and was 0.8 after step 10"
     tracker.add(30, {"eval/reward/mean": 0.9})
     assert tracker.describe_loss() == ""
+    tracker.add(40, {"eval/reward/mean": 0.9})
+    assert tracker.describe_loss() == "", "a model that is as good as the best one has lost nothing"
 
 
 def test_the_best_checkpoint_is_kept_wherever_there_are_evaluations(tmp_path: Path) -> None:

@@ -96,21 +96,24 @@ class Preparation:
     def run(self) -> int:
         """All stages in their order."""
         self.stage("read", self.read)
-        how = self.store.hold_out(self.args.held_out, self.args.seed)
+        summary = json.loads((self.out / "survey.json").read_text("utf-8"))
         ((count, held, least, most),) = self.store.rows("count(*), sum(held), min(outcome), max(outcome)")
-        if not 0 < held < count:
-            way_out = "give more logs, another --held-out or another --customer"
-            raise UserError(
-                f"{held:,} of {count:,} conversations are held out ({how}); both sides need some: {way_out}"
-            )
-        total = json.loads((self.out / "survey.json").read_text("utf-8"))["survey"]["conversations"]
+        total = summary["survey"]["conversations"]
         rest = f"; no rows are made from the other {total - count:,} (--conversations)" if total > count else ""
-        self.findings.append(f"held out {how}: {held:,} of {count:,} conversations{rest}")
+        self.findings += self.store.describe_repeats()
+        self.findings.append(f"held out {summary['held_out']}: {held:,} of {count:,} conversations{rest}")
         if self.args.model:
             asyncio.run(self.extract())
             self.findings.append(goals.tell_goals(self.goals, count))
-        judged = most is not None
-        good_from = self.args.good_from if self.args.good_from is not None else (least + most) / 2 if judged else 1.0
+        ((judged,),) = self.store.rows("count(outcome) > 0", "NOT held")
+        good_from = self.args.good_from
+        if good_from is None:
+            good_from = 1.0 if most is None else (least + most) / 2
+        ((good, bad),) = self.store.rows("sum(outcome >= ?1), sum(outcome < ?1)", "1", good_from)
+        if most is not None:
+            self.findings.append(
+                f"good outcomes are those from {good_from:g} (--good-from): {good:,}; bad ones: {bad:,}"
+            )
         rows = self.out / "rows.json"
         self.stage("rows", lambda: write_json(rows, write_rows(self.out, self.talks, good_from, judged)))
         self.findings.append(
@@ -167,7 +170,7 @@ class Preparation:
             self.log.append({"stage": name})
 
     def read(self) -> None:
-        """Read the conversations, mask them, and survey them."""
+        """Read the conversations, mask them, survey them, and hold some out."""
         reader, survey = reader_of(self.args), Survey()
 
         def surveyed() -> Iterator[LoggedConversation]:
@@ -179,7 +182,16 @@ class Preparation:
         if not survey.conversations:
             reasons = "; ".join(reader.account()) or "no records"
             raise UserError(f"no conversation in {', '.join(self.args.files)}: {reasons}")
-        summary = {"records": reader.records, "survey": survey.to_dict(), "account": reader.account()}
+        how = self.store.hold_out(self.args.held_out, self.args.seed)
+        ((count, held),) = self.store.rows("count(*), sum(held)")
+        if not 0 < held < count:
+            way_out = "give more logs, another --held-out or another --customer"
+            raise UserError(
+                f"{held:,} of {count:,} conversations are held out ({how}); both sides need some: {way_out}"
+            )
+        summary = {"records": reader.records, "survey": survey.to_dict(), "account": reader.account()} | {
+            "held_out": how
+        }
         write_json(self.out / "survey.json", {**summary, "telling": [to_dict(talk) for talk in survey.telling()]})
 
     async def extract(self) -> None:
@@ -269,7 +281,8 @@ class Preparation:
             method = "kto" if judged else "sft"
             settings: dict[str, Any] = {"extends": method, "name": f"logs-{method}", "model": {"path": self.args.base}}
             settings["train"] = {"data": self.file(f"{method}_train")}
-            settings["eval"] = {"every": 20, "data": self.file(f"{method}_validation")}
+            if Path(held_out := self.file(f"{method}_validation")).is_file():
+                settings["eval"] = {"every": 20, "data": held_out}
         else:
             settings = {"extends": "logs", "model": {"path": player.policy}, "models": {"user": player.spec}}
             settings["task"] = {"train_file": self.file("rl_train"), "validation_file": self.file("rl_validation")}

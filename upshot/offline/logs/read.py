@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -45,6 +47,8 @@ CHUNK = 1 << 20
 LONGEST_LINE = 64 << 20
 PLACES = 3
 """How many places are listed for each reason."""
+REASONS = 20
+"""How many reasons are listed."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class LogReader:
         self.places: dict[str, list[str]] = {}
         self.masked: Counter[str] = Counter()
         self.outcome_types: Counter[str] = Counter()
+        self.outcome_fields: Counter[str] = Counter()
         self.absent = {name for name, field in fields.items() if field}
         """Named fields that no record had so far."""
 
@@ -118,12 +123,16 @@ class LogReader:
         """What was not read and what is odd, one line per reason."""
         out = []
         for counter, verb in ((self.unread, "left out"), (self.notes, "note")):
-            for reason, number in counter.most_common():
+            for reason, number in counter.most_common(REASONS):
                 out.append(f"{verb}: {number:,} × {reason} ({'; '.join(self.places[reason])})")
+            if rest := counter.most_common()[REASONS:]:
+                out.append(f"{verb}: {sum(number for _, number in rest):,} × {len(rest):,} other reasons")
         out += [f"note: no conversation has the field '{self.fields[name]}' (--{name})" for name in sorted(self.absent)]
-        if len(self.outcome_types) > 1:
-            types = " and ".join(f"{name} in {number:,}" for name, number in self.outcome_types.most_common())
-            out.append(f"note: the outcome is {types} conversations; yes counts as 1 and no as 0")
+        differ = ((self.outcome_fields, "--outcome names one"), (self.outcome_types, "yes counts as 1 and no as 0"))
+        for counter, remark in differ:
+            if len(counter) > 1:
+                names = " and ".join(f"{name} in {number:,}" for name, number in counter.most_common())
+                out.append(f"note: the outcome is {names} conversations; {remark}")
         if self.masked:
             out.append("masked: " + ", ".join(f"{number:,} {name}" for name, number in self.masked.most_common()))
         return out
@@ -142,7 +151,8 @@ class LogReader:
                 raise ValueError("it is compressed; unpack it first")
             encoding = json.detect_encoding(start.strip(b"\0") and start)  # zeros alone are a block nobody wrote
             with path.open(encoding=encoding, errors="surrogateescape", newline="\n") as file:
-                lines = path.suffix != ".json" and not start.lstrip().startswith(b"[")
+                lines = path.suffix != ".json" or _is_lines(file)
+                lines = lines and not start.lstrip().startswith(b"[")
                 yield from self._lines(file, path) if lines else self._values(file, path)
         except (OSError, ValueError, UnicodeError) as error:
             self.count(self.unread, f"file cannot be read: {str(error)[:100]}", self.labels[path])
@@ -165,11 +175,13 @@ class LogReader:
             if not line.endswith("\n") and len(line) == LONGEST_LINE:
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith("\n"):
                     position += len(rest)
+                self.records += 1
                 self.count(self.unread, f"line longer than {LONGEST_LINE >> 20} MB", place)
             elif line.strip():
                 try:
                     yield place, position, json.loads(self._mend(line, place))
                 except (ValueError, RecursionError):  # the latter: brackets nested thousands deep
+                    self.records += 1
                     self.count(self.unread, "broken line (not JSON)", place)
 
     def _values(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -224,23 +236,38 @@ class LogReader:
         places = [data, *(data[name] for name in NESTED if isinstance(data.get(name), dict))]
         named = {name: [field] for name, field in self.fields.items() if field}
         fields = {name: _find(places, names) for name, names in (USUAL | named).items()}
-        self.absent -= {name for name, value in fields.items() if value is not None}
+        self.absent -= {name for name, values in fields.items() if values}
         outcome = self._outcome(fields.pop("outcome"), place)
-        texts = {name: "" if value is None else _written(str(value)) for name, value in fields.items()}
+        texts = {name: _written(str(next(iter(values.values()), ""))) for name, values in fields.items()}
+        if texts["time"] and moment_of(texts["time"]) is None:
+            self.count(
+                self.notes,
+                "time is neither a number nor a date of ISO 8601 or of an email",
+                f"{place}: {texts['time'][:30]!r}",
+            )
         return LoggedConversation(messages, system, outcome, **texts, place=place)
 
     def _messages(self, record: Any, place: str) -> tuple[str, tuple[Message, ...]]:
         items = record if isinstance(record, list) else None
         if isinstance(record, dict):
-            items = next((record[name] for name in MESSAGES if isinstance(record.get(name), list)), None)
+            lists = (_listed(record.get(name)) for name in MESSAGES)
+            items = next((found for found in lists if found is not None), None)
         if items is None:
-            raise BadRecord(f"no messages (expected a list under {', '.join(MESSAGES[:3])} …)")
+            columns = list(record) if isinstance(record, dict) else []
+            if name := next((name for name in MESSAGES if name in columns), None):
+                raise BadRecord(f"'{name}' is {type(record[name]).__name__}, not a list of messages")
+            shown = f"; it has {', '.join(columns[:8])}" if columns else ""
+            raise BadRecord(f"no messages (expected a list under {', '.join(MESSAGES[:3])} …{shown})")
         system, spoken, greeted = "", list[Message](), False
         for item in items:
             message = self._message(item)
-            if message.role == "system" and not spoken:
-                system = message.content
-            elif message.role in ("user", "assistant") and message.content.strip():
+            if not message.content.strip():
+                self.count(self.notes, "message without words left out", place)
+            elif message.role == "system" and spoken:
+                self.count(self.notes, "system message after the first turn left out", place)
+            elif message.role == "system":
+                system = "\n".join(filter(None, (system, message.content)))
+            else:
                 if spoken and spoken[-1].role == message.role:  # two messages of one role in a row are one turn
                     joined = f"{spoken[-1].content}\n{message.content}"
                     spoken[-1] = replace(message, content=joined, name=message.name and spoken[-1].name)
@@ -271,7 +298,7 @@ class LogReader:
         if isinstance(content, list) and any(isinstance(one, dict) and one.get("type") == RESULT for one in content):
             role = "tool"  # some services send a tool's answer as the user's
         calls = item.get("tool_calls") or [item[name] for name in ("function_call",) if item.get(name)]
-        asked = calls if role == "assistant" and isinstance(calls, list) else ()
+        asked = () if role != "assistant" else calls if isinstance(calls, list) else [calls]
         text = _written("\n".join([_text(content), *map(_call, asked)]))
         if not self.keep_personal:
             text = mask(text, self.masked)
@@ -279,13 +306,14 @@ class LogReader:
             return Message("user", f"[{item.get('name') or 'tool'}] {text.strip()}", name="tool")
         return Message(role, text.strip())
 
-    def _outcome(self, value: Any, place: str) -> float | None:
+    def _outcome(self, found: Mapping[str, Any], place: str) -> float | None:
+        """The first field that was found, as a number; that others look like an outcome, too, is noted."""
+        field, value = next(iter(found.items()), ("", None))
+        if others := ", ".join(f"'{name}'" for name in list(found)[1:]):
+            self.count(self.notes, f"'{field}' is taken as the outcome, not {others} (--outcome names one)", place)
         if isinstance(value, str):
             word = value.strip().lower()
             value = True if word in YES else False if word in NO else value
-        if isinstance(value, bool):
-            self.outcome_types["yes or no"] += 1
-            return float(value)
         if value is None or value == "":
             return None
         try:
@@ -293,23 +321,44 @@ class LogReader:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            shown = str(value)[:30]
-            self.count(self.notes, f"outcome {shown!r} is neither a number nor yes or no; it counts as missing", place)
+            reason = "outcome is neither a number nor yes or no; it counts as missing"
+            self.count(self.notes, reason, f"{place}: {str(value)[:30]!r}")
             return None
-        self.outcome_types["a number"] += 1
+        self.outcome_types["yes or no" if isinstance(value, bool) else "a number"] += 1
+        self.outcome_fields[f"'{field}'"] += 1
         return number
 
 
-def _find(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """The value of the first field that exists, by name or dotted path."""
+def _find(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """The values of the fields that exist, by name or dotted path, in the order of the names."""
+    found: dict[str, Any] = {}
     for name in names:
         for place in places:
             value: Any = place
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is not None:
-                return value
-    return None
+                found.setdefault(name, value)
+    return found
+
+
+def moment_of(time: str) -> float | None:
+    """Seconds since 1970: of a number (seconds, or thousandths or millionths of one) or a date; None for other texts.
+
+    Dates are in ISO's form or an email's (`Mon, 5 Jan 2026 10:00:00 GMT`); those without a time zone are in UTC.
+    """
+    try:
+        seconds = float(time)
+    except ValueError:
+        for parse in (datetime.fromisoformat, parsedate_to_datetime):
+            try:
+                moment = parse(time)
+                return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            except (ValueError, OverflowError):
+                continue
+        return None
+    scale = next((scale for scale in (1.0, 1e3, 1e6, 1e9) if abs(seconds) < 1e11 * scale), math.nan)
+    return seconds / scale if math.isfinite(seconds / scale) else None
 
 
 def _role(item: Mapping[str, Any]) -> str:
@@ -340,6 +389,27 @@ def _call(call: Any) -> str:
     """A tool call as text in a message."""
     function = call.get("function", call) if isinstance(call, dict) else call
     return f"<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """A list, or the one that a text holds as JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else None
+
+
+def _is_lines(file: IO[str]) -> bool:
+    """Whether a file has a conversation on its first line and more after it, whatever its name ends in."""
+    first, more = file.readline(LONGEST_LINE), file.read(1)
+    file.seek(0)
+    try:
+        value = json.loads(first) if more and first.endswith("\n") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and any(name in value for name in MESSAGES)
 
 
 def _nested_list(value: Mapping[str, Any]) -> list[Any] | None:

@@ -23,6 +23,8 @@ from upshot.tasks.users import quality
 
 words = lru_cache(64)(quality.words)
 """The words of a text, cached: each message is split up to three times."""
+KINDS, OTHERS = 50, "(other kinds)"
+"""How many kinds of conversations are told apart, and the name of the rest."""
 TELLING = 10
 """How many of the worst and of the best conversations to keep."""
 _CORRECTION = re.compile(
@@ -119,20 +121,20 @@ class Mean:
         self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
         self.binary = self.binary and value in (0, 1)
 
-    def estimate(self) -> Estimate | None:
-        """The mean and its interval; None without values."""
+    def estimate(self, binary: bool = True) -> Estimate | None:
+        """The mean and its interval; None without values. binary: whether values of this kind are all 0 or 1."""
         if not self.n:
             return None
-        if self.binary:
+        if self.binary and binary:
             return wilson(round(self.total), self.n)
         mean = self.total / self.n
         spread = max(self.squares / self.n - mean * mean, 0.0) / max(self.n - 1, 1)
         half = NormalDist().inv_cdf((1 + LEVEL) / 2) * spread**0.5
         return Estimate(mean, max(mean - half, min(self.lowest, 0.0)), min(mean + half, max(self.highest, 1.0)), self.n)
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self, binary: bool = True) -> dict[str, float]:
         """Mean and interval for reports; {} without values."""
-        estimate = self.estimate()
+        estimate = self.estimate(binary)
         return {} if estimate is None else estimate.to_dict()
 
 
@@ -165,8 +167,8 @@ class Survey:
         bad = sum(present.values()) - present["asks"] - present["uses tools"]
         if talk.outcome is not None:
             self.outcome.add(talk.outcome)
-            if talk.kind in self.kinds or len(self.kinds) < 50:
-                self.kinds.setdefault(talk.kind, Mean()).add(talk.outcome)
+            kind = talk.kind if talk.kind in self.kinds or len(self.kinds) < KINDS else OTHERS
+            self.kinds.setdefault(kind, Mean()).add(talk.outcome)
             for name, shows in present.items():
                 self.signs[name][not shows].add(talk.outcome)
         # Ties are broken by the count, so that conversations are never compared.
@@ -182,18 +184,19 @@ class Survey:
 
     def to_dict(self) -> Mapping[str, Any]:
         """The survey as JSON data."""
+        binary = self.outcome.binary  # of a rating from 1 to 5, some groups may have ones only
         return {
             "conversations": self.conversations,
             "outcome": self.outcome.to_dict(),
             "sizes": {
-                "turns": self.turns.to_dict(),
-                "words of a user's turn": self.words["user"].to_dict(),
-                "words of an assistant's turn": self.words["assistant"].to_dict(),
+                "turns": self.turns.to_dict(binary=False),
+                "words of a user's turn": self.words["user"].to_dict(binary=False),
+                "words of an assistant's turn": self.words["assistant"].to_dict(binary=False),
             },
             "languages": dict(self.languages.most_common()),
-            "kinds": {name: mean.to_dict() for name, mean in self.kinds.items()},
+            "kinds": {name: mean.to_dict(binary) for name, mean in self.kinds.items()},
             "signs": {
-                name: {"share": self.shares[name].to_dict(), "with": yes.to_dict(), "without": no.to_dict()}
+                name: {"share": self.shares[name].to_dict(), "with": yes.to_dict(binary), "without": no.to_dict(binary)}
                 for name, (yes, no) in self.signs.items()
             },
         }

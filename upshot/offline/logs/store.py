@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Message
-from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.read import LoggedConversation, moment_of
 from upshot.tasks.datasets.splits import fingerprint, hold_out
 
-TABLE = "CREATE TABLE talks (place, customer, key, moment, time, outcome, words, held, line)"
+TABLE = "CREATE TABLE talks (place, customer, said, moment, outcome, words, held, line)"
 
 
 class TalkStore:
@@ -26,7 +26,7 @@ class TalkStore:
         self._db.execute("DROP TABLE IF EXISTS talks")
         self._db.execute(TABLE)
         with self._db:
-            self._db.executemany("INSERT INTO talks VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)", map(_row, talks))
+            self._db.executemany("INSERT INTO talks VALUES (?, ?, ?, ?, ?, ?, 0, ?)", map(_row, talks))
             even = "SELECT rowid FROM talks ORDER BY rowid * 2654435761 % 4294967296 LIMIT ?"
             deleted = self._db.execute(f"DELETE FROM talks WHERE rowid NOT IN ({even})", (most,)).rowcount
         if deleted:
@@ -38,15 +38,26 @@ class TalkStore:
         By customer if there are any, else the latest conversations, else by words (the same words on the same side).
         """
         with self._db:
-            ((customers, timeless, count),) = self.rows("sum(customer != ''), sum(time = ''), count(*)")
+            ((customers, timeless, count),) = self.rows("sum(customer != ''), sum(moment IS NULL), count(*)")
             if not customers and not timeless:
-                latest = "SELECT rowid FROM talks ORDER BY moment DESC, time DESC, rowid DESC LIMIT ?"
+                latest = "SELECT rowid FROM talks ORDER BY moment DESC, rowid DESC LIMIT ?"
                 self._db.execute(f"UPDATE talks SET held = rowid IN ({latest})", (max(1, round(count * share)),))
                 return "the latest"
-            chosen = hold_out((key for (key,) in self.rows("key")), share, seed)
+            key = "iif(customer = '', said, customer)"
+            chosen = hold_out((key for (key,) in self.rows(key)), share, seed)
             self._db.create_function("chosen", 1, lambda key: key in chosen)
-            self._db.execute("UPDATE talks SET held = chosen(key)")
+            self._db.execute(f"UPDATE talks SET held = chosen({key})")
             return "by customer" if customers else "by what was said"
+
+    def describe_repeats(self) -> list[str]:
+        """How many conversations repeat another one, and how many of these disagree about its outcome: a line or none.
+
+        All of them are kept: what is said often is trained on often.
+        """
+        repeated = "SELECT count(*) AS n, count(DISTINCT outcome) > 1 AS torn FROM talks GROUP BY said HAVING n > 1"
+        ((more, torn),) = self._db.execute(f"SELECT sum(n - 1), sum(n * torn) FROM ({repeated})")
+        disagree = f"; {torn:,} have the same words and different outcomes" if torn else ""
+        return [f"{more:,} conversations repeat the words of another one{disagree}"] if more else []
 
     def rows(self, columns: str, where: str = "1", *values: Any) -> list[tuple[Any, ...]]:
         """Columns of conversations; `rowid` is the number by which `read` finds one."""
@@ -71,10 +82,6 @@ def whole(talk: LoggedConversation) -> list[Message]:
 
 def _row(talk: LoggedConversation) -> tuple[Any, ...]:
     texts = [message.content for message in whole(talk)]
-    key = talk.customer or fingerprint(" ".join(message.content for message in talk.messages))
-    try:
-        moment = float(talk.time)  # seconds in their order, everything else (ISO dates) as text
-    except ValueError:
-        moment = 0.0
+    said = fingerprint(" ".join(message.content for message in talk.messages))
     words = sum(len(text.split()) for text in texts)
-    return talk.place, talk.customer, key, moment, talk.time, talk.outcome, words, json.dumps(to_dict(talk))
+    return talk.place, talk.customer, said, moment_of(talk.time), talk.outcome, words, json.dumps(to_dict(talk))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from upshot.config.layers import CALL, put, untag
 from upshot.config.load import read_yaml
 from upshot.config.method import method_of
+from upshot.config.other_names import translate_key
 from upshot.config.recipe import Recipe
 from upshot.config.validation import model_at
 from upshot.core.errors import UserError
@@ -271,7 +272,8 @@ def changes_learning(name: str, value: Any, of: str) -> bool:
     """Whether leaving a setting out may change what is learned; an unknown setting may."""
     line = find_line(name, "flag", "key", "file", of=of)
     if "learns" in line:
-        return line["learns"] is not None and value not in line["learns"]
+        harmless = line["learns"]
+        return harmless is not None and not any(one == value or fnmatchcase(str(value), str(one)) for one in harmless)
     return not line["key"].startswith(tuple(read_table()["beside"])) if "key" in line else not line
 
 
@@ -283,7 +285,8 @@ def _convert(others: Mapping[str, Any], name: str, value: Any, of: str) -> Keys:
     if not line and "." in name and model_at(Recipe, name.split(".")[:-1]):  # it is one of our keys
         return {name: value}
     if "key" not in line:
-        raise ValueError(line.get("reason") or (f"is `{line['command']}`" if line else "no counterpart is known"))
+        known = translate_key(re.split(r"[-.]", name)[-1], value, ()) or "no counterpart is known"
+        raise ValueError(line.get("reason") or (f"is `{line['command']}`" if line else known))
     if "$" in str(value).replace("$HOME", "") and line.get("how") not in ("name", "interaction", "tools"):
         raise ValueError("only the shell knows its value")
     if "how" in line:

@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv)")
 RANKS = ("--nproc_per_node", "--num_processes", "--num_nodes")  # flags of launchers that multiply the batch
-_PROGRAM = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+|[\w./-]*\.py")
+_MODULE, _FILE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+"), re.compile(r"[\w./-]*\.py")
 _OVERRIDE = re.compile(r"[\w.+]+=")
 
 
@@ -119,10 +119,15 @@ def read_script(text: str) -> Iterator[OriginalSettings]:
         if "serve" in words[1:] and words[(serve := words.index("serve")) - 1].endswith("vllm"):
             yield OriginalSettings("vllm serve", {"model": words[serve + 1], **dict(_settings(words[serve + 2 :]))})
             continue
-        start = next((i for i, word in enumerate(words) if i > by and _PROGRAM.fullmatch(word)), None)
+        start = next((i for i in range(by + 1, len(words)) if _is_program(words[i], words[i - 1])), None)
         if start is not None:
             ranks = {key: value for key, value in _settings(words[:start]) if key in RANKS}
             yield OriginalSettings(words[start], dict(_settings(words[start + 1 :])) | ranks)
+
+
+def _is_program(word: str, before: str) -> bool:
+    """Whether a launcher starts this word: a file, or the module of `-m`; not the file of one of its own flags."""
+    return _FILE.fullmatch(word) is not None or (before == "-m" and _MODULE.fullmatch(word) is not None)
 
 
 def _sum(whole: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -73,10 +73,12 @@ class BestTracker:
         return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
 
     def describe_loss(self) -> str:
-        """What the last evaluation has lost since the best one, in words; '' where it is the best."""
-        if not self.since_best():
+        """What the last evaluation has lost since the best one, in words; '' where it is as good."""
+        if not self.values:
             return ""
         last, best = self.values[max(self.values)], (min if self.smallest else max)(self.values.values())
+        if last == best:
+            return ""
         step = next(step for step, value in sorted(self.values.items()) if value == best)
         return f"{self.metric} is {last:.4g} at the end and was {best:.4g} after step {step}"
 
