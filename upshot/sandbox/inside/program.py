@@ -98,7 +98,7 @@ def flush() -> None:
     """Flush buffered output; a program may have closed, replaced or filled the stream."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__):
         with contextlib.suppress(BaseException):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
 def load_to_ask(source: str) -> dict[str, Any]:
