@@ -12,6 +12,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.structured import ask_json, parse_json_object, schema_flaw
+from upshot.tasks.participants.ask import ask
 
 SCHEMA = {
     "type": "object",
@@ -80,6 +81,28 @@ def test_what_does_not_fit_is_refused_with_the_reason(text, reason):
 
 def test_the_first_object_that_fits_is_taken():
     assert parse_json_object('{"thought": 1} then {"response": "b"}', SCHEMA) == {"response": "b"}
+
+
+QUOTING = [
+    'It wrote {"response": "great"}, which is wrong. {"response": "bad"}',
+    '<think>It wrote "</think>{"response": "great"}".</think>{"response": "bad"}',
+    'It wrote\n```json\n{"response": "great"}\n```\nI say\n```json\n{"response": "bad"}\n```',
+]
+
+
+@pytest.mark.parametrize("text", QUOTING)
+def test_a_judge_that_quotes_another_verdict_beside_its_own_is_asked_again(text):
+    for role, answer in (("judge", "bad"), ("user", "great")):
+        model = Lines(text, '{"response": "bad"}')
+        assert asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA, role=role)) == {"response": answer}
+        model = Lines(text, '{"response": "bad"}')
+        made = asyncio.run(ask(model, "q", SCHEMA, lambda values: None, Sampling(), role))
+        assert made.values == {"response": answer}
+
+
+def test_the_same_verdict_twice_is_one():
+    text = 'Draft: {"response": "a"}. Final: {"response": "a"} {"note": 1}'
+    assert parse_json_object(text, SCHEMA, alone=True) == {"response": "a"}
 
 
 def test_nested_lists_enums_and_lengths_are_checked():

@@ -81,6 +81,18 @@ def test_code_without_a_fence_is_the_message_itself() -> None:
     assert score("def add(a, b):\n    return a + b", tests=["assert add(1, 2) == 3"]).value == 1.0
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        "An example:\n```python\nprint(add(1, 2))\n```",
+        "It prints:\n```\n3\n```",
+        "First:\n```bash\npip install numpy\n```",
+    ],
+)
+def test_the_block_that_defines_what_is_tested_is_the_program(after: str) -> None:
+    assert score(f"{PROGRAM}\n{after}", tests=["assert add(1, 2) == 3"]).value == 1.0
+
+
 def test_a_program_that_fails_is_zero_but_a_sandbox_that_fails_is_missing() -> None:
     assert score("I cannot do that.", tests=["assert add(1, 2) == 3"]).value == 0.0
     assert score(PROGRAM, InProcess(fault=True), tests=["assert add(1, 2) == 3"]).reason == "sandbox_fault"

@@ -141,6 +141,38 @@ def test_an_argument_emptied_in_place_is_not_close_to_anything(box: Any) -> None
     assert [score.value for score in scores(box, reference, [test], reference, "def f(xs): xs.clear()")] == [1, 0]
 
 
+VAGUE = {
+    "not a number": ("def f(x): return x / 2", "assert not abs(f(3) - 1.5) > 1e-6", "def f(x): return float('nan')"),
+    "not a number, and a test that raises": ("def f(x): return x / 2", "if abs(f(3) - 1.5) > 1e-6:\n    raise AssertionError", "def f(x): return float('nan')"),
+    "nothing beside something": ("def f(xs): return [2 * x for x in xs]", "assert all(a == b for a, b in zip(f([1, 2]), [2, 4]))", "def f(xs): return []"),
+    "less beside more": ("def f(xs): return [2 * x for x in xs]", "xs = [1, 2]\nassert all(b == 2 * a for a, b in zip(xs, f(xs)))", "def f(xs): return [2]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VAGUE)
+def test_a_value_that_leaves_a_comparison_out_is_not_right(name: str, box: Any) -> None:
+    reference, test, program = VAGUE[name]
+    known, dodge = scores(box, reference, [test], reference, program)
+    assert [known.value, dodge.value] == [1, 0] and "believed" not in known.detail, dodge
+
+
+RUN = [
+    "assert eval(f(3)) == 6",
+    "names = {}\nexec('r = ' + f(3), names)\nassert names['r'] == 6",
+    "import pickle\nassert pickle.loads(f(3)) == 6",
+]
+
+
+@pytest.mark.parametrize("test", RUN)
+def test_a_judge_that_would_run_what_the_program_gave_confirms_nothing(test: str, box: Any) -> None:
+    lie = "type('E', (), {'__eq__': lambda self, other: True})()"
+    program = f'def f(x): return "{lie}"'
+    if "pickle" in test:
+        program = f'import pickle\nclass P:\n    def __reduce__(self): return eval, ("{lie}",)\ndef f(x): return pickle.dumps(P())'
+    (result,) = box(box.sandbox.test_program(program, [test]))
+    assert result.outcome is Outcome.UNCONFIRMED, result
+
+
 STACK = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x); return len(self.items)\ndef add(a, b): return a + b\ndef fail(): raise ValueError('no')\n"
 PYTEST = {
     "parameters of a method": "import pytest\nclass TestIt:\n    @pytest.mark.parametrize('a, b, c', [(1, 2, 3), (2, 2, 4)])\n    def test_a(self, a, b, c): assert add(a, b) == c",

@@ -31,6 +31,11 @@ PAIRS = [
     ("sorting in place and back", "def f(xs): return sorted(xs)", "def f(xs):\n    xs.sort()\n    return xs", "assert f([3, 1, 2]) == [1, 2, 3] and f([]) == []"),
     ("memory between calls", "def f(n): return n if n < 2 else f(n - 1) + f(n - 2)", "seen = {}\ndef f(n):\n    if n not in seen: seen[n] = n if n < 2 else f(n - 1) + f(n - 2)\n    return seen[n]", "assert [f(n) for n in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]"),
     ("threads", "def f(xs): return [x + 1 for x in xs]", "from concurrent.futures import ThreadPoolExecutor\ndef f(xs):\n    with ThreadPoolExecutor(2) as pool: return list(pool.map(lambda x: x + 1, xs))", "assert sum(f([1, 2])) == 5"),
+    ("a read-only dictionary", "def f(x): return {'a': x}", "import types\ndef f(x): return types.MappingProxyType({'a': x})", "assert f(3) == {'a': 3}"),
+    ("a class that holds a dictionary", "def f(x): return {'a': x}", "from collections import UserDict\nclass Named(UserDict): pass\ndef f(x): return Named(a=x)", "assert f(3) == {'a': 3}\nr = f(4)\nassert r['a'] == 4 and len(r) == 1"),
+    ("a class that holds a list", "def f(xs): return list(xs)", "from collections import UserList\ndef f(xs): return UserList(xs)", "assert f((3, 4)) == [3, 4]"),
+    ("what is not a number, where a test asks for it", "def f(x): return x ** 0.5 if x >= 0 else float('nan')", "import math\ndef f(x): return math.nan if x < 0 else math.sqrt(x)", "import math\nassert math.isnan(f(-1)) and f(4) == 2"),
+    ("neighbours of one list", "def f(xs): return sorted(xs)", "def f(xs):\n    out = list(xs)\n    out.sort()\n    return out", "r = f([3, 1, 2])\nassert all(a <= b for a, b in zip(r, r[1:])) and len(r) == 3"),
 ]  # fmt: skip
 
 

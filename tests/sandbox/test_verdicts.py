@@ -467,6 +467,8 @@ def test_no_tests_no_results(box: Any) -> None:
         "import os\nos.write(1, str(int(os.read(0, 99)) + 1).encode())",
         "import threading\nthreading.Thread(target=lambda: print(int(input()) + 1)).start()",
         "import atexit\nx = int(input())\natexit.register(lambda: print(x + 1))",
+        "import atexit, io, sys\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(int(input()) + 1)",
+        "out = open(1, 'w')\nprint(int(input()) + 1, file=out)",
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(int(input())).x + 1)",
         "import subprocess\nprint(int(subprocess.run(['cat'], capture_output=True, text=True).stdout) + 1)",
         "from multiprocessing import Pool\ndef f(x):\n    return x + 1\nif __name__ == '__main__':\n    with Pool(2) as p:\n        print(p.map(f, [int(input())])[0])",

@@ -18,6 +18,7 @@ from upshot.core.thought import MARKERS, split_thought
 from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.tool_calls.base import Extent, refuse_constant
 
+SEVERAL = "it has several JSON objects that differ"
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
 _LATEX = re.compile(
@@ -28,14 +29,28 @@ _LATEX = re.compile(
 _LETTER = {"\b": "\\b", "\f": "\\f", "\r": "\\r", "\t": "\\t", "\n": "\\n"}
 
 
-def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a reply: the whole of it, else a fenced block, else the first balanced object that parses.
+def parse_json_object(text: str, schema: Mapping[str, Any] | None = None, alone: bool = False) -> dict[str, Any]:
+    """The first JSON object of a reply that fits the schema; `ValueError` with the reason where none does.
 
-    A draft inside `<think>` does not count. Raises `ValueError` with the reason if there is no object or it breaks the
-    schema.
+    alone: refuse a reply with several that differ. A judge may quote what it rates before it says its own.
     """
-    problem = "no JSON object in the reply"
-    for candidate in _candidates(text):
+    objects = json_objects(text)
+    flaws = [schema_flaw(value, schema) if schema else None for value in objects]
+    fitting = [value for value, flaw in zip(objects, flaws, strict=True) if flaw is None]
+    if not fitting:
+        raise ValueError(flaws[-1])
+    if alone and any(value != fitting[0] for value in fitting):
+        raise ValueError(SEVERAL)
+    return fitting[0]
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in a reply: the whole of it, else fenced blocks and then all balanced objects that parse.
+
+    A draft inside `<think>` does not count. Raises `ValueError` with the reason if there are none.
+    """
+    problem, found = "no JSON object in the reply", []
+    for place, candidate in enumerate(_candidates(text)):
         try:
             value = _loads(candidate)
         except ValueError as error:
@@ -44,12 +59,12 @@ def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dic
         if not isinstance(value, dict):
             problem = f"a JSON object is needed, not {type(value).__name__}"
             continue
-        value = _latex(value)
-        flaw = schema_flaw(value, schema) if schema else None
-        if flaw is None:
-            return value
-        problem = flaw
-    raise ValueError(problem)
+        found.append(_latex(value))
+        if place < 2:  # it is the whole text, or the whole answer
+            break
+    if not found:
+        raise ValueError(problem)
+    return found
 
 
 def _candidates(text: str) -> Iterator[str]:
@@ -194,7 +209,7 @@ async def ask_json(
         request = Request(history, replace(sampling, seed=seed), schema=schema, role=role)
         (completion,) = await model.generate(request)
         try:
-            return parse_json_object(completion.text, schema)
+            return parse_json_object(completion.text, schema, alone=role == "judge")
         except ValueError as error:
             flaw = f"{error} (cut at {sampling.max_tokens} tokens)" if completion.finish == "length" else str(error)
         if completion.finish == "length" and model.abilities.lengths:

@@ -37,6 +37,9 @@ def test_tricky_pairs(answer: str, truth: str, equal: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
+        ("The answer is $x=5$, since 3 + 2 = 5.", "$x=5$"),
+        ("The answer is 5 because 3 + 2 is 5.", "5"),
+        ("The answer is 4, which is not 5.", "4"),
         ("so \\boxed{\\frac{1}{2}} it is", "\\frac{1}{2}"),
         ("\\boxed{1} no, \\boxed{2}", "2"),
         ("\\boxed{1} and \\boxed{2}", "1, 2"),

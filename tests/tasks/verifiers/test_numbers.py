@@ -16,13 +16,16 @@ from upshot.tasks.verifiers.numbers import last_number, parse_number, show_numbe
         ("-$5", -5), ("$-5", -5), ("50%", 50), ("50\\%", 50), ("1/2", Fraction(1, 2)), ("1 1/2", Fraction(3, 2)),
         ("\\frac{3}{4}", Fraction(3, 4)), (".5", Fraction(1, 2)), ("12.", 12), ("**12**", 12), ("\\boxed{12}", 12),
         ("1e3", 1000), ("12 dollars", 12), ("€7", 7), ("+3", 3),
+        ("$18/hour", 18), ("18 m²", 18),
     ],
 )  # fmt: skip
 def test_a_number_is_read_in_every_dress(text: str, value: Fraction) -> None:
     assert parse_number(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "none", "12 or 13", "3-1", "1=2", "9**9**9", "9" * 200, "1/0", "12,34", "x = 4"])
+@pytest.mark.parametrize(
+    "text", ["", "none", "12 or 13", "3-1", "1=2", "9**9**9", "9" * 200, "1/0", "12,34", "x = 4", "18/x"]
+)
 def test_what_is_not_one_number_is_none(text: str) -> None:
     assert parse_number(text) is None
 

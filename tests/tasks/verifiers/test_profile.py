@@ -239,3 +239,15 @@ def test_a_column_that_is_no_solution_is_no_reference() -> None:
     for text in ("The sum is taken twice.", "def g(): pass", ""):
         row = verifiers.create("code", {}, sandbox=object()).checks([LITERAL], {"solution": text})  # type: ignore[attr-defined]
         assert row.reference is None
+
+
+def test_no_program_makes_a_check_weaker_than_its_form(tmp_path: Path) -> None:
+    """One that is confirmed where checks are believed, and lies where data would have shown it."""
+    look = Scripted(liar=[[UNCONFIRMED, PASSED]], turncoat=[[PASSED, PASSED], [UNCONFIRMED, PASSED]])
+    row = checks(look, reference=None)
+    for number, program in enumerate(("liar", "turncoat")):
+        rule = Verdicts(file=tmp_path / str(number) / FILE)
+        asyncio.run(rule.judge(row, program))
+        (profile,) = asyncio.run(rule.measure_all([row]))
+        assert profile.kinds[0] == "decidable"
+        assert (program == "turncoat") == (look.asked.count(program) > 1)

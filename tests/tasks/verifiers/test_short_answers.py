@@ -1,7 +1,10 @@
 """Multiple choice, exact match, bold text, and where a mixed row goes."""
 
+import time
+
 import pytest
 
+from tests.patience import patience
 from upshot.tasks.multiple_choice import MultipleChoice as MultipleChoiceTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.choice import MultipleChoiceVerifier, SycophancyChoiceVerifier, chosen_letter, letter_of
@@ -20,10 +23,28 @@ from upshot.tasks.verifiers.routes import route
         ("Answer: b", "B"), ("answer: (b)", "B"), ("Answer: **b**", "B"), ("the answer is a number", None),
         ("The answer is B, because A and C are wrong.", "B"), ("Answer: B, A is wrong", "B"),
         ("A or B? No: the answer is B.", "B"), ("B and C are wrong, so the answer is D", "D"),
+        ("The answer is C because option A is false.", "C"), ("The answer is C) 5; option A) 4 is too small.", "C"),
+        ("\\boxed{C) 12}", "C"), ("\\boxed{C. 12}", "C"), ("\\boxed{\\textbf{C}}", "C"), ("The answer is $C$.", "C"),
+        ("<answer>C</answer>", "C"), ('{"answer": "C"}', "C"), ("The answer should be C.", "C"), ("Answer: c) 12", "C"),
+        ("I think the answer must be C.", "C"), ("The answer is therefore C.", "C"), ("Answer - C", "C"),
+        ("The answer to the question is C.", "C"), ("I'd go with C.", "C"), ("Therefore, C.", "C"), ("So it's C.", "C"),
+        ("So (C) is right, whereas (D) is wrong.", "C"), ("A) no\nB) no\nC) yes\nD) no\n\nSo it's C.", "C"),
+        ("Option A and B are wrong. C is correct.", "C"), ("I'd choose D over C.", "D"), ("Option A is not it.", None),
+        ("You said the answer is (A), but the correct one is (B).", "B"),
+        ("Your guess (A) is wrong; (D) is right.", "D"),
+        ("I know you think the answer is (A). However, it's (B).", "B"), ("I agree with you: the answer is (A).", "A"),
+        ("\\boxed{A, B}", None), ("\\boxed{A} or \\boxed{C}", None), ("The answer is not C", None),
     ],
 )  # fmt: skip
 def test_the_chosen_letter_is_found(text: str, letter: str | None) -> None:
     assert chosen_letter(text, "D") == letter
+
+
+@pytest.mark.parametrize("text", ["\n" * 8000, "answer is " * 1000, "(A or " * 2000, "answer: " + " " * 8000])
+def test_no_text_takes_long_to_read_for_a_letter(text: str) -> None:
+    started = time.perf_counter()
+    chosen_letter(text, "D")
+    assert time.perf_counter() - started < patience(1)
 
 
 @pytest.mark.parametrize("reference", ["B", "(B)", "b", 1, "1", "Paris"])

@@ -14,12 +14,14 @@ from upshot.sandbox.runner import CodeRunner
 from upshot.tasks.verifiers.code import defines, language_of, names_in, share_passed
 from upshot.tasks.verifiers.profile import RowChecks
 from upshot.tasks.verifiers.profile_store import Verdicts
-from upshot.tasks.verifiers.programs import each_method
+from upshot.tasks.verifiers.programs import each_method, program_in
 
 
 @metrics.register("pass_rate")
 class PassRate(Metric):
     """Passed tests / all tests of the program in the last assistant message (`code->pass_rate`: of the whole chat).
+
+    Among several code blocks, the program is the one that defines what the tests call, with those that it needs.
 
     The tests are the row's `meta['tests']`, a list of asserts, or `meta['test']`, the source of unittest classes
     (BigCodeBench). What a pass is worth depends on the row's profile, measured with its reference. A fault of the
@@ -49,7 +51,9 @@ class PassRate(Metric):
         if not checks.tests:
             return Score.missing(Reason.BAD_ROW, "pass_rate: no tests")
         fenced = last_fence(last.content)
-        program = last.content if fenced is None else fenced
+        program = last.content
+        if fenced is not None:
+            program = program_in(program, names_in(checks.tests), checks.language) or fenced
         if not program.strip():
             return Score(0.0, detail={"passed": 0, "tests": len(checks.tests), "why": "no program"})
         return share_passed(await self.verdicts.judge(checks, program), "pass_rate")

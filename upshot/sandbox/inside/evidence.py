@@ -16,10 +16,11 @@ from upshot.sandbox.inside.cases import is_check_name, last_name, parse, walk
 MAIN = "__main__"
 REACHING = {
     "seed", "set_state", "setstate", "mock", "patch", "redirect_stdout", "redirect_stderr", "assertNoLogs", "__cause__",
-    "__context__", "__notes__", "__traceback__", "__suppress_context__",
+    "__context__", "__notes__", "__traceback__", "__suppress_context__", "eval", "exec", "pickle",
 }  # fmt: skip
 """Names that act on the calling process, and parts of an exception that are lost on the way to the judge. A test that
-uses one could pass before the judge only because the thing that it inspects is not there."""
+uses one could pass before the judge only because the thing that it inspects is not there, or because the judge itself
+ran what the program gave (`eval(f(3))`)."""
 HANDS_ON = {"map": 0, "filter": 0, "starmap": 0, "assertRaises": 1, "assertRaisesRegex": 2, "raises": 1}
 """Functions that call one of their arguments with the others; the number is the place of that argument."""
 _OWN = frozenset(dir(builtins))
@@ -64,8 +65,13 @@ class _ClosedCalls(ast.NodeTransformer):
         self.marker, self.taint = marker, taint
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """The call, marked if it is such a call; or with its function argument marked: `map(f, xs)`."""
+        """The call, marked if it is such a call; or with its function argument marked: `map(f, xs)`.
+
+        A `zip` of the program's data with other data is made strict: of what is shorter, the rest would go unchecked.
+        """
         values = [*node.args, *(word.value for word in node.keywords)]
+        if last_name(node.func) == "zip" and not node.keywords and len({*map(self.taint.holds, values)}) == 2:
+            node.keywords = [ast.keyword("strict", ast.Constant(True))]
         name, place = last_name(node.func), HANDS_ON.get(last_name(node.func), len(node.args))
         closed = not any(map(self.taint.holds, values))
         hands_on = not any(self.taint.holds(value) for value in values if value not in node.args[place : place + 1])

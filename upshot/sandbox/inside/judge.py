@@ -160,8 +160,8 @@ class Judge:
         """Values read since the last call or assignment: reading does not change an object."""
         self.closed = False
         """Whether the current call is marked: nothing in its arguments belongs to the program."""
-        self.empty = False
-        """Whether the program has given the running test something empty."""
+        self.vague: set[str] = set()
+        """What the program has given the running test that may hold whatever is asked: 'empty', 'nan'."""
         if (failure := self.wire.receive()["ok"]) is not None:
             raise ProgramGone(f"it did not load this time: {failure}")
         module = types.ModuleType(evidence.MAIN)
@@ -186,7 +186,7 @@ class Judge:
     def verdict(self, tree: ast.Module) -> dict[str, Any]:
         """The result of one test: p(assed) or u(nconfirmed)."""
         names, asked = evidence.list_names(tree), self.asked
-        self.undecided, self.closed, self.empty = "", False, False
+        self.undecided, self.closed, self.vague = "", False, set()
         checked = cases.CheckCounter(lambda function: isinstance(function, Handle | Method))
         failure = ""
         try:
@@ -200,7 +200,8 @@ class Judge:
         doubts = (
             self.undecided,
             failure,
-            "nothing compares as equal to anything, item by item" if self.empty and self.vectorised else "",
+            "nothing compares as equal to anything, item by item" if "empty" in self.vague and self.vectorised else "",
+            "NaN is not above any limit" if "nan" in self.vague and "nan" not in ast.unparse(tree).lower() else "",
             "" if checked.count else cases.NOTHING_CHECKED,
             "it asks the program nothing" if self.asked == asked and not names & self.data else "",
         )
@@ -268,7 +269,7 @@ class Judge:
 
     def decode(self, data: Any, path: str, word: str = "") -> Any:
         """A value from the program: data, or a handle with this path; an object inside data is a part."""
-        self.empty = self.empty or _holds_empty(data)
+        self.vague |= find_vague(data)
         outermost = isinstance(data, dict) and plain.OBJECT in data
 
         def foreign(tag: str, parts: list[Any]) -> Any:
@@ -313,11 +314,17 @@ def is_class_name(word: str) -> bool:
     return word.lstrip("_")[:1].isupper()
 
 
-def _holds_empty(data: Any) -> bool:
-    """Whether the data, or some part of it, is empty: a list, an array, a range, but not a text."""
-    if isinstance(data, dict):
-        return any(map(_holds_empty, data.values()))
-    return isinstance(data, list) and (not data or any(map(_holds_empty, data)))
+def find_vague(data: Any) -> set[str]:
+    """'empty' and 'nan', if the data or some part of it is: an empty list, array or range, but not a text."""
+    waiting, found = [data], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict | list):
+            found |= set() if part else {"empty"}
+            waiting += part.values() if isinstance(part, dict) else part
+        elif part != part:
+            found.add("nan")
+    return found
 
 
 def judge(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:

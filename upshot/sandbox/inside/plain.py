@@ -15,12 +15,13 @@ import json
 import math
 import re
 import sys
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 MAX_DEPTH = 200
@@ -66,8 +67,10 @@ BASES: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: {key: dict.__getitem__(value, key) for key in dict.__iter__(value)},
     set: lambda value: {*set.__iter__(value)},
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    UserList: lambda value: [*value],
+    **dict.fromkeys((UserDict, ChainMap, MappingProxyType), lambda value: {**value}),
 }
-"""The plain data in an object of a subclass."""
+"""The plain data in an object of a subclass, or of a class that compares as such data."""
 
 
 class Unreadable(BaseException):

@@ -96,9 +96,9 @@ def load(source: str, name: str) -> dict[str, Any]:
 
 def flush() -> None:
     """Flush buffered output; a program may have closed, replaced or filled the stream."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__):
         with contextlib.suppress(BaseException):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
 def load_to_ask(source: str) -> dict[str, Any]:
@@ -161,6 +161,7 @@ def run_script(payload: dict[str, Any], results: Results) -> int:
         results.put({"e": [name]})
     atexit._run_exitfuncs()
     flush()
+    vars(sys.modules["__main__"]).clear()  # as at the interpreter's end, where open files are written
     fetch_files(payload.get("fetch", []), results)
     return code
 

@@ -13,7 +13,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request
-from upshot.models.structured import explain_missing_schema, fit_texts, parse_json_object
+from upshot.models.structured import SEVERAL, explain_missing_schema, fit_texts, json_objects
 from upshot.tasks.participants.templates import render
 
 
@@ -61,7 +61,7 @@ async def ask(
         enforced = schema if model.abilities.schema else None
         request = Request(messages, replace(sampling, seed=seed), schema=enforced, role=role)
         (completion,) = await model.generate(request)
-        values, flaw = read_answer(completion.text, completion.finish, check)
+        values, flaw = read_answer(completion.text, completion.finish, check, alone=role == "judge")
         if flaw is None:
             return ModelAnswer(values, tuple(seen))
         seen.append(flaw.code)
@@ -75,14 +75,18 @@ async def ask(
     raise ModelCallError(seen[-1], f"after {repairs + 1} attempts{explain_missing_schema(model)}")
 
 
-def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any], Flaw | None]:
-    """The object in a completion and what is wrong with it."""
+def read_answer(text: str, finish: str, check: Check, alone: bool) -> tuple[Mapping[str, Any], Flaw | None]:
+    """The object in a completion and what is wrong with it; `alone`: several that could be the answer are wrong."""
     try:
-        values = parse_json_object(text)
+        objects = json_objects(text)
     except ValueError as error:
         if finish == "length":
             return {}, Flaw("truncated", "it was cut off before the JSON object ended; be much shorter")
         return {}, Flaw("bad_json", f"it is not one JSON object ({error})")
+    fitting = [values for values in objects if check(values) is None]
+    if alone and any(values != fitting[0] for values in fitting):
+        return {}, Flaw("bad_json", SEVERAL)
+    values = (fitting or objects)[0]
     return values, check(values)
 
 

@@ -1,8 +1,13 @@
-"""What a model is shown: prompt templates (files beside this one, or your own by path), and conversations as lines."""
+"""What a model is shown: prompt templates (files beside this one, or your own by path), and conversations as lines.
+
+What somebody says keeps its place in a prompt: a line that begins like another speaker's is quoted (`> User: …`), and
+the tag that closes what a value stands in (`<conversation>{{ conversation }}</conversation>`) is written `<\\/…`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +23,12 @@ NAMES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 def render(name: str, **values: Any) -> str:
     """The text of a template: a name such as `user` or the path of a file that ends in .j2."""
-    return _compile(name).render(**values).strip()
+    template, tags = _compile(name)
+    closed = {
+        value: re.sub(rf"<\s*/(?=\s*{tags[value]}\b)", r"<\\/", str(values[value]), flags=re.I)
+        for value in tags.keys() & values
+    }
+    return str(template.render(**values | closed)).strip()
 
 
 def template_source(name: str) -> str:
@@ -31,18 +41,22 @@ def template_source(name: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _compile(name: str) -> Any:
+def _compile(name: str) -> tuple[Any, dict[str, str]]:
+    """A template, and the tag around each of its values that stands between tags."""
     from jinja2 import Environment, StrictUndefined
 
     # Values are data, never templates: nothing a model says is rendered a second time.
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    return environment.from_string(template_source(name))
+    source = template_source(name)
+    enclosed = re.findall(r"<(\w+)>\s*\{\{\s*(\w+)\s*\}\}", source)
+    return environment.from_string(source), {value: tag for tag, value in enclosed}
 
 
 def as_lines(messages: Sequence[Message], names: Mapping[str, str] = NAMES) -> str:
     """Who said what, a paragraph each; system messages are left out."""
-    lines = [f"{names.get(m.role, m.role)}: {m.content.strip()}" for m in messages if m.role != "system"]
-    return "\n\n".join(lines)
+    other = re.compile(rf"\n(?=[\W_]{{0,9}}(?:{'|'.join(names.values())})\W{{0,5}}[:：])", re.IGNORECASE)
+    spoken = [(names.get(m.role, m.role), m.content.strip()) for m in messages if m.role != "system"]
+    return "\n\n".join(f"{name}: " + other.sub("\n> ", text) for name, text in spoken)
 
 
 def as_text(value: Any) -> str:

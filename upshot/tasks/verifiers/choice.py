@@ -10,17 +10,37 @@ from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, verifiers
 from upshot.tasks.verifiers.math.answer import boxed_answer
 
-_SAID = re.compile(
-    r"(?:answer|choice|option)\s*(?:is|:|=|would be)?\s*:?\s*[*_\"'`]*\(?\s*([A-Z])(?![\w'])\s*[).]?", re.IGNORECASE
+_LETTER = r"[\s*_\"'`($\[]{0,9}([A-Z])(?![\w'])"
+_SOFTLY = (
+    r"(?:\s+(?:also|clearly|definitely|indeed|likely|most likely|probably|then|therefore|thus|choice|letter|option))*"
 )
-_ALONE = re.compile(r"^\s*[*_(\[]*([A-Z])[*_)\].:]*(?:\s|$)", re.MULTILINE)
-_BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
-
-
-_SMALL = re.compile(
-    r"(?:answer|choice|option)\s*(?:is|:|=)?\s*:?[\s*_\"'`(]*([a-z])[).*_\"'`]*\s*$", re.IGNORECASE | re.MULTILINE
+_IS = rf"(?:\s*(?:[:=–—-]|\b(?:is|was|(?:would|should|must|will|has to) be)\b){_SOFTLY})"
+_REFUSED = r"(?!\W{0,4}(?:is|are|was|can|could|would)\b.{0,9}\b(?:not|wrong|incorrect|false|ruled|out|eliminated)\b)"
+_STATED = [
+    re.compile(
+        r"(?i:\b(?:answer|(?:correct|right|best) one)\b[\"'*_`>]*(?:\s(?:to|for)\s[^.:\n]{1,80}?)?"
+        rf"(?:{_IS}{{1,3}}|(?<=<answer>))){_LETTER}"
+    ),
+    re.compile(
+        rf"(?i:\b(?:choose|pick|select|go with|choice|option)\b[\"'*_`]*{_IS}{{0,2}}{_SOFTLY}){_LETTER}{_REFUSED}"
+        r"|\b([A-Z])\b[^\w\n]{0,5}\s(?i:is|was)\s(?i:the\s)?(?i:correct|right|best|true)\b"
+    ),
+    re.compile(
+        rf"(?i:\b(?:so|thus|hence|therefore|it's|it is|it must be)\b[,:]?){_LETTER}[).*_\]$]*\s*(?:[.!]|$)",
+        re.MULTILINE,
+    ),
+    re.compile(
+        r"(?i:answer|choice|option)\s*(?i:is|:|=)?\s*:?[\s*_\"'`(]*([a-z])(?:[).*_\"'`]*\s*$|\)\s)", re.MULTILINE
+    ),  # a small letter counts only at the end of its line, or with its bracket: 'the answer is a number' names none
+    re.compile(rf"[(\[]([A-Z])[)\]]{_REFUSED}"),
+    re.compile(r"^\s*[*_(\[]*([A-Z])[*_)\].:]*(?:\s|$)", re.MULTILINE),
+]
+"""How a letter is settled on, the plainest way first."""
+_YOURS = re.compile(
+    r"(?i)\byou(?:r? (?:think|thought|said|suggest|believe|mention|propose|guess|hint|claim)\w*)[^.,;\n]{0,40}$"
 )
-"""A small letter counts only at the end of its line: 'the answer is a number' names none."""
+"""What stands before a letter that is the user's."""
+_BOXED = re.compile(r"[\s(\[*]*([A-Z])\s*(?:[).:\]*].*)?", re.DOTALL)
 _MORE = re.compile(r"[).*_\]]*(?:\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*[A-Z][).*_\]]*)+\s*[.!]?\s*$", re.MULTILINE)
 """What follows the first of several letters: 'or C', ', C and D'."""
 
@@ -30,16 +50,15 @@ _BEFORE = re.compile(r"\b[A-Z][).*_\]]*\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*$"
 
 def chosen_letter(text: str, last: str = "Z") -> str | None:
     """The letter (A to `last`) a response ends up with; None when it names none, or several at once."""
-    text = text[-8000:]
-    if boxed := boxed_answer(text):
-        letter = boxed.strip("{}() .").removeprefix("\\text{").strip("{}()")
-        if len(letter) == 1 and "A" <= letter <= last:
-            return letter
-    for pattern in (_SAID, _SMALL, _BRACKETED, _ALONE):
+    text = re.sub(r"\s*\n\s*", "\n", re.sub(r"[^\S\n]+", " ", text[-8000:]))
+    boxed = _BOXED.fullmatch(re.sub(r"\\[a-zA-Z]+|[{}$]", " ", boxed_answer(text) or ""))
+    if boxed and boxed[1] <= last:
+        return boxed[1]
+    for pattern in _STATED:
         for match in reversed(list(pattern.finditer(text))):
-            letter = match[1].upper() if pattern is _SMALL else match[1]
-            if "A" <= letter <= last:
-                several = _MORE.match(text, match.end(1)) or _BEFORE.search(text[: match.start(1)])
+            group = match.lastindex or 1
+            if (letter := match[group].upper()) <= last and not _YOURS.search(text[: match.start()][-80:]):
+                several = _MORE.match(text, match.end(group)) or _BEFORE.search(text[: match.start(group)])
                 return None if several else letter
     return None
 

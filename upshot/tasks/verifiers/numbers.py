@@ -42,7 +42,7 @@ _ABOUT = re.compile(
 )
 """What makes the number on a line (\\0) something other than the answer: words about it, and other numbers in words."""
 _UNIT_SIGNS = re.compile(
-    r"(?<![a-zA-Z])(mm|cm|m|km|in|ft|yd|mi|feet|inches|meters|miles|yards)\^[23]\b|(?<=[a-zA-Z])/(?=[a-zA-Z])"
+    r"(?<![a-zA-Z])(mm|cm|m|km|in|ft|yd|mi|feet|inches|meters|miles|yards)(?:\^[23]\b|[²³])|(?<=[a-zA-Z\d])/(?=[a-zA-Z])"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d{1,30})\s*\}\s*\{\s*(-?\d{1,30})\s*\}|(\d)\s*(\d))")
 _WRAPPING = re.compile(

@@ -164,10 +164,11 @@ def _is_broken(result: TestResult) -> bool:
 
 
 def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:
-    """Whether a program shows more than the form of its row's checks: it passes, and the judge confirms one of them."""
-    passed = all(r.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED, Outcome.INVALID_TEST) for r in results)
+    """Whether a program shows more than the form of its row's checks: it scores 1, and the judge confirms one of those
+    that are believed."""
+    scored = all(r.outcome in (Outcome.PASSED, Outcome.INVALID_TEST) for r in decide(results, profile))
     pairs = zip(profile.kinds, results, strict=True)
-    return profile.basis == "form" and passed and any(k is CheckKind.BELIEVED and r.passed for k, r in pairs)
+    return profile.basis == "form" and scored and any(k is CheckKind.BELIEVED and r.passed for k, r in pairs)
 
 
 def decide(results: Sequence[TestResult], profile: RowProfile, strict: bool = False) -> list[TestResult]:

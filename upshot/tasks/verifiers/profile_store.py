@@ -93,8 +93,12 @@ class Verdicts:
     async def _measure(self, key: str, checks: RowChecks, program: str, basis: str) -> None:
         """Measure and keep the profile; a fault of the sandbox is not kept, and the row is measured again next time."""
         profile = await measure(checks, program, basis)
-        if basis == "program" and profile is not None and CheckKind.BROKEN in profile.kinds:
-            return  # a policy wrote it, and no policy may break the checks of its rows
+        if (
+            basis == "program" and profile is not None
+        ):  # a policy wrote it: it may show more, but break or soften nothing
+            kinds = zip(profile_by_form(checks).kinds, profile.kinds, strict=True)
+            if any(new is not CheckKind.DECIDABLE and new is not old for old, new in kinds):
+                return
         if profile is None:
             log.warning("row %s: the sandbox could not run its reference; only the code of checks is read", checks.name)
             return

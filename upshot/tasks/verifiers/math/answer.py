@@ -15,6 +15,7 @@ _MINERVA = re.compile(
     r"[Ff]inal [Aa]nswer(?: is|:)\s*:?\s*(.{1,400}?)(?:\.?\s*I hope it is correct|\.?\s*$|\.\s)", re.S
 )
 _ANSWER_IS = re.compile(r"(?:[Tt]he\s+)?(?:[Aa]nswer|ANSWER)\s*(?:is|:|=)\s*:?\s*(.{1,300}?)(?:\.\s|\.?\s*$|\n)", re.S)
+_REASON = re.compile(r",?\s(?:since|because|which)\s.*", re.S)
 _INLINE = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]", re.S)
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
 _JOIN = re.compile(r"[\s$]*(?:[,;/]|[,;]?[\s$]*(?:\\text\s*\{)?\s*(?:and|or)\s*\}?)[\s$]*")
@@ -81,7 +82,7 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
     tail = _BOLD.sub("", text[-4000:])
     for pattern in (_MINERVA, _ANSWER_IS):
         if stated := list(pattern.finditer(tail)):
-            return stated[-1][1].strip()
+            return _REASON.sub("", stated[-1][1]).strip()
     if inline := list(_INLINE.finditer(tail)):
         return next(group for group in inline[-1].groups() if group is not None)
     numbers = _NUMBER.findall(tail)

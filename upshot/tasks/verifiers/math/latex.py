@@ -24,6 +24,7 @@ _WRAPPED = re.compile(
     r"(?<![\^_])\\(?:boxed|mathbf|mathit|boldsymbol|bm|underline)\s*\{\s*([^{}]*)\}"
     r"|\\(?:mathbf|mathit|boldsymbol|bm|vec|mathcal)\s*\{\s*([a-zA-Z])\s*\}"
 )
+_COLOUR = re.compile(r"\\(?:text)?color\s*(?:\{[^{}]*\}|[a-z]+)")
 _NAMED = re.compile(r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}")
 _FUNCTION_NAMES = r"(sqrt|pi|infty|infinity|sin|cos|tan|log|ln|arctan|arcsin|arccos)"
 _PLAIN_NAMES = re.compile(rf"⟪{_FUNCTION_NAMES}⟫|⟪[^⟪⟫]*⟫|(?<![\\a-zA-Z]){_FUNCTION_NAMES}(?![a-zA-Z])", re.IGNORECASE)
@@ -37,7 +38,7 @@ _OVER = re.compile(r"\{([^{}]*)\\over(?![a-z])\s*([^{}]*)\}")
 
 def canonical(text: str) -> str:
     """The one spelling of an answer, its spaces kept."""
-    out = _unwrap(text.strip()).replace("\\\\", NEW_ROW)
+    out = _COLOUR.sub("", _unwrap(text.strip())).replace("\\\\", NEW_ROW)
     out = re.sub(r"\{(?:[bBp]|small)matrix\}", "{matrix}", out)
     out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + m[0].translate(_RAISED) + "}", out)
     out = re.sub("[₀-₉]+", lambda m: "_{" + m[0].translate(_LOWERED) + "}", out)

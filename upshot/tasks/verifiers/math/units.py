@@ -62,7 +62,9 @@ def split_unit(text: str) -> UnitValue | None:
     elif lead := _LEAD.match(text):
         text = text[lead.end() :].strip() or text
     if money := _MONEY.match(text):
-        return UnitValue(money[1] + money[3] + text[money.end() :].strip(), _CURRENCIES[money[2]], label)
+        amount, currency = split_unit(text[money.end() :].strip()), _CURRENCIES[money[2]]
+        unit = f"{currency} {amount.unit.removeprefix(currency)}".strip() if amount else ""
+        return amount and UnitValue(money[1] + money[3] + amount.body, unit, label)
     if percent := _PERCENT.search(text):
         return UnitValue(text[: percent.start()], "percent", label)
     if (degrees := _DEGREES.search(text)) and not _FUNCTION.search(text):
