@@ -85,14 +85,14 @@ VIEW = "tests/run/report/test_server.py::test_the_verb_serves_until_it_is_stoppe
 COMPARE = "tests/run/report/test_browser.py::test_runs_are_compared_by_results_keys_bands_and_the_same_goal"
 RUNS = "tests/cli/test_runs.py::test_only_runs_are_removed_or_moved"
 MINI = "tests/offline/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
-USER = "tests/offline/test_user.py::test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_can"
-BASELINES = "tests/offline/test_monitor.py::test_baselines_say_what_the_thought_adds_with_intervals"
-MONITOR = "tests/offline/test_monitor.py::test_a_run_is_told_by_step_and_task"
-BUILD = "tests/offline/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
+USER = "tests/offline/test_user.py::test_a_lifelike_user_is_indistinguishable_and_an_assistant_in_disguise_is_not"
+BASELINES = "tests/offline/test_monitor.py::test_baselines_show_what_the_thought_adds_with_intervals"
+MONITOR = "tests/offline/test_monitor.py::test_the_numbers_of_a_run_are_grouped_by_step_and_task"
+BUILD = "tests/offline/data/test_build.py::test_rows_and_conversations_have_the_published_format"
 IMPORT = "tests/offline/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
 REPLAY = "tests/offline/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
 EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
-IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_taken_as_it_is"
+IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_used_unchanged"
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 PLAY = "tests/offline/play/test_rollout_verb.py"
 TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
@@ -114,8 +114,8 @@ ELSEWHERE = {
     "upshot reproduce": "tests/offline/test_reproduce.py::test_every_other_table_runs_from_its_first_stage_to_its_last",
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
-    "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",
-    "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval",
+    "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_that_resumes",
+    "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_reports_mean_and_interval",
     "upshot recipe diff": f"{PLAY}::test_recipes_are_compared_by_the_keys_that_differ",
     "upshot train sft train.data=talks.jsonl --dry-run": TRIAL,
     "upshot train grpo task.file=qa.jsonl --dry-run": TRIAL,
@@ -149,7 +149,7 @@ ELSEWHERE = {
     "upshot eval monitor replies.jsonl --judge SPEC --baselines": BASELINES,
     "upshot eval user chats.jsonl": USER,
     "upshot train porter.yaml": "tests/docs/test_users.py::test_the_whole_file_trains_as_pasted",
-    "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores",
+    "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores_is_monitored",
     "upshot data prepare --dataset SOURCE": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data prepare --dataset …": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data build --task math-hard --policy SPEC": BUILD,
