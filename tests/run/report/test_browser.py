@@ -243,7 +243,7 @@ def test_hostile_text_is_shown_and_has_no_effect(live: bool, tmp_path: Path, ser
             def opened(shown: str = shown) -> bool:
                 return bool(page.evaluate(shown))
 
-            # The list scrolls to what was opened before: a click may hit the neighbour, so click again as a reader would.
+            # The list scrolls to what was opened before: a click may hit the neighbour, so click again, as readers do.
             while not opened():
                 page.locator(".promptgroup p").nth(number).click()
                 with suppress(AssertionError):
